@@ -1,4 +1,4 @@
-"""The bundled model behind both backends of the language."""
+"""The bundled model with both backends of the language."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from graftlm.testing.server_process import wait_until
 
 @pytest.fixture(scope="session")
 def engine():
-    """An engine of the bundled model, with pages of several tokens."""
+    """An engine with the bundled model and pages of several tokens."""
     with Engine(model="demo", memory={"kv_tokens": 32768}, cache={"page_size": 4}) as it:
         yield it
 
@@ -27,7 +27,7 @@ def in_process(engine):
 
 @pytest.fixture(params=["in_process", "endpoint"])
 def backend(request):
-    """Each backend in turn."""
+    """Both backends, one after the other."""
     return request.getfixturevalue(request.param)
 
 
@@ -45,7 +45,7 @@ def num_requests(request, backend):
 
 @pytest.fixture
 def all_requests_end(num_requests):
-    """Return a function that waits until the backend has nothing to do."""
+    """Return a function that waits until the backend has no unfinished request."""
     return lambda: wait_until(lambda: num_requests() == 0, 10.0, "the end of all requests")
 
 

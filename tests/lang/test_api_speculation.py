@@ -1,4 +1,4 @@
-"""Several gens of one template answered by one call, on an endpoint that bills each prompt."""
+"""One call of an endpoint answers several `gen`s of a template, because the endpoint charges each prompt."""
 
 import pytest
 
@@ -33,10 +33,10 @@ def completing(*documents, **options):
 
 
 def run(write, api, *, num_tokens=None, is_chat=False, stream=False, **sampling):
-    """Return the state and the backend of a program's run."""
+    """Run a program; return the state and the backend."""
     with OpenAI("scripted", base_url=api.url, is_chat=is_chat) as backend:
         state = function(write, num_api_spec_tokens=num_tokens).run(backend=backend, stream=stream, **sampling)
-        "".join(state.text_iter())  # to its end
+        "".join(state.text_iter())  # waits for the end
         return state, backend
 
 
@@ -65,7 +65,7 @@ def test_three_fields_take_one_call_instead_of_three():
         pytest.param(GOES_ON.replace("\n", " "), GOES_ON, 6, 4, id="no end in sight"),
     ],
 )
-def test_a_guess_that_fails_changes_no_text_and_costs_one_call_at_most(first, later, max_tokens, num_calls):
+def test_a_wrong_speculation_changes_no_text_and_costs_at_most_one_call(first, later, max_tokens, num_calls):
     def says(prompt):
         return writes_on(FORM + (first if prompt == f"{FORM}Name:" else later))(prompt)
 
@@ -78,7 +78,7 @@ def test_a_guess_that_fails_changes_no_text_and_costs_one_call_at_most(first, la
     assert len(ahead.bodies) == backend.usage.calls == num_calls <= len(alone.bodies) + 1
 
 
-def test_a_guess_may_hold_for_a_part_of_the_fields():
+def test_a_speculation_may_be_right_for_some_of_the_fields():
     with completing(GOES_ON) as api:
         state, backend = run(write_fields, api, num_tokens=11, max_tokens=11, temperature=0)
     assert {name: state[name] for name in FIELDS} == FIELDS
@@ -86,7 +86,7 @@ def test_a_guess_may_hold_for_a_part_of_the_fields():
 
 
 @pytest.mark.parametrize("tells_usage", [True, False])
-def test_max_tokens_hold_where_tokens_behind_the_field_are_longer(tells_usage):
+def test_max_tokens_applies_to_a_speculated_field(tells_usage):
     def program(s):
         s += FORM + "Count:" + gen("count", stop="\n", max_tokens=4)
 
@@ -98,18 +98,18 @@ def test_max_tokens_hold_where_tokens_behind_the_field_are_longer(tells_usage):
 
 
 @pytest.mark.parametrize(("max_tokens", "num_calls"), [(19, 1), (18, 3)])
-def test_a_field_is_known_when_its_bytes_are_within_max_tokens(max_tokens, num_calls):
+def test_a_field_is_used_if_its_bytes_are_within_max_tokens(max_tokens, num_calls):
     def program(s):
         s += FORM + "Name:" + gen("name", stop="\n", max_tokens=14)
         s += "\nBirthday:" + gen("birthday", stop="\n", max_tokens=max_tokens)
 
-    with completing(GOES_ON) as api:  # " Marie Curie.\n" has 14 bytes, " November 7, 1867.\n" 19
+    with completing(GOES_ON) as api:  # " Marie Curie.\n" has 14 bytes, " November 7, 1867.\n" has 19
         state, _ = run(program, api, num_tokens=23, temperature=0)
     assert state["birthday"] == FIELDS["birthday"]
     assert len(api.bodies) == num_calls
 
 
-def test_what_was_not_asked_for_says_so():
+def test_meta_info_says_whether_a_field_was_speculated():
     with completing(GOES_ON) as api:
         state, _ = run(write_fields, api, num_tokens=64, temperature=0)
         calls = [state.get_meta_info(name) for name in FIELDS]
@@ -119,14 +119,14 @@ def test_what_was_not_asked_for_says_so():
     assert all(meta["finish_reason"] == {"type": "stop", "matched": "\n"} for meta in calls)
 
 
-def test_a_streamed_program_speculates_too():
+def test_a_streamed_program_speculates():
     with completing(GOES_ON) as api:
         state, _ = run(write_fields, api, num_tokens=64, temperature=0, stream=True)
         assert "".join(state.text_iter("job")) == FIELDS["job"]
     assert len(api.bodies) == 1
 
 
-def test_forks_do_not_share_what_one_of_them_drew():
+def test_forks_do_not_share_a_sampled_speculation():
     def program(s):
         s += FORM + "Name:" + gen("name", stop="\n")
         forks = s.fork(2)
@@ -148,7 +148,7 @@ def test_forks_do_not_share_what_one_of_them_drew():
         pytest.param({"max_tokens": 5}, id="an end that is not in the text"),
     ],
 )
-def test_what_a_longer_completion_does_not_tell_is_asked(later):
+def test_a_field_that_the_longer_completion_lacks_is_requested(later):
     def program(s):
         s += FORM + "Name:" + gen("name", stop="\n") + "\nBirthday:" + gen("birthday", **later)
 
@@ -159,7 +159,7 @@ def test_what_a_longer_completion_does_not_tell_is_asked(later):
 
 
 @pytest.mark.parametrize(("num_fields", "num_calls", "num_compiled"), [(3, 3, 3), (2, 3, 3), (1, 3, 1)])
-def test_a_compiled_program_makes_no_more_calls(num_fields, num_calls, num_compiled):
+def test_a_compiled_program_makes_no_additional_calls(num_fields, num_calls, num_compiled):
     @function(num_api_spec_tokens=64)
     def program(s):
         s += FORM + "Name:"
@@ -178,7 +178,7 @@ def test_a_compiled_program_makes_no_more_calls(num_fields, num_calls, num_compi
 
 
 @pytest.mark.parametrize("penalty", ["frequency_penalty", "presence_penalty"])
-def test_penalties_count_anew_in_each_call_so_each_gen_is_asked(penalty):
+def test_with_penalties_each_gen_makes_its_own_call(penalty):
     with completing(GOES_ON) as api:
         state, backend = run(write_fields, api, num_tokens=64, temperature=0, **{penalty: 0.5})
     assert {name: state[name] for name in FIELDS} == FIELDS
@@ -186,7 +186,7 @@ def test_penalties_count_anew_in_each_call_so_each_gen_is_asked(penalty):
     assert backend.usage.saved_calls == 0
 
 
-def test_the_end_of_the_models_text_is_the_end_of_the_last_gen():
+def test_the_end_of_the_completion_ends_the_last_gen():
     def program(s):
         s += FORM + "Name:" + gen("name", stop="\n") + "\nBirthday:" + gen("rest")
 
@@ -197,7 +197,7 @@ def test_the_end_of_the_models_text_is_the_end_of_the_last_gen():
 
 
 @pytest.mark.parametrize(("kind", "num_calls"), [(" cat", 2), (" dog", 3)])
-def test_a_guess_goes_on_behind_a_select_that_takes_what_the_model_wrote(kind, num_calls):
+def test_speculation_continues_after_a_select_that_chooses_the_models_text(kind, num_calls):
     def program(s):
         s += FORM + "Name:" + gen("name", stop="\n") + "\nKind:" + select("kind", [" cat", " dog"])
         s += "\nAge:" + gen("age", stop="\n")
@@ -209,10 +209,10 @@ def test_a_guess_goes_on_behind_a_select_that_takes_what_the_model_wrote(kind, n
     with ScriptedApi(model) as api:
         state, backend = run(program, api, num_tokens=64, temperature=0)
     assert state["age"] == {" cat": " 3", " dog": " 4"}[kind]
-    assert backend.usage.calls == num_calls  # one of them for the select
+    assert backend.usage.calls == num_calls  # one of the calls is for the select
 
 
-def test_a_whole_message_of_a_chat_takes_one_call():
+def test_a_whole_chat_message_takes_one_call():
     with ScriptedApi(ScriptedModel(lambda prompt: ANSWER)) as api:
         state, backend = run(write_message, api, num_tokens=64, is_chat=True, temperature=0, max_tokens=20)
     assert {name: state[name] for name in FIELDS} == FIELDS
@@ -223,7 +223,7 @@ def test_a_whole_message_of_a_chat_takes_one_call():
     assert backend.usage.saved_calls == 2
 
 
-def test_a_message_of_another_form_is_an_error():
+def test_a_message_in_another_format_is_an_error():
     with (
         ScriptedApi(ScriptedModel(lambda prompt: "Here you are:\n" + ANSWER)) as api,
         pytest.raises(ProgramError, match="begins with the program's text 'Name:', and wrote 'Here you are:") as caught,
@@ -233,7 +233,7 @@ def test_a_message_of_another_form_is_an_error():
     assert len(api.bodies) == 1
 
 
-def test_a_message_in_parts_needs_speculation_or_a_server_that_goes_on_with_it():
+def test_a_message_of_several_gens_needs_speculation_or_continue_final_message():
     with ScriptedApi(ScriptedModel(lambda prompt: ANSWER)) as api:
         with pytest.raises(ProgramError, match="num_api_spec_tokens") as caught:
             run(write_message, api, is_chat=True)
@@ -246,7 +246,7 @@ def test_a_message_in_parts_needs_speculation_or_a_server_that_goes_on_with_it()
     assert len(api.bodies) == 3
 
 
-def test_other_backends_ask_for_each_gen(in_process):
+def test_other_backends_send_a_request_for_each_gen(in_process):
     @function(num_api_spec_tokens=64)
     def program(s):
         s += "1 + 1 =" + gen("sum", stop=".", max_tokens=4) + ". 2 + 2 =" + gen("more", stop=".", max_tokens=4)
@@ -256,7 +256,7 @@ def test_other_backends_ask_for_each_gen(in_process):
 
 
 @pytest.mark.parametrize(("field", "num_calls"), [("Marie Curie.", 1), ("Marie " * 30, 4)])
-def test_an_endpoint_that_counts_no_tokens_is_taken_to_have_many(field, num_calls):
+def test_without_token_counts_a_field_counts_as_its_number_of_bytes(field, num_calls):
     answer = f"Name: {field}\nBirthday: November 7, 1867.\nJob: Physicist."
     with completing(answer, tells_usage=False) as api:
         state, backend = run(write_fields, api, num_tokens=512, temperature=0)
@@ -264,7 +264,7 @@ def test_an_endpoint_that_counts_no_tokens_is_taken_to_have_many(field, num_call
     assert (backend.usage.calls, backend.usage.prompt_tokens) == (num_calls, 0)
 
 
-def test_a_served_model_writes_the_same(server):
+def test_a_server_generates_the_same_text_with_speculation(server):
     texts = []
     for num_tokens in (None, 96):
         with OpenAI("demo", base_url=f"{server.url}/v1", is_chat=False) as backend:
@@ -274,7 +274,7 @@ def test_a_served_model_writes_the_same(server):
     assert backend.usage.calls <= 4
 
 
-def test_what_a_message_was_thought_of_is_told_once():
+def test_the_reasoning_of_a_message_is_reported_once():
     def program(s):
         s += user(FORM)
         s += assistant(
@@ -291,6 +291,6 @@ def test_what_a_message_was_thought_of_is_told_once():
     assert len(api.bodies) == 1
 
 
-def test_there_must_be_tokens_to_ask_for():
+def test_num_api_spec_tokens_must_be_positive():
     with pytest.raises(RequestError, match="num_api_spec_tokens must be at least 1"):
         function(num_api_spec_tokens=0)(lambda s: None)

@@ -1,4 +1,4 @@
-"""Speculation above temperature 0: a text is drawn once, so that each is as likely as without."""
+"""Above temperature 0, a text is sampled only once with speculation, so its probability is unchanged."""
 
 import random
 from collections import Counter
@@ -21,7 +21,7 @@ def write_message(s):
 
 
 def draws(write, num_tokens, *, is_chat, temperature):
-    """Return how often each text was drawn in 60 runs on a model that flips a coin, and the calls that took."""
+    """Return how often each text was sampled in 60 runs with a model that flips a coin, and the number of calls."""
     coin = random.Random(1)
     program = function(write, num_api_spec_tokens=num_tokens)
     with (
@@ -34,7 +34,7 @@ def draws(write, num_tokens, *, is_chat, temperature):
 
 @pytest.mark.parametrize("temperature", [None, 1.0])
 @pytest.mark.parametrize(("write", "is_chat"), [(write_twice, False), (write_message, True)])
-def test_long_texts_are_drawn_as_often_as_without_speculation(write, is_chat, temperature):
+def test_long_texts_are_sampled_as_often_as_without_speculation(write, is_chat, temperature):
     alone = draws(write, None, is_chat=is_chat, temperature=temperature)
     ahead = draws(write, 16, is_chat=is_chat, temperature=temperature)
     assert ahead == alone
@@ -50,7 +50,7 @@ def test_long_texts_are_drawn_as_often_as_without_speculation(write, is_chat, te
         pytest.param("Name: Ana\nJob:" + " cook" * 10 + "\n", None, id="more than max_tokens"),
     ],
 )
-def test_a_message_of_several_fields_is_drawn_once(message, fields):
+def test_a_message_with_several_fields_is_sampled_once(message, fields):
     def write(s):
         s += user("Who?") + assistant("Name:" + gen("name", stop="\n") + "\nJob:" + gen("job", stop="\n", max_tokens=6))
 

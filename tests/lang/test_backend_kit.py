@@ -1,4 +1,4 @@
-"""The conformance kit over every backend, and what it finds in broken ones."""
+"""The conformance kit passes for every backend, and finds the faults of faulty ones."""
 
 from unittest import SkipTest
 
@@ -68,7 +68,7 @@ class TestOpenAIChat(OnServer):
         raise SkipTest("the model has nothing endless to say in a chat")
 
 
-# -- broken ones
+# -- Faulty backends
 
 
 class StreamsPieces(OpenAI):
@@ -119,7 +119,7 @@ def scripted():
         (ForgetsAScore, {"test_each_choice_is_scored", "test_the_models_own_words_are_the_likeliest"}),
     ],
 )
-def test_the_kit_finds_what_is_wrong(kind, broken, scripted):
+def test_the_kit_finds_the_fault(kind, broken, scripted):
     class Kit(BackendConformance):
         def create(self):
             return kind("scripted", base_url=scripted.url, is_chat=False)
@@ -129,4 +129,4 @@ def test_the_kit_finds_what_is_wrong(kind, broken, scripted):
     assert broken <= failed
     assert failed or not broken
     if not broken:
-        assert failed <= {"test_a_bad_parameter_is_the_requests_fault"}  # the script takes any temperature
+        assert failed <= {"test_a_bad_parameter_is_the_requests_fault"}  # the scripted model accepts any temperature

@@ -28,12 +28,12 @@ def test_200_programs_on_8_threads_equal_single_runs(backend):
     assert [state["sum"] for state in states] == alone * 10
 
 
-def test_programs_that_only_write_need_one_thread(in_process, engine):
+def test_programs_that_only_append_need_one_thread(in_process, engine):
     states = add.run_batch([{"a": a, "b": 1} for a in range(64)], num_threads=1, backend=in_process, temperature=0)
     assert len({state.text() for state in states}) == 64
 
 
-def test_a_plain_value_is_the_only_argument(in_process):
+def test_a_plain_value_becomes_the_only_argument(in_process):
     @function
     def program(s, word):
         s += word
@@ -44,11 +44,11 @@ def test_a_plain_value_is_the_only_argument(in_process):
         add.run_batch([1], backend=in_process)
 
 
-def test_no_runs_are_no_states(in_process):
+def test_no_runs_return_no_states(in_process):
     assert add.run_batch([], backend=in_process) == []
 
 
-def test_a_failed_run_raises_when_it_is_read_and_leaves_the_others_alone(backend):
+def test_a_failed_run_raises_when_it_is_read_and_others_continue(backend):
     @function
     def program(s, temperature):
         s += "1 + 1 =" + gen("sum", max_tokens=2, temperature=temperature)
@@ -68,7 +68,7 @@ def test_a_generator_yields_in_order(in_process):
     assert [state.text().split(" +")[0] for state in states] == [str(a) for a in range(20)]
 
 
-def test_a_bar_shows_progress(in_process, capsys):
+def test_a_progress_bar_shows_the_number_of_runs(in_process, capsys):
     add.run_batch([{"a": 1, "b": 1}] * 3, progress_bar=True, backend=in_process)
     assert "3/3" in capsys.readouterr().err
 
@@ -79,12 +79,12 @@ def test_the_number_of_threads_is_checked(num_threads, in_process):
         add.run_batch([{"a": 1, "b": 1}], num_threads=num_threads, backend=in_process)
 
 
-def test_more_programs_than_the_queue_takes_wait(narrow_engine):
+def test_more_programs_than_the_queue_holds_wait(narrow_engine):
     states = add.run_batch([{"a": a, "b": 1} for a in range(40)], backend=narrow_engine, temperature=0)
     assert all(state["sum"] for state in states)
 
 
-def test_a_run_that_exits_ends_alone(in_process):
+def test_a_run_that_exits_fails_only_itself(in_process):
     @function
     def program(s, word):
         s += word
@@ -97,7 +97,7 @@ def test_a_run_that_exits_ends_alone(in_process):
         bad.text()
 
 
-def test_more_choices_than_the_queue_takes_are_scored_in_turn(narrow_engine, in_process):
+def test_more_choices_than_the_queue_holds_are_scored_one_after_the_other(narrow_engine, in_process):
     @function
     def program(s):
         s += "1 + 1 =" + select("x", [" 1", " 2", " 3", " 4", " 5"])
@@ -107,6 +107,6 @@ def test_more_choices_than_the_queue_takes_are_scored_in_turn(narrow_engine, in_
     assert len(state.get_meta_info("x")["normalized_prompt_logprobs"]) == 5
 
 
-def test_more_completions_than_the_queue_takes_are_refused_at_once(narrow_engine):
+def test_more_completions_than_the_queue_holds_are_refused_at_once(narrow_engine):
     with pytest.raises(ProgramError, match="n=5: this engine's queue takes 4"):
         function(lambda s: s.__iadd__("1 + 1 =" + gen("x", n=5))).run(backend=narrow_engine)

@@ -1,4 +1,4 @@
-"""A bound program has some of its arguments, and the text that follows from them in the backend's cache."""
+"""A bound program has some arguments set, and the text that depends only on them is in the backend's cache."""
 
 import pytest
 
@@ -12,7 +12,7 @@ NOTES = "The capital of France is Paris. The day after Monday is Tuesday. " * 4
 def ask(s, notes, question, max_words=8):
     s += system(notes) + user(f"{question} In {max_words} words.")
     s += assistant(gen("answer", max_tokens=4))
-    if s["answer"] == "no":  # no trace goes past this line
+    if s["answer"] == "no":  # tracing stops at this line
         s += "?"
 
 
@@ -24,7 +24,7 @@ def default(in_process, engine):
     set_default_backend(None)
 
 
-def test_it_says_the_same(in_process):
+def test_a_bound_program_generates_the_same_text(in_process):
     whole = ask.run(NOTES, "What is 2 + 3?", temperature=0, backend=in_process)
     bound = ask.bind(notes=NOTES)
     assert bound.run("What is 2 + 3?", temperature=0, backend=in_process).text() == whole.text()
@@ -33,15 +33,16 @@ def test_it_says_the_same(in_process):
     assert again.run("What is 2 + 3?", temperature=0, backend=in_process).text() == whole.text()
 
 
-def test_its_prefix_is_cached_when_it_is_made(default, engine):
+def test_the_prefix_is_cached_when_the_program_is_bound(default, engine):
     before = engine.stats().finished_requests
     bound = ask.bind(notes=NOTES)
     state = bound.run("What is 2 + 3?", temperature=0)
-    assert engine.stats().finished_requests - before == 2  # the prefix, which the run came after, and the run
+    # the request for the prefix, which the run waited for, and the run
+    assert engine.stats().finished_requests - before == 2
     assert state.get_meta_info("answer")["cached_tokens"] >= len(engine.tokenizer.encode(NOTES)) - 4
 
 
-def test_its_prefix_is_cached_before_a_batch(engine):
+def test_the_prefix_is_cached_before_a_batch(engine):
     bound = ask.bind(notes=NOTES)
     engine.flush_cache()
     runs = [{"question": f"What is {i} + 3?"} for i in range(3)]
@@ -50,27 +51,27 @@ def test_its_prefix_is_cached_before_a_batch(engine):
     assert min(cached) >= len(engine.tokenizer.encode(NOTES)) - 4
 
 
-def test_a_cached_prefix_is_not_asked_for_again(default, engine):
+def test_a_cached_prefix_is_not_requested_again(default, engine):
     bound = ask.bind(notes=NOTES)
-    bound.run("What is 1 + 1?", temperature=0)  # comes after the prefix, which nobody else waits for
+    bound.run("What is 1 + 1?", temperature=0)  # runs after the prefix request, on whose result no other code waits
     before = engine.stats().finished_requests
     bound.run_batch([{"question": f"What is {i} + 3?"} for i in range(3)], temperature=0)
     assert engine.stats().finished_requests - before == 3
 
 
-def test_a_short_prefix_is_not_worth_a_request(default, engine):
+def test_a_short_prefix_is_not_requested(default, engine):
     before = engine.stats().finished_requests
     ask.bind(notes="Short.")
     assert engine.stats().finished_requests == before
 
 
-def test_a_prefix_that_fails_leaves_that_to_the_runs(default):
-    wrong = ask.bind(notes=5)  # the state takes no numbers
+def test_a_failure_of_the_prefix_is_reported_by_the_runs(default):
+    wrong = ask.bind(notes=5)  # a state accepts no numbers
     with pytest.raises(RequestError, match="got int 5"):
         wrong.run("What is 2 + 3?")
 
 
-def test_what_is_bound_is_no_argument_any_more(in_process):
+def test_a_bound_argument_is_not_an_argument_any_more(in_process):
     with pytest.raises(TypeError, match="notes"):
         ask.bind(notes=NOTES).run("What?", notes="Others.", backend=in_process)
     with pytest.raises(RequestError, match=r"ask\(\) has no argument topic; it has: notes, question, max_words"):
@@ -92,7 +93,7 @@ def test_arguments_without_a_name_are_refused(program, what):
             use()
 
 
-def test_a_state_by_place_only_and_arguments_by_name_only_are_bound(in_process):
+def test_positional_only_states_and_keyword_only_arguments_are_bound(in_process):
     @function
     def say(s, /, word, *, other):
         s += f"{word} and {other}"
@@ -101,7 +102,7 @@ def test_a_state_by_place_only_and_arguments_by_name_only_are_bound(in_process):
     assert say.compile(other="cake").run("tea", backend=in_process).text() == "tea and cake"
 
 
-def test_it_compiles(in_process):
+def test_a_bound_program_can_be_compiled(in_process):
     @function
     def say(s, word, other):
         s += f"{word} and {other}" + gen("x", max_tokens=2)

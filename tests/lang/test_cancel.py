@@ -1,4 +1,4 @@
-"""What nobody waits for any more is aborted where it runs."""
+"""Requests that no state needs any more are aborted in the backend."""
 
 import gc
 import threading
@@ -48,7 +48,7 @@ def test_a_cancelled_run_leaves_no_request(program, streams, backend, is_busy, a
         list(state.text_iter())
 
 
-def test_a_state_that_nobody_holds_leaves_no_request(backend, is_busy, all_requests_end):
+def test_an_unreferenced_state_leaves_no_request(backend, is_busy, all_requests_end):
     state = long_program.run(backend=backend, temperature=0, stream=True)
     is_busy()
     del state
@@ -56,7 +56,7 @@ def test_a_state_that_nobody_holds_leaves_no_request(backend, is_busy, all_reque
     all_requests_end()
 
 
-def test_leaving_a_stream_and_its_state_leaves_no_request(backend, all_requests_end):
+def test_an_abandoned_stream_and_state_leave_no_request(backend, all_requests_end):
     state = long_program.run(backend=backend, temperature=0, stream=True)
     for chunk in state.text_iter("story"):
         assert chunk
@@ -66,7 +66,7 @@ def test_leaving_a_stream_and_its_state_leaves_no_request(backend, all_requests_
     all_requests_end()
 
 
-def test_a_fork_that_nobody_reads_leaves_no_request(backend, all_requests_end):
+def test_a_fork_that_is_not_read_leaves_no_request(backend, all_requests_end):
     @function
     def program(s):
         s += "Once upon a time"
@@ -88,7 +88,7 @@ def test_a_program_that_raises_leaves_no_request(backend, all_requests_end):
     all_requests_end()
 
 
-def test_a_batch_that_is_left_early_leaves_no_request(backend, all_requests_end):
+def test_an_abandoned_batch_leaves_no_request(backend, all_requests_end):
     @function
     def program(s, length):
         s += "Once upon a time" + gen("story", max_tokens=length, ignore_eos=True)
@@ -100,7 +100,7 @@ def test_a_batch_that_is_left_early_leaves_no_request(backend, all_requests_end)
     all_requests_end()
 
 
-def test_reads_that_wait_are_woken(backend):
+def test_a_cancel_wakes_waiting_reads(backend):
     state = long_program.run(backend=backend, temperature=0, stream=True)
     caught = []
 
@@ -116,7 +116,7 @@ def test_reads_that_wait_are_woken(backend):
     assert caught
 
 
-def test_a_cancelled_fork_leaves_its_siblings_alone(backend, all_requests_end):
+def test_a_cancelled_fork_does_not_affect_its_siblings(backend, all_requests_end):
     @function
     def program(s):
         s += "1 + 1 ="
@@ -132,7 +132,7 @@ def test_a_cancelled_fork_leaves_its_siblings_alone(backend, all_requests_end):
     all_requests_end()
 
 
-def test_a_run_that_is_done_is_not_cancelled_any_more(backend):
+def test_a_finished_run_cannot_be_cancelled(backend):
     state = function(lambda s: s.__iadd__("1 + 1 =" + gen("sum", max_tokens=2))).run(backend=backend, temperature=0)
     state.cancel()
     assert state.text().endswith(state["sum"])

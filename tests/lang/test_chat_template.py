@@ -1,4 +1,4 @@
-"""Openings and closings are found in templates of every habit."""
+"""The starts and ends of messages are found in chat templates of different forms."""
 
 import pytest
 
@@ -12,7 +12,8 @@ DEFAULT_SYSTEM = (
 TRIMS = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content | trim }}[end]{% endfor %}" + (
     "{% if add_generation_prompt %}[assistant]<think>{% endif %}"
 )
-#: Opens no answer, as Llama 2's: the model itself writes the space that the template puts before one.
+#: This template has no generation prompt, like Llama 2's: the model itself generates the space that the template writes
+#: before an answer.
 PAIRS = (
     "{% for m in messages %}{% if m.role == 'user' %}{{ '[INST] ' + m.content + ' [/INST]' }}"
     "{% elif m.role == 'assistant' %}{{ ' ' + m.content + ' </s>' }}"
@@ -31,25 +32,25 @@ def write(template, chat):
 
 @pytest.mark.parametrize("source", [CHATML, DEFAULT_SYSTEM, *[t.source for t in CHAT_TEMPLATES.values()]])
 @pytest.mark.parametrize("roles", [["user"], ["user", "assistant"], ["user", "assistant", "user", "assistant"]])
-def test_pieces_make_up_the_whole(source, roles):
+def test_the_parts_of_a_template_form_the_whole_chat(source, roles):
     render = jinja_renderer(source, {})
     chat = [(role, f"text {i}") for i, role in enumerate(roles)]
     whole = render([{"role": role, "content": content} for role, content in chat], False)
     assert write(ChatTemplate(render), chat) == whole
 
 
-def test_the_answers_opening_is_the_generation_prompt():
+def test_the_start_of_an_answer_is_the_generation_prompt():
     template = ChatTemplate(jinja_renderer(TRIMS, {"bos_token": "<s>"}), added_prefix="<s>")
     assert write(template, [("user", "a"), ("assistant", "b")]) == "[user]a[end][assistant]<think>b[end]"
 
 
-def test_a_template_that_opens_no_answer_is_followed():
+def test_a_template_without_a_generation_prompt_is_supported():
     template = ChatTemplate(jinja_renderer(PAIRS, {}))
     text = write(template, [("user", "a"), ("assistant", " b"), ("user", "c")])
     assert text == "[INST] a [/INST] b </s>[INST] c [/INST]"
 
 
-def test_what_the_backend_adds_is_left_out():
+def test_text_that_the_backend_adds_is_left_out():
     assert ChatTemplate(jinja_renderer(TRIMS, {"bos_token": "<s>"})).opening(["user"]) == "<s>[user]"
 
 
@@ -61,7 +62,7 @@ def test_what_the_backend_adds_is_left_out():
         (CHAT_TEMPLATES["gemma"].source, ["system"], "no system message"),
     ],
 )
-def test_a_chat_that_the_template_cannot_write_is_refused(source, roles, says):
+def test_a_chat_that_the_template_refuses_is_refused(source, roles, says):
     with pytest.raises(InvalidPromptError, match=says):
         ChatTemplate(jinja_renderer(source, {})).opening(roles)
 
@@ -74,7 +75,7 @@ def test_a_chat_that_the_template_cannot_write_is_refused(source, roles, says):
         ("google/gemma-2-9b-it", "<start_of_turn>user\n"),
     ],
 )
-def test_a_models_name_tells_its_format(model, opening):
+def test_a_models_name_selects_the_template(model, opening):
     assert find_template(None, model).opening(["user"]) == opening
 
 

@@ -1,4 +1,4 @@
-"""A compiled program writes what the program writes, for as many requests or fewer."""
+"""A compiled program generates the same text as the program, with at most as many requests."""
 
 import asyncio
 import sys
@@ -16,7 +16,7 @@ LONG = "The capital of France is Paris. The day after Monday is Tuesday. " * 4
 
 
 class CountingBackend(EngineBackend):
-    """Remembers what it is asked for."""
+    """Records the requests that it gets."""
 
     def __init__(self, engine):
         super().__init__(engine)
@@ -135,7 +135,7 @@ def variables_of(state):
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_it_says_the_same_for_no_more_requests(name, counting):
+def test_a_compiled_program_generates_the_same_text_with_no_more_requests(name, counting):
     func, arguments, constants = PROGRAMS[name]
     program = function(func)
     compiled = program.compile(**constants)
@@ -150,7 +150,7 @@ def test_it_says_the_same_for_no_more_requests(name, counting):
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_it_streams_the_same(name, in_process):
+def test_a_compiled_program_streams_the_same_text(name, in_process):
     func, arguments, constants = PROGRAMS[name]
     expected = function(func).run(**arguments, **constants, temperature=0, backend=in_process)
     state = function(func).compile(**constants).run(**arguments, temperature=0, backend=in_process, stream=True)
@@ -158,14 +158,14 @@ def test_it_streams_the_same(name, in_process):
     assert state.ret_value == expected.ret_value
 
 
-def test_it_says_the_same_through_a_server(endpoint):
+def test_a_compiled_program_generates_the_same_text_through_a_server(endpoint):
     func, _, constants = PROGRAMS["branches"]
     expected = function(func).run(**constants, temperature=0, backend=endpoint)
     state = function(func).compile(**constants).run(temperature=0, backend=endpoint)
     assert state.text() == expected.text()
 
 
-def test_a_batch_says_the_same(in_process):
+def test_a_compiled_batch_generates_the_same_text(in_process):
     words = ["day", "tea", "one"]
     expected = function(joined).run_batch(words, temperature=0, backend=in_process)
     states = function(joined).compile().run_batch(words, temperature=0, backend=in_process)
@@ -173,12 +173,12 @@ def test_a_batch_says_the_same(in_process):
     assert [state["answer"] for state in states] == [state["answer"] for state in expected]
 
 
-def test_the_meta_info_of_variables_is_there(in_process):
+def test_variables_have_meta_info(in_process):
     state = function(joined).compile().run("What is 2 + 3?", temperature=0, backend=in_process)
     assert state.get_meta_info("end")["completion_tokens"] == 4
 
 
-def test_arguments_go_by_place_and_default(in_process):
+def test_arguments_may_be_positional_and_have_defaults(in_process):
     compiled = function(unfinished).compile()
     assert compiled.run("tea", backend=in_process).text() == "tea"
     assert compiled.run(backend=in_process).text() == "day"
@@ -186,7 +186,7 @@ def test_arguments_go_by_place_and_default(in_process):
         compiled.run(other=1, backend=in_process)
 
 
-def test_constant_texts_become_one():
+def test_adjacent_constant_texts_are_joined():
     def program(s, name):
         s += "a" + f"b{1}"
         s += select("c", ["c"])
@@ -197,7 +197,7 @@ def test_constant_texts_become_one():
     assert lines[2:] == ["    0  text      'ab1cC'", "    3  gen       x()", "variable x = #3"]
 
 
-def test_a_choice_of_one_keeps_its_scores(in_process):
+def test_a_single_choice_keeps_its_scores(in_process):
     @function
     def program(s):
         s += "The capital is" + select("c", [" Paris"])
@@ -209,7 +209,7 @@ def test_a_choice_of_one_keeps_its_scores(in_process):
 
 @pytest.mark.parametrize("make", [lambda p: p.bind(style="x"), lambda p: p.compile(style="x")])
 @pytest.mark.parametrize("arguments", [{}, {"topic": "a", "style": "b"}])
-def test_arguments_that_do_not_fit_are_told_what_is_bound(in_process, make, arguments):
+def test_the_error_for_wrong_arguments_lists_the_bound_ones(in_process, make, arguments):
     def story(s, topic, style):
         s += topic + style
 
@@ -219,7 +219,7 @@ def test_arguments_that_do_not_fit_are_told_what_is_bound(in_process, make, argu
 
 
 @pytest.mark.parametrize("compiles", [False, True])
-def test_a_join_has_a_place_for_each_fork(in_process, compiles):
+def test_a_join_has_one_value_per_fork(in_process, compiles):
     @function
     def program(s):
         s += "a"
@@ -231,7 +231,7 @@ def test_a_join_has_a_place_for_each_fork(in_process, compiles):
     assert made.run(backend=in_process).ret_value == [None, "x", None]
 
 
-def test_a_choice_whose_scores_are_read_is_made(counting):
+def test_a_select_is_kept_if_its_scores_are_read(counting):
     def program(s):
         s += "Tea or" + select("x", [" tea"])
         return s.get_meta_info("x")["normalized_prompt_logprobs"]
@@ -240,12 +240,12 @@ def test_a_choice_whose_scores_are_read_is_made(counting):
     assert compiled.run(backend=counting).ret_value == function(program).run(backend=counting).ret_value
 
 
-def test_branches_that_nothing_reads_are_left_out(counting):
+def test_branches_that_are_not_read_are_left_out(counting):
     function(unfinished).compile().run(temperature=0, backend=counting)
     assert counting.calls == []
 
 
-def test_what_no_output_depends_on_is_left_out(counting):
+def test_parts_that_no_output_depends_on_are_left_out(counting):
     def program(s):
         s += LONG
         forks = s.fork(3)
@@ -267,12 +267,12 @@ def test_what_no_output_depends_on_is_left_out(counting):
     assert "late" not in state
 
 
-def test_an_output_has_to_be_a_variable():
+def test_an_output_must_be_a_variable():
     with pytest.raises(RequestError, match="outputs names z; the program's variables are: a, b, note, number"):
         function(texts).compile(outputs=["a", "z"])
 
 
-def test_what_branches_begin_with_is_cached_with_the_prefix(engine):
+def test_the_common_start_of_branches_is_cached_with_the_prefix(engine):
     def program(s):
         s += "Here are some notes."
         forks = s.fork(4)
@@ -287,7 +287,7 @@ def test_what_branches_begin_with_is_cached_with_the_prefix(engine):
     assert min(merged) >= shared > min(apart)
 
 
-def test_what_branches_begin_with_is_before_the_fork():
+def test_the_common_start_of_branches_is_moved_before_the_fork():
     def program(s, word):
         forks = s.fork(2)
         forks += lambda i: user(f"{word}: the thing numbered as {i}") + gen("x")
@@ -327,7 +327,7 @@ def test_copies_of_one_text_become_one_fork(counting, engine):
     assert counting.calls == ["cache_prefix"] + ["generate"] * 3
 
 
-def test_alike_branches_share_a_request(counting):
+def test_equal_branches_share_a_request(counting):
     function(joined).compile().run("What is 2 + 3?", temperature=0, backend=counting)
     assert counting.calls == ["generate"] * (1 + 3 + 1)
 
@@ -336,7 +336,7 @@ def test_alike_branches_share_a_request(counting):
     ("num_branches", "requests"),
     [(2, [2]), (4, [4]), (5, [2, 3]), (6, [3, 3]), (9, [3, 3, 3]), (300, [4] * 75)],
 )
-def test_a_shared_request_asks_for_no_more_than_small_backends_take(num_branches, requests):
+def test_a_shared_request_has_at_most_four_completions(num_branches, requests):
     def program(s):
         s += "Say:"
         with s.fork(num_branches) as forks:
@@ -354,7 +354,7 @@ def ask_three_times(s):
         forks += gen("x", max_tokens=2)
 
 
-def test_what_a_small_queue_does_not_take_together_is_asked_for_apart():
+def test_completions_beyond_a_small_queue_are_requested_separately():
     with Engine(model="demo", memory={"kv_tokens": 512}, scheduling={"max_queued_requests": 2}) as engine:
         counting = CountingBackend(engine)
         expected = function(ask_three_times).run(temperature=0, backend=counting)
@@ -366,7 +366,7 @@ def test_what_a_small_queue_does_not_take_together_is_asked_for_apart():
 
 @pytest.mark.parametrize(("limits", "num_calls"), [({}, 1), ({"refused": ["n"]}, 1 + 3), ({"ignored": ["n"]}, 1 + 3)])
 @pytest.mark.parametrize("num_api_spec_tokens", [None, 16])
-def test_an_endpoint_without_n_is_asked_for_each(num_api_spec_tokens, limits, num_calls):
+def test_an_endpoint_without_n_gets_a_request_for_each_branch(num_api_spec_tokens, limits, num_calls):
     program = function(ask_three_times, num_api_spec_tokens=num_api_spec_tokens).compile()
     with (
         ScriptedApi(ScriptedModel(lambda prompt: " yes"), **limits) as api,
@@ -376,7 +376,7 @@ def test_an_endpoint_without_n_is_asked_for_each(num_api_spec_tokens, limits, nu
         assert len(api.bodies) == num_calls
 
 
-def test_an_error_that_has_nothing_to_do_with_n_is_told_as_it_is(in_process):
+def test_an_error_that_n_does_not_cause_is_reported_unchanged(in_process):
     def program(s):
         s += "Say:"
         with s.fork(2) as forks:
@@ -386,7 +386,7 @@ def test_an_error_that_has_nothing_to_do_with_n_is_told_as_it_is(in_process):
         function(program).compile().run(backend=in_process)
 
 
-def test_branches_do_not_share_a_request_when_each_makes_several(counting):
+def test_branches_with_several_gens_share_no_request(counting):
     def program(s):
         s += "Say:"
         with s.fork(2) as forks:
@@ -397,7 +397,7 @@ def test_branches_do_not_share_a_request_when_each_makes_several(counting):
     assert counting.calls == ["generate"] * 2
 
 
-def test_shared_requests_sample_apart(in_process):
+def test_completions_of_a_shared_request_are_sampled_independently(in_process):
     def program(s):
         s += "Once upon a time"
         with s.fork(8) as forks:
@@ -406,7 +406,7 @@ def test_shared_requests_sample_apart(in_process):
     assert len(set(function(program).compile().run(temperature=1.5, backend=in_process)["x"])) > 1
 
 
-def test_a_batch_begins_behind_what_all_runs_have_in_common(counting, engine):
+def test_a_batch_caches_the_common_prefix_of_its_runs(counting, engine):
     def program(s, notes, question, style="short"):
         s += system(notes) + user(f"Be {style}. {question}") + assistant_begin()
         forks = s.fork(2)
@@ -422,7 +422,7 @@ def test_a_batch_begins_behind_what_all_runs_have_in_common(counting, engine):
     assert min(min(pair) for pair in cached) >= len(engine.tokenizer.encode(LONG)) - 4
 
 
-def test_a_batch_without_forks_asks_for_nothing_ahead(counting):
+def test_a_batch_without_forks_sends_no_request_in_advance(counting):
     def program(s, word):
         s += LONG + word + gen("x", max_tokens=2)
 
@@ -431,7 +431,7 @@ def test_a_batch_without_forks_asks_for_nothing_ahead(counting):
 
 
 class MeetingBackend(CountingBackend):
-    """Begins no request before three are there."""
+    """Starts no request before three have arrived."""
 
     def __init__(self, engine):
         super().__init__(engine)
@@ -445,7 +445,7 @@ class MeetingBackend(CountingBackend):
         return await super().generate(request)
 
 
-def test_what_does_not_wait_for_each_other_runs_side_by_side(engine):
+def test_independent_parts_run_in_parallel(engine):
     def program(s, word):
         for i in range(3):
             with s.copy() as c:
@@ -456,7 +456,7 @@ def test_what_does_not_wait_for_each_other_runs_side_by_side(engine):
     assert state.text() == function(program).run("day", temperature=0, backend=engine).text()
 
 
-def test_forks_of_forks_go_deeper_than_pythons_stack(in_process):
+def test_nested_forks_may_exceed_pythons_recursion_limit(in_process):
     def program(s):
         s += "a"
         last = s
@@ -470,10 +470,10 @@ def test_forks_of_forks_go_deeper_than_pythons_stack(in_process):
     assert compiled.graph.to_svg().endswith("</svg>\n")
 
 
-# -- what goes wrong -------------------------------------------------------------------------------------------------
+# -- Errors -------------------------------------------------------------------------------------------------
 
 
-def test_a_wrong_argument_fails_at_the_line_that_writes_it(in_process):
+def test_a_wrong_argument_fails_at_the_line_that_appends_it(in_process):
     compiled = function(joined).compile()
     with pytest.raises(ProgramError, match="got int 5") as caught:
         compiled.run(5, backend=in_process)
@@ -496,7 +496,7 @@ def test_an_error_in_a_branch_ends_the_run_with_its_line(backend, all_requests_e
     all_requests_end()
 
 
-def test_one_failing_run_leaves_the_others_alone(in_process):
+def test_a_failing_run_does_not_affect_the_others(in_process):
     good, bad = function(joined).compile().run_batch(["day", 5], temperature=0, backend=in_process)
     assert good.text().startswith("day")
     with pytest.raises(ProgramError, match="got int"):
@@ -516,7 +516,7 @@ def test_a_cancelled_run_leaves_no_request(backend, all_requests_end):
     all_requests_end()
 
 
-def test_one_wanted_output_is_its_name():
+def test_a_single_output_may_be_given_as_a_string():
     @function
     def program(s):
         s += "a" + gen("city") + gen("dead")

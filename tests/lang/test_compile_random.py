@@ -1,4 +1,4 @@
-"""Programs made at random say the same when they are compiled."""
+"""Random programs generate the same text when they are compiled."""
 
 import random
 
@@ -10,7 +10,7 @@ WORDS = ("day", "tea", "Monday", "Paris", "2 + 3 =", "the capital of France is")
 
 
 class RandomProgram:
-    """Says at random what programs can say, and the same every time."""
+    """A program of random expressions, which are the same in every run."""
 
     def __init__(self, seed):
         self.__name__ = f"random_{seed}"
@@ -99,7 +99,7 @@ def variables_of(state):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_random_program_says_the_same(seed, in_process):
+def test_a_random_program_generates_the_same_text_when_compiled(seed, in_process):
     program = function(RandomProgram(seed))
     expected = program.run("topic", 42, temperature=0, backend=in_process)
     compiled = program.compile()

@@ -1,4 +1,4 @@
-"""A server behind the language: its connections and its refusals."""
+"""A server as a backend of the language: connections and refusals."""
 
 import json
 import os
@@ -30,7 +30,7 @@ print(function(lambda s: s.__iadd__("1 + 1 =" + gen("x", max_tokens=3))).run(tem
 """
 
 
-def test_a_process_that_closes_nothing_ends_quietly(server):
+def test_a_process_that_closes_no_backend_ends_without_a_message(server):
     done = subprocess.run([sys.executable, "-c", SCRIPT, server.url], capture_output=True, text=True, timeout=60)
     assert done.stderr == ""
     assert done.stdout.strip()
@@ -56,7 +56,7 @@ if child:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system starts every process anew")
-def test_a_forked_process_goes_on_and_leaves_its_parents_connections_alone():
+def test_a_forked_process_works_and_does_not_use_its_parents_connections():
     with AppServer(sglang()) as server:
         command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKING_SCRIPT, server.url]
         done = subprocess.run(command, capture_output=True, text=True, timeout=20)
@@ -64,7 +64,7 @@ def test_a_forked_process_goes_on_and_leaves_its_parents_connections_alone():
     assert done.stdout.split() == ["2"] * 4
 
 
-def test_a_closed_endpoint_opens_anew(server):
+def test_a_closed_endpoint_can_be_used_again(server):
     program = function(lambda s: s.__iadd__("1 + 1 =" + gen("x", max_tokens=3)))
     with RuntimeEndpoint(server.url) as endpoint:
         first = program.run(temperature=0, backend=endpoint)
@@ -72,13 +72,13 @@ def test_a_closed_endpoint_opens_anew(server):
         assert program.run(temperature=0, backend=endpoint).text() == first.text()
 
 
-# -- A server that has the wire of /generate, and nothing that only graftlm has.
+# -- A server with the format of /generate, but without any of graftlm's extensions
 
 LOGPROBS = {22: -0.5, 23: -1.5}
 
 
 def sglang(*, model_path="/models/Qwen3-8B", info_path="/get_model_info", events=None):
-    """Return an application that answers every prompt with 2, as SGLang's server writes it."""
+    """Return an application that answers every prompt with 2, in the format of SGLang's server."""
 
     def answer(token_ids, start):
         meta = {"id": "a", "finish_reason": {"type": "stop", "matched": 7}, "prompt_tokens": 3, "completion_tokens": 1}
@@ -112,7 +112,7 @@ def sglang(*, model_path="/models/Qwen3-8B", info_path="/get_model_info", events
 
 
 @pytest.mark.parametrize("info_path", ["/get_model_info", "/model_info"])
-def test_a_server_that_tells_no_chat_template_is_known_by_its_model(info_path):
+def test_without_a_reported_template_the_models_name_selects_it(info_path):
     program = function(lambda s: s.__iadd__(user("1 + 1?") + assistant(gen("x"))))
     with AppServer(sglang(info_path=info_path)) as server, RuntimeEndpoint(server.url) as endpoint:
         state = program.run(backend=endpoint)
@@ -121,7 +121,7 @@ def test_a_server_that_tells_no_chat_template_is_known_by_its_model(info_path):
 
 
 @pytest.mark.parametrize("options", [{"model_path": None}, {"info_path": "/elsewhere"}])
-def test_a_server_that_tells_nothing_of_its_model_needs_a_template(options):
+def test_a_server_without_a_model_name_needs_a_template(options):
     program = function(lambda s: s.__iadd__(user("1 + 1?") + assistant(gen("x"))))
     with AppServer(sglang(**options)) as server:
         with RuntimeEndpoint(server.url) as endpoint, pytest.raises(ProgramError, match="name one of") as caught:
@@ -131,14 +131,14 @@ def test_a_server_that_tells_nothing_of_its_model_needs_a_template(options):
             assert program.run(backend=endpoint).text().startswith("<start_of_turn>user\n")
 
 
-def test_select_needs_no_more_than_generate():
+def test_select_needs_only_the_generate_endpoint():
     with AppServer(sglang()) as server, RuntimeEndpoint(server.url) as endpoint:
         state = function(lambda s: s.__iadd__("1 + 1 =" + select("x", ["3", "2"]))).run(backend=endpoint)
     assert state["x"] == "2"
     assert state.get_meta_info("x")["normalized_prompt_logprobs"] == [-1.5, -0.5]
 
 
-def test_a_server_that_refuses_to_tell_is_not_taken_for_one_that_cannot():
+def test_a_refused_model_info_request_is_an_error():
     async def refuse(request):
         return web.json_response({"error": {"message": "who are you?"}}, status=401)
 
@@ -169,7 +169,7 @@ def event(text, reason=None):
         (["{}"], "answered no completion", EngineError),
     ],
 )
-def test_a_stream_that_does_not_end_well_is_an_error(events, says, kind):
+def test_a_stream_that_breaks_is_an_error(events, says, kind):
     with AppServer(sglang(events=events)) as server, RuntimeEndpoint(server.url) as endpoint:
         state = function(lambda s: s.__iadd__("1 + 1 =" + gen("x"))).run(backend=endpoint, stream=True)
         with pytest.raises(ProgramError, match=says) as caught:
@@ -178,7 +178,7 @@ def test_a_stream_that_does_not_end_well_is_an_error(events, says, kind):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_server_that_dies_while_it_answers_is_an_error(stream):
+def test_a_server_that_dies_during_an_answer_is_an_error(stream):
     async def generate(request):
         response = web.StreamResponse()
         await response.prepare(request)
@@ -208,7 +208,7 @@ GOOD = {"text": "2", "meta_info": {"finish_reason": None}}
         ([GOOD, GOOD, GOOD | {"meta_info": {"finish_reason": "stop"}}], "no completion"),
     ],
 )
-def test_completions_that_are_missing_are_an_error(answer, match):
+def test_missing_completions_are_an_error(answer, match):
     async def generate(request):
         return web.json_response(answer)
 
@@ -224,7 +224,7 @@ def test_completions_that_are_missing_are_an_error(answer, match):
     assert isinstance(caught.value.__cause__, EngineError)
 
 
-def test_a_url_that_is_too_long_is_named(server):
+def test_the_error_for_a_url_with_v1_names_the_url(server):
     with (
         RuntimeEndpoint(f"{server.url}/v1") as backend,
         pytest.raises(ProgramError, match=r"404.*/v1/generate; leave /v1 out of base_url"),
@@ -233,7 +233,7 @@ def test_a_url_that_is_too_long_is_named(server):
 
 
 def garbled(**routes):
-    """Return an application that answers each of some routes with a text."""
+    """Return an application that answers some routes with a given text."""
     app = web.Application()
     for route, text in routes.items():
         path = {"tokenize": "/v1/tokenize", "generate": "/generate", "info": "/get_model_info"}[route]
@@ -254,7 +254,7 @@ DEEP = "[" * 100_000
 
 
 def scores(*logprobs):
-    """Return what /generate answers for two choices, with a scored token each."""
+    """Return the answer of /generate for two choices, with one scored token each."""
     answers = [
         f'{{"text": "", "meta_info": {{"finish_reason": null, "input_token_logprobs": [[null, 1], [{logprob}, 2]]}}}}'
         for logprob in logprobs
@@ -262,7 +262,7 @@ def scores(*logprobs):
     return f"[{', '.join(answers)}]"
 
 
-def test_the_likelier_of_two_scores_is_taken():
+def test_the_choice_with_the_higher_score_is_selected():
     with AppServer(garbled(tokenize=TOKENS, generate=scores(-2, "0.000001"))) as server:
         state = function(lambda s: s.__iadd__("a" + select("x", ["b", "c"]))).run(backend=RuntimeEndpoint(server.url))
     assert state["x"] == "c"
@@ -283,7 +283,7 @@ def test_the_likelier_of_two_scores_is_taken():
         ({"tokenize": DEEP}, "/v1/tokenize answered no JSON"),
     ],
 )
-def test_scores_that_are_no_log_probabilities_are_an_error(routes, says):
+def test_malformed_scores_are_an_error(routes, says):
     with (
         AppServer(garbled(**routes)) as server,
         RuntimeEndpoint(server.url) as endpoint,
@@ -294,7 +294,7 @@ def test_scores_that_are_no_log_probabilities_are_an_error(routes, says):
 
 
 @pytest.mark.parametrize("template", ["3", '"{% if %}"', '"x", "special_tokens": [1]', '"x", "prompt_prefix": 3'])
-def test_a_chat_template_that_is_none_is_an_error(template):
+def test_a_malformed_chat_template_is_an_error(template):
     info = f'{{"chat_template": {template}}}'
     with (
         AppServer(garbled(info=info)) as server,
@@ -315,7 +315,7 @@ def test_a_chat_template_that_is_none_is_an_error(template):
         partial(OpenAI, None),
     ],
 )
-def test_an_option_that_cannot_be_meant_is_refused_at_once(make):
+def test_a_wrong_option_is_refused_at_once(make):
     with pytest.raises(ConfigError, match=r"timeout_s must|no chat template 'chatmll'|model must"):
         make()
 
@@ -324,7 +324,7 @@ def test_an_option_that_cannot_be_meant_is_refused_at_once(make):
     ("prompt", "options", "kind"),
     [("a", {"stop_regex": "a"}, UnsupportedFeatureError), ("a b " * 20_000, {}, PromptTooLongError)],
 )
-def test_a_cause_is_the_same_on_every_backend(backend, prompt, options, kind):
+def test_an_error_has_the_same_cause_on_every_backend(backend, prompt, options, kind):
     with pytest.raises(ProgramError) as caught:
         function(lambda s: s.__iadd__(prompt + gen("x", max_tokens=1, **options))).run(backend=backend)
     assert type(caught.value.__cause__) is kind

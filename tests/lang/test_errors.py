@@ -1,4 +1,4 @@
-"""Errors surface at the read, with the program's line, and leave other programs alone."""
+"""Errors are raised when a value is read, with the program's line, and do not affect other programs."""
 
 import asyncio
 import contextlib
@@ -19,12 +19,12 @@ from graftlm.errors import (
 
 
 def line_of(program, text):
-    """Return the number of the line of a program that holds a text."""
+    """Return the number of the program's line that contains a text."""
     lines, first = inspect.getsourcelines(program.__wrapped__)
     return next(first + i for i, line in enumerate(lines) if text in line)
 
 
-def test_the_read_raises_with_file_and_line(backend):
+def test_a_read_raises_with_file_and_line(backend):
     @function
     def program(s):
         s += "1 + 1 ="
@@ -48,13 +48,13 @@ def test_the_read_raises_with_file_and_line(backend):
     assert caught.value.lineno == line_of(program, "# this line")
 
 
-def test_the_cause_is_the_backends_error(in_process):
+def test_the_cause_is_the_error_of_the_backend(in_process):
     with pytest.raises(ProgramError) as caught:
         function(lambda s: s.__iadd__("a" + gen("x", top_p=3.0))).run(backend=in_process)
     assert isinstance(caught.value.__cause__, SamplingParamsError)
 
 
-def test_lines_are_those_of_helpers_that_write(backend):
+def test_the_line_is_that_of_the_helper_that_appended(backend):
     def helper(s):
         with s.user():
             s += gen("x", temperature=-1.0)  # here
@@ -69,7 +69,7 @@ def test_lines_are_those_of_helpers_that_write(backend):
     assert caught.value.lineno == first + next(i for i, line in enumerate(lines) if "# here" in line)
 
 
-def test_a_failed_fork_leaves_its_siblings_alone(backend):
+def test_a_failed_fork_does_not_affect_its_siblings(backend):
     @function
     def program(s):
         s += "1 + 1 ="
@@ -83,7 +83,7 @@ def test_a_failed_fork_leaves_its_siblings_alone(backend):
     assert program.run(backend=backend, temperature=0).ret_value
 
 
-def test_an_unknown_variable_is_a_key_error_that_names_the_others(backend):
+def test_an_unknown_variable_is_a_key_error_that_lists_the_others(backend):
     @function
     def program(s):
         s += "1 + 1 =" + gen("sum", max_tokens=2)
@@ -93,7 +93,7 @@ def test_an_unknown_variable_is_a_key_error_that_names_the_others(backend):
         program.run(backend=backend)
 
 
-def test_the_programs_own_error_is_raised_as_it_is(backend):
+def test_the_programs_own_error_is_raised_unchanged(backend):
     @function
     def program(s):
         s += "a" + gen("x", max_tokens=4000, ignore_eos=True)
@@ -110,12 +110,12 @@ def test_the_programs_own_error_is_raised_as_it_is(backend):
         (lambda s: s.__iadd__(None), "takes text and expressions"),
     ],
 )
-def test_what_is_no_expression_is_refused_at_once(write, says, in_process):
+def test_an_invalid_expression_is_refused_at_once(write, says, in_process):
     with pytest.raises(RequestError, match=says):
         function(write).run(backend=in_process)
 
 
-def test_messages_do_not_nest(in_process):
+def test_messages_cannot_be_nested(in_process):
     @function
     def program(s):
         with s.user():
@@ -134,7 +134,7 @@ def test_a_program_needs_a_backend_and_an_argument():
         function(lambda: None)
 
 
-def test_the_default_backend_serves_programs_that_name_none(engine):
+def test_the_default_backend_runs_programs_without_a_backend(engine):
     set_default_backend(engine)
     try:
         assert function(lambda s: s.__iadd__("1 + 1 =" + gen("x", max_tokens=2))).run(temperature=0)["x"]
@@ -142,7 +142,7 @@ def test_the_default_backend_serves_programs_that_name_none(engine):
         set_default_backend(None)
 
 
-def test_a_dead_server_is_named():
+def test_an_unreachable_server_is_reported():
     @function
     def program(s):
         s += "a" + gen("x")
@@ -160,7 +160,7 @@ def test_unknown_chat_templates_are_refused(server):
         RuntimeEndpoint(server.url, chat_template="chatmI")
 
 
-def test_a_select_on_a_backend_without_logprobs_says_so():
+def test_a_select_on_a_backend_without_logprobs_is_an_error():
     class NoLogprobs:
         async def generate(self, request): ...
         def stream(self, request): ...
@@ -215,7 +215,7 @@ def test_a_trace_refuses_to_read_an_open_scope():
         program.compile()
 
 
-def test_a_scope_that_its_program_left_by_an_exception_holds_what_was_written(in_process):
+def test_a_scope_left_by_an_exception_has_the_text_so_far(in_process):
     @function
     def program(s):
         with contextlib.suppress(LookupError), s.var_scope("v"):
@@ -248,7 +248,7 @@ async def follow_in_loop(state):
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_every_read_of_a_run_says_what_its_function_raised(read, stream, in_process):
+def test_every_read_of_a_run_raises_its_functions_error(read, stream, in_process):
     if stream:
         state = raises_before_its_gen.run(backend=in_process, stream=True)
     else:
@@ -259,7 +259,7 @@ def test_every_read_of_a_run_says_what_its_function_raised(read, stream, in_proc
     assert (caught.value.filename, caught.value.lineno) == (__file__, line_of(raises_before_its_gen, "# raises"))
 
 
-def test_a_returned_value_is_not_that_of_a_state_that_failed(in_process):
+def test_the_returned_value_of_a_failed_state_raises(in_process):
     @function
     def program(s):
         s += "a" + gen("bad", temperature=-1.0)
@@ -282,14 +282,14 @@ async def is_both(s):
 
 
 @pytest.mark.parametrize("func", [is_coroutine, is_generator, is_both])
-def test_functions_whose_call_runs_nothing_are_refused(func):
+def test_functions_whose_call_runs_no_code_are_refused(func):
     with pytest.raises(RequestError, match=f"{func.__name__}.. is a.*of which a call runs nothing"):
         function(func)
 
 
 @pytest.mark.parametrize("runs", [{"word": "a"}, "abc", b"abc", 5, None])
 @pytest.mark.parametrize("is_compiled", [False, True])
-def test_a_batch_is_a_list_of_runs(runs, is_compiled, in_process):
+def test_a_batch_must_be_a_list_of_runs(runs, is_compiled, in_process):
     @function
     def program(s, word):
         s += word
@@ -298,6 +298,6 @@ def test_a_batch_is_a_list_of_runs(runs, is_compiled, in_process):
         (program.compile() if is_compiled else program).run_batch(runs, backend=in_process)
 
 
-def test_a_class_is_no_backend():
+def test_a_class_is_refused_as_a_backend():
     with pytest.raises(ConfigError, match=r"got the class RuntimeEndpoint; write RuntimeEndpoint\(...\)"):
         set_default_backend(RuntimeEndpoint)

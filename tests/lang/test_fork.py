@@ -1,4 +1,4 @@
-"""Forks go on side by side from one prefix, which is computed once."""
+"""Forks run in parallel from one prefix, which is computed once."""
 
 import gc
 import threading
@@ -19,7 +19,7 @@ def full_page_tokens(engine, backend, prefix):
     return len(engine.tokenizer.encode(prefix)) // page_size * page_size
 
 
-def test_children_that_start_at_once_find_all_full_pages_of_the_prefix(engine, backend):
+def test_forks_that_start_together_reuse_all_full_pages_of_the_prefix(engine, backend):
     flush_cache(backend)
     least = full_page_tokens(engine, backend, PREFIX)
     assert least >= 1000
@@ -36,13 +36,13 @@ def test_children_that_start_at_once_find_all_full_pages_of_the_prefix(engine, b
     assert min(cached) >= least
 
 
-def test_children_that_start_at_once_share_what_they_write_alike_behind_the_fork(engine, backend):
+def test_forks_that_start_together_share_equal_text_after_the_fork(engine, backend):
     flush_cache(backend)
     least = full_page_tokens(engine, backend, PREFIX)
 
     @function
     def program(s):
-        forks = s.fork(NUM_FORKS)  # of nothing: no hint
+        forks = s.fork(NUM_FORKS)  # the state is empty, so no hint is sent
         forks += lambda i: PREFIX + f"{i} + 1 =" + gen("answer", max_tokens=4)
         return [fork.get_meta_info("answer")["cached_tokens"] for fork in forks]
 
@@ -62,7 +62,7 @@ def test_runs_of_a_batch_share_their_prefix_without_a_fork(engine, backend):
     assert min(others) >= least
 
 
-def test_a_fork_computes_its_prefix_once_and_lets_go_of_it(engine, in_process):
+def test_a_fork_computes_its_prefix_once_and_unlocks_it(engine, in_process):
     @function
     def program(s):
         s += PREFIX
@@ -86,7 +86,7 @@ def test_a_fork_computes_its_prefix_once_and_lets_go_of_it(engine, in_process):
     assert engine.flush_cache() >= least
 
 
-def test_a_servers_forks_hold_no_memory_when_they_have_ended(server, endpoint):
+def test_the_forks_of_a_server_hold_no_memory_after_their_end(server, endpoint):
     @function
     def program(s):
         s += PREFIX
@@ -99,10 +99,10 @@ def test_a_servers_forks_hold_no_memory_when_they_have_ended(server, endpoint):
 
     program.run(backend=endpoint, temperature=0)
     wait_until(lambda: load()["num_reqs"] == load()["num_pages"] == 0, 10.0, "the release of all pages")
-    assert load()["num_cached_pages"] >= 1000  # of one token each: the prefix stays for others
+    assert load()["num_cached_pages"] >= 1000  # pages of one token each; the prefix stays cached for others
 
 
-def test_a_prefix_that_has_been_generated_behind_is_not_computed_again(engine, in_process):
+def test_a_prefix_of_an_earlier_gen_is_not_computed_again(engine, in_process):
     @function
     def program(s):
         s += PREFIX + gen("first", max_tokens=4)
@@ -115,7 +115,7 @@ def test_a_prefix_that_has_been_generated_behind_is_not_computed_again(engine, i
     assert engine.stats().finished_requests - before == 3  # no hint
 
 
-def test_join_gathers_what_is_new(backend):
+def test_join_gathers_new_variables(backend):
     @function
     def program(s):
         s["old"] = 1
@@ -132,7 +132,7 @@ def test_join_gathers_what_is_new(backend):
     assert text.count("|") == 2
 
 
-def test_a_fork_is_written_to_by_its_index(in_process):
+def test_a_fork_can_be_appended_to_by_its_index(in_process):
     @function
     def program(s):
         s += "a"
@@ -162,7 +162,7 @@ def test_a_fork_has_the_parents_text_chat_and_variables(backend):
     program.run(backend=backend)
 
 
-def test_a_copy_leaves_the_text_as_it_was(backend):
+def test_a_copy_does_not_change_the_original_text(backend):
     @function
     def program(s):
         s += "1 + 1 ="
@@ -175,7 +175,7 @@ def test_a_copy_leaves_the_text_as_it_was(backend):
     assert len(state["guess"]) == 1
 
 
-def test_a_grandchild_outlives_its_dropped_parent(backend):
+def test_a_fork_outlives_its_unreferenced_parent(backend):
     @function
     def program(s):
         s += "1 + 1 ="
@@ -193,12 +193,12 @@ def test_a_grandchild_outlives_its_dropped_parent(backend):
 
 
 @pytest.mark.parametrize("size", [0, -1])
-def test_a_fork_needs_a_state(size, in_process):
+def test_a_fork_needs_at_least_one_state(size, in_process):
     with pytest.raises(RequestError, match="at least 1"):
         function(lambda s: s.fork(size)).run(backend=in_process)
 
 
-def test_lists_have_one_expression_for_each_fork(in_process):
+def test_a_list_needs_one_expression_for_each_fork(in_process):
     @function
     def program(s):
         forks = s.fork(2)
@@ -208,7 +208,7 @@ def test_lists_have_one_expression_for_each_fork(in_process):
         program.run(backend=in_process)
 
 
-def test_an_error_before_a_fork_surfaces_in_the_children(backend):
+def test_an_error_before_a_fork_is_raised_in_the_forks(backend):
     @function
     def program(s):
         s += "x" + gen("bad", temperature=-1.0)
@@ -219,7 +219,7 @@ def test_an_error_before_a_fork_surfaces_in_the_children(backend):
     assert caught.value.lineno == program.__wrapped__.__code__.co_firstlineno + 2
 
 
-def test_thousands_of_states_need_no_threads_of_their_own(in_process):
+def test_thousands_of_states_need_no_additional_threads(in_process):
     set_default_backend(in_process)
     try:
 
@@ -237,7 +237,7 @@ def test_thousands_of_states_need_no_threads_of_their_own(in_process):
     assert num_threads < 40
 
 
-def test_forks_left_by_an_error_are_cancelled_and_the_program_goes_on(in_process):
+def test_forks_left_by_an_error_are_cancelled_and_the_program_continues(in_process):
     @function
     def program(s):
         s += "Once upon a time"
@@ -258,12 +258,12 @@ def test_forks_left_by_an_error_are_cancelled_and_the_program_goes_on(in_process
 
 
 @pytest.mark.parametrize("size", ["x", 0, -1, None, 1.5])
-def test_a_fork_needs_a_number_of_states(size, in_process):
+def test_the_size_of_a_fork_must_be_a_positive_number(size, in_process):
     with pytest.raises(RequestError, match="fork needs the number of states, at least 1, got"):
         function(lambda s: s.fork(size)).run(backend=in_process)
 
 
-def test_a_join_gathers_variables_and_nothing_else(in_process):
+def test_join_gathers_only_variables_by_default(in_process):
     @function
     def program(s, mode):
         forks = s.fork(2)
@@ -306,7 +306,7 @@ def append_within_a_message(s):
     return [*s["answer"]]
 
 
-def test_a_join_appends_what_forks_wrote_in_their_order(backend):
+def test_a_join_appends_the_texts_of_forks_in_order(backend):
     state = function(append_texts).run(backend=backend, temperature=0)
     assert state.text() == state.ret_value + state["end"]
     assert len(state["answer"]) == 2
@@ -379,7 +379,7 @@ def test_a_compiled_join_appends_the_same(func, in_process):
     assert state.ret_value == expected.ret_value
 
 
-def test_a_compiled_join_appends_what_branches_begin_with_alike(in_process):
+def test_a_compiled_join_appends_the_common_start_of_branches(in_process):
     @function
     def program(s):
         s += "Say:"

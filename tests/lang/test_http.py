@@ -1,4 +1,4 @@
-"""HTTP of the language's backends: failures as errors of ours, and connections that end."""
+"""HTTP in the language's backends: failures become typed errors, and connections are closed."""
 
 import asyncio
 import socket
@@ -28,7 +28,7 @@ def get(coroutine):
 
 @pytest.fixture
 def client():
-    """A client of a server that has one page."""
+    """A client of a server with one page."""
 
     async def page(request):
         return web.json_response({"is": "there"})
@@ -45,24 +45,24 @@ def client():
         made.close()
 
 
-def test_the_first_page_that_is_there_is_found(client):
+def test_the_first_existing_page_is_found(client):
     assert get(client.find("/old", "/page")) == {"is": "there"}
     assert get(client.find("/old", "/older")) is None
 
 
-def test_what_is_no_json_is_an_error(client):
+def test_an_answer_that_is_not_json_is_an_error(client):
     with pytest.raises(EngineError, match="/text answered no JSON but '<html>'"):
         get(client.json("GET", "/text"))
 
 
-def test_a_closed_client_may_be_closed_again_and_opens_anew(client):
+def test_a_closed_client_can_be_closed_again_and_reopened(client):
     for _ in range(2):
         assert get(client.json("GET", "/page"))
         client.close()
         client.close()
 
 
-def test_a_connection_notices_when_the_other_machine_is_gone():
+def test_a_connection_detects_that_the_other_machine_is_gone():
     with _watched_socket((socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ("127.0.0.1", 1))) as made:
         assert made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         if hasattr(socket, "TCP_KEEPIDLE"):
@@ -85,7 +85,7 @@ def test_a_connection_notices_when_the_other_machine_is_gone():
         (503, {"error": {"message": "why"}}, UnavailableError),
     ],
 )
-def test_refusals_become_the_errors_of_an_engine(status, body, kind):
+def test_refusals_become_the_same_errors_as_of_an_engine(status, body, kind):
     error = refusal(status, body)
     assert type(error) is kind
     assert "why" in str(error)
@@ -93,6 +93,6 @@ def test_refusals_become_the_errors_of_an_engine(status, body, kind):
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:30000", "localhost", "ftp://host", "http://", "", None, 30000])
-def test_what_is_no_url_is_refused_at_once(url):
+def test_a_malformed_url_is_refused_at_once(url):
     with pytest.raises(ConfigError, match="base_url must be a URL such as"):
         HttpClient(url, api_key=None, timeout_s=None)

@@ -1,4 +1,4 @@
-"""The stream of one state's expressions: its forks, its failures, and what must not disturb it."""
+"""The queue of one state's expressions, with forks, failures and cancellation."""
 
 import asyncio
 import sys
@@ -30,7 +30,7 @@ def in_loop(coroutine):
 
 @pytest.fixture
 def loop_errors():
-    """What the language's event loop would have reported."""
+    """Collect the exceptions that the language's event loop reports."""
     errors = []
     shared_loop().set_exception_handler(lambda loop, context: errors.append(context))
     yield errors
@@ -39,14 +39,14 @@ def loop_errors():
 
 @pytest.fixture
 def eager_threads():
-    """Threads take turns as often as they can."""
+    """Make threads switch as often as possible."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     yield
     sys.setswitchinterval(interval)
 
 
-def test_forks_may_be_made_while_their_state_is_cancelled(in_process, loop_errors, eager_threads):
+def test_forks_can_be_made_while_their_state_is_cancelled(in_process, loop_errors, eager_threads):
     parent = Interpreter(context(in_process))
     forks = parent.fork(2000, SITE)
     is_over = threading.Event()
@@ -66,7 +66,7 @@ def test_forks_may_be_made_while_their_state_is_cancelled(in_process, loop_error
     assert all(fork.error is CANCELLED for fork in forks)
 
 
-def test_a_fork_that_is_cancelled_before_it_began_does_not_wait_for_its_parent(in_process):
+def test_a_fork_cancelled_before_its_start_does_not_wait_for_its_parent(in_process):
     async def never():
         await asyncio.Event().wait()
 
@@ -81,7 +81,7 @@ def test_a_fork_that_is_cancelled_before_it_began_does_not_wait_for_its_parent(i
     parent.fail(CANCELLED)
 
 
-def test_a_hint_that_the_backend_refuses_fails_no_program(engine):
+def test_a_refused_hint_does_not_fail_the_program(engine):
     class Refusing(EngineBackend):
         num_hints = 0
 

@@ -1,4 +1,4 @@
-"""Chat and completion endpoints behind the language: what is asked, what is refused, how select decides."""
+"""Chat and completion endpoints as backends of the language: requests, refusals and `select`."""
 
 import json
 
@@ -53,7 +53,7 @@ def sums():
         ({"return_logprob": True, "top_logprobs_num": 2}, {"max_tokens": 128, "logprobs": 2}),
     ],
 )  # fmt: skip
-def test_a_completion_is_asked_for_what_the_gen_says(given, sent, sums):
+def test_a_completion_request_has_the_parameters_of_the_gen(given, sent, sums):
     with opened(sums) as backend:
         completion_program(gen("x", **given)).run(backend=backend)
     assert sums.bodies == [{"model": "scripted", "prompt": "1 + 1 =", **sent}]
@@ -68,7 +68,7 @@ def test_a_completion_is_asked_for_what_the_gen_says(given, sent, sums):
           "json_schema": {"name": "answer", "schema": {"type": "object"}, "strict": True}}}),
     ],
 )  # fmt: skip
-def test_a_chat_is_asked_for_what_the_gen_says(given, sent, sums):
+def test_a_chat_request_has_the_parameters_of_the_gen(given, sent, sums):
     with opened(sums, is_chat=True) as backend:
         chat_program(gen("x", **given)).run(backend=backend)
     assert sums.bodies == [{"model": "scripted", "messages": [{"role": "user", "content": "1 + 1?"}], **sent}]
@@ -76,7 +76,7 @@ def test_a_chat_is_asked_for_what_the_gen_says(given, sent, sums):
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("is_chat", "program"), [(False, completion_program), (True, chat_program)])
-def test_answers_are_read(is_chat, program, stream, sums):
+def test_answers_are_parsed(is_chat, program, stream, sums):
     with opened(sums, is_chat=is_chat) as backend:
         state = program(gen("x", stop=".")).run(backend=backend, stream=stream)
         assert (state["x"], "".join(state.text_iter("x"))) == (" 2", " 2")
@@ -96,7 +96,7 @@ def test_answers_are_read(is_chat, program, stream, sums):
     ],
 )
 @pytest.mark.parametrize(("is_chat", "program"), [(False, completion_program), (True, chat_program)])
-def test_each_of_several_answers_has_tokens_of_its_own(is_chat, program, says, given, numbers):
+def test_each_of_several_answers_has_its_own_token_count(is_chat, program, says, given, numbers):
     answers = iter(says)
     with (
         ScriptedApi(ScriptedModel(lambda prompt: next(answers))) as api,
@@ -113,28 +113,28 @@ def test_each_of_several_answers_has_tokens_of_its_own(is_chat, program, says, g
     [
         (10, [3, 1], [None, None], [8, 2]),
         (10, [3, 1], [None, 4], [6, 4]),
-        (10, [3, 1], [4, 4], [8, 2]),  # which is not their sum
+        (10, [3, 1], [4, 4], [8, 2]),  # the endpoint's count is not the sum of these
         (3, [3, 1], [4, None], [2, 1]),
-        (0, [3, 1], [None, None], [0, 0]),  # the endpoint told none
+        (0, [3, 1], [None, None], [0, 0]),  # the endpoint sent no count
         (2, [0, 0], [None, None], [0, 0]),
     ],
 )
-def test_what_one_call_took_is_shared_out(total, letters, known, each):
+def test_the_tokens_of_one_call_are_divided_among_its_answers(total, letters, known, each):
     assert tokens_of_each(total, letters, known) == each
 
 
-def test_an_answer_of_no_tokens_can_be_asked_for(sums):
+def test_an_answer_of_zero_tokens_can_be_requested(sums):
     with opened(sums) as backend:
         completion_program(gen("x", max_tokens=0)).run(backend=backend)
     assert sums.bodies[0]["max_tokens"] == 0
 
 
-def test_usage_can_be_taken_apart():
+def test_usages_can_be_subtracted():
     assert ApiUsage(5, 40, 3, 2, 1) - ApiUsage(2, 10) == ApiUsage(3, 30, 3, 2, 1)
 
 
 @pytest.mark.parametrize(("is_chat", "program"), [(False, completion_program), (True, chat_program)])
-def test_several_answers_and_log_probabilities(is_chat, program, sums):
+def test_several_answers_and_log_probabilities_are_parsed(is_chat, program, sums):
     with opened(sums, is_chat=is_chat) as backend:
         state = program(gen("x", n=2, stop=".", return_logprob=True, top_logprobs_num=1)).run(backend=backend)
     assert state["x"] == [" 2", " 2"]
@@ -147,7 +147,7 @@ def test_several_answers_and_log_probabilities(is_chat, program, sums):
     ("model", "is_chat"),
     [("gpt-4o-mini", True), ("gpt-3.5-turbo-instruct", False), ("davinci-002", False), ("llama-3-base", False)],
 )
-def test_the_models_name_says_whether_it_chats(model, is_chat):
+def test_the_models_name_selects_chat_or_completion(model, is_chat):
     assert OpenAI(model).is_chat is is_chat
 
 
@@ -166,7 +166,7 @@ def test_the_models_name_says_whether_it_chats(model, is_chat):
         ("So: " + gen("x", stop="."), True, "cannot go on with the beginning of a message", UnsupportedFeatureError),
     ],
 )  # fmt: skip
-def test_what_an_endpoint_cannot_do_is_refused_before_it_is_asked(expr, is_chat, says, kind, sums):
+def test_unsupported_features_are_refused_before_a_request(expr, is_chat, says, kind, sums):
     program = chat_program(expr) if is_chat else completion_program(expr)
     with opened(sums, is_chat=is_chat) as backend, pytest.raises(ProgramError, match=says) as caught:
         program.run(backend=backend)
@@ -183,13 +183,13 @@ def test_what_an_endpoint_cannot_do_is_refused_before_it_is_asked(expr, is_chat,
         (lambda s: s.__iadd__("Hi! " + user("1 + 1?") + assistant(gen("x"))), "no text between"),
     ],
 )
-def test_a_chat_endpoint_takes_messages_only(write, says, sums):
+def test_a_chat_endpoint_takes_only_messages(write, says, sums):
     with opened(sums, is_chat=True) as backend, pytest.raises(ProgramError, match=says) as caught:
         function(write).run(backend=backend)
     assert isinstance(caught.value.__cause__, InvalidPromptError)
 
 
-def test_a_message_that_the_program_begins_is_asked_for_as_a_whole():
+def test_a_message_with_a_given_start_is_requested_completely():
     with ScriptedApi(ScriptedModel(lambda prompt: "So: 2.")) as api, opened(api, is_chat=True) as backend:
         for stream in (False, True):
             state = chat_program("So:" + gen("x")).run(backend=backend, stream=stream)
@@ -201,7 +201,7 @@ def test_a_message_that_the_program_begins_is_asked_for_as_a_whole():
 
 
 def prefers(*order):
-    """Return the log-probability of words that are likelier the earlier they stand in a list."""
+    """Return the log-probability function of a model that prefers words by their place in a list."""
     return lambda text, token: -0.5 * (order.index(token.strip()) + 1) if token.strip() in order else -9.0
 
 
@@ -224,19 +224,19 @@ def test_other_endpoints_score_choices_along_an_answer(is_chat, program):
             state = program(select("x", [" blue", " red", " green"])).run(backend=backend)
             assert state["x"] == " red"
             assert state.get_meta_info("x")["normalized_prompt_logprobs"] == [float("-inf"), -0.5, -1.0]
-        assert len(api.bodies) == (2 if is_chat else 3)  # that it does not echo is found once
+        assert len(api.bodies) == (2 if is_chat else 3)  # the endpoint's missing echo is detected only once
 
 
 @pytest.mark.parametrize(
     ("choices", "chosen"),
     [
-        ([" two words", " two"], " two words"),  # the answer's own tokens, as far as they go
+        ([" two words", " two"], " two words"),  # the answer's own tokens, as far as they match
         ([" two", " red"], " two"),
         ([" twofold", " red"], " red"),
         ([" two word", " green"], " two word"),
     ],
 )
-def test_a_choice_is_followed_along_the_answer(choices, chosen):
+def test_a_choice_is_compared_with_the_answer_token_by_token(choices, chosen):
     model = ScriptedModel(
         lambda prompt: " two words", logprob=prefers("words", "two", "red"), alternatives=(" red", " green")
     )
@@ -252,7 +252,7 @@ def test_a_choice_is_followed_along_the_answer(choices, chosen):
         ([" red"], {"tells_logprobs": False}, "tells no log-probabilities", UnsupportedFeatureError),
     ],
 )
-def test_what_an_answer_does_not_tell_is_an_error(choices, options, says, kind):
+def test_choices_that_the_answer_cannot_distinguish_are_an_error(choices, options, says, kind):
     model = ScriptedModel(lambda prompt: " red", logprob=prefers("red"))
     with (
         ScriptedApi(model, refused=["echo"], **options) as api,
@@ -263,7 +263,7 @@ def test_what_an_answer_does_not_tell_is_an_error(choices, options, says, kind):
     assert isinstance(caught.value.__cause__, kind)
 
 
-def test_a_prompt_that_is_refused_does_not_change_how_later_ones_are_scored():
+def test_a_refused_prompt_does_not_change_the_scoring_of_later_ones():
     with ScriptedApi(MODEL) as api, opened(api) as backend:
         program = completion_program(select("x", [" blue", " red"]))
         api.refused = frozenset({"prompt"})
@@ -273,11 +273,11 @@ def test_a_prompt_that_is_refused_does_not_change_how_later_ones_are_scored():
         assert program.run(backend=backend).get_meta_info("x")["normalized_prompt_logprobs"] == [-1.5, -0.5]
 
 
-# -- what goes wrong
+# -- Errors
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_endpoint_that_is_not_there_is_named(stream):
+def test_an_unreachable_endpoint_is_reported(stream):
     with OpenAI("any", base_url="http://127.0.0.1:9/v1", is_chat=False) as backend:
         state = completion_program(gen("x")).run(backend=backend, stream=True)
         with pytest.raises(ProgramError, match=r"127\.0\.0\.1:9") as caught:
@@ -287,7 +287,7 @@ def test_an_endpoint_that_is_not_there_is_named(stream):
 
 @pytest.mark.parametrize("dies_after", [0, 1, 2])
 @pytest.mark.parametrize(("is_chat", "program"), [(False, completion_program), (True, chat_program)])
-def test_an_endpoint_that_dies_while_it_answers_is_an_error(dies_after, is_chat, program):
+def test_an_endpoint_that_dies_during_an_answer_is_an_error(dies_after, is_chat, program):
     model = ScriptedModel(lambda prompt: " one two three four")
     with ScriptedApi(model, dies_after=dies_after) as api, opened(api, is_chat=is_chat) as backend:
         state = program(gen("x")).run(backend=backend, stream=True)
@@ -297,7 +297,7 @@ def test_an_endpoint_that_dies_while_it_answers_is_an_error(dies_after, is_chat,
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_endpoint_that_says_nothing_is_given_up(stream):
+def test_a_silent_endpoint_times_out(stream):
     with ScriptedApi(ScriptedModel(str), hangs=True) as api, opened(api, timeout_s=0.1) as backend:
         state = completion_program(gen("x")).run(backend=backend, stream=True)
         with pytest.raises(ProgramError, match=r"sent nothing for 0\.1 s") as caught:
@@ -308,7 +308,7 @@ def test_an_endpoint_that_says_nothing_is_given_up(stream):
 
 @pytest.mark.parametrize("ends", ["cancel", "drop"])
 @pytest.mark.parametrize("num_api_spec_tokens", [None, 64])
-def test_a_run_that_nobody_waits_for_leaves_no_request(ends, num_api_spec_tokens):
+def test_an_unreferenced_run_leaves_no_request(ends, num_api_spec_tokens):
     def write(s):
         s += "1 + 1 =" + gen("x", stop=".")
 
@@ -323,7 +323,7 @@ def test_a_run_that_nobody_waits_for_leaves_no_request(ends, num_api_spec_tokens
         wait_until(lambda: api.under_way == 0, 10.0, "the end of the request")
 
 
-def test_what_is_no_such_endpoint_is_named(server):
+def test_a_url_that_is_not_an_openai_endpoint_is_reported(server):
     with (
         OpenAI("demo", base_url=f"{server.url}/health", is_chat=False) as backend,
         pytest.raises(ProgramError, match=r"404.*/health/completions; base_url ends in /v1 at most endpoints"),
@@ -332,7 +332,7 @@ def test_what_is_no_such_endpoint_is_named(server):
 
 
 @pytest.mark.parametrize("answer", ["not json", "[]", json.dumps({"error": None})])
-def test_an_answer_of_another_kind_is_an_error(answer):
+def test_a_malformed_answer_is_an_error(answer):
     async def other(request):
         return web.Response(text=answer, content_type="application/json")
 
@@ -343,12 +343,12 @@ def test_an_answer_of_another_kind_is_an_error(answer):
     assert type(caught.value.__cause__) is EngineError
 
 
-def test_a_cache_that_is_not_its_own_cannot_be_flushed():
+def test_flush_cache_of_an_endpoint_is_refused():
     with pytest.raises(UnsupportedFeatureError, match="flush_cache"):
         flush_cache(OpenAI("any"))
 
 
-def test_a_fork_asks_an_endpoint_for_nothing_beside_its_gens():
+def test_a_fork_sends_an_endpoint_only_the_requests_of_its_gens():
     prefix = "A long prefix. " * 20
 
     @function
@@ -374,7 +374,7 @@ def test_a_fork_asks_an_endpoint_for_nothing_beside_its_gens():
         (True, chat_program, [{"message": {"content": None}}, {"text": "2"}], "without a message", EngineError),
     ],
 )
-def test_completions_that_are_missing_are_an_error(is_chat, program, choices, match, cause):
+def test_missing_completions_are_an_error(is_chat, program, choices, match, cause):
     async def answer(request):
         return web.json_response({"choices": choices})
 

@@ -1,4 +1,4 @@
-"""The tutorial and the examples run as they stand, on both backends where they name none."""
+"""The code of the docs page and the examples runs unchanged, on both backends if they name none."""
 
 import importlib
 import json
@@ -44,7 +44,7 @@ def example(monkeypatch):
         sys.modules.pop(name, None)
 
 
-def test_the_tutorial_runs():
+def test_the_code_of_the_docs_page_runs():
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert len(blocks) > 5
     scope = {}
@@ -56,7 +56,7 @@ def test_the_tutorial_runs():
         scope["engine"].close()
 
 
-def test_the_figures_of_compiling_are_the_measured_ones():
+def test_the_figures_about_compiling_are_the_measured_ones():
     rows = json.loads((ROOT / "benchmarks" / "results" / "lang_compile.json").read_text(encoding="utf-8"))
     lines = {line.split(" | ")[0].removeprefix("| "): line for line in PAGE.splitlines()}
     for row in rows:
@@ -78,7 +78,7 @@ def test_an_example_gives_the_same_text_in_process_and_through_a_server(name, ex
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_an_example_prints_something(name, example, server, monkeypatch, capsys):
+def test_an_example_prints_text(name, example, server, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [f"{name}.py", "--url", server.url])
     example(name).main()
     assert len(capsys.readouterr().out) > 20

@@ -1,4 +1,4 @@
-"""Every primitive, on both backends."""
+"""Every primitive on both backends."""
 
 import json
 import re
@@ -33,7 +33,7 @@ CAPITAL = "The capital of France is"
 
 
 def one(expr, backend, prompt=CAPITAL, **defaults):
-    """Run a program of one expression."""
+    """Run a program with one expression."""
 
     @function
     def program(s):
@@ -43,26 +43,26 @@ def one(expr, backend, prompt=CAPITAL, **defaults):
     return program.run(backend=backend, **({"temperature": 0, "max_new_tokens": 16} | defaults))
 
 
-def test_text_at_temperature_0_is_the_engines_own(engine, backend):
+def test_text_at_temperature_0_equals_the_engines(engine, backend):
     state = one(gen("city"), backend)
     assert state["city"] == engine.generate(CAPITAL, {"temperature": 0, "max_tokens": 16})[0].text
     assert state.text() == CAPITAL + state["city"]
     assert state.get_var("city") == state["city"]
 
 
-def test_meta_info_counts_tokens_and_says_why_it_ended(backend):
+def test_meta_info_has_the_token_counts_and_the_finish_reason(backend):
     meta = one(gen("city", stop="."), backend).get_meta_info("city")
     assert meta["finish_reason"] == {"type": "stop", "matched": "."}
     assert meta["prompt_tokens"] > meta["completion_tokens"] > 0
     assert meta["cached_tokens"] <= meta["prompt_tokens"]
 
 
-def test_a_gens_own_parameters_win_over_the_runs(backend):
+def test_parameters_of_a_gen_override_those_of_the_run(backend):
     state = one(gen("city", max_tokens=2), backend, max_new_tokens=16)
     assert state.get_meta_info("city")["completion_tokens"] == 2
 
 
-def test_max_tokens_is_a_default_under_either_name(backend):
+def test_max_tokens_is_a_default_with_either_name(backend):
     @function
     def program(s):
         s += CAPITAL + gen("city")
@@ -72,18 +72,18 @@ def test_max_tokens_is_a_default_under_either_name(backend):
         assert state.get_meta_info("city")["completion_tokens"] == 3
 
 
-def test_n_gives_a_list_and_goes_on_from_the_first(backend):
+def test_n_returns_a_list_and_appends_the_first(backend):
     state = one(gen("x", n=3, max_tokens=4, temperature=1.0), backend)
     assert len(state["x"]) == len(state.get_meta_info("x")) == 3
     assert state.text() == CAPITAL + state["x"][0]
 
 
-def test_ignore_eos_and_min_tokens_go_on_past_the_end(backend):
+def test_ignore_eos_and_min_tokens_continue_after_the_end_token(backend):
     assert one(gen("x", ignore_eos=True, max_tokens=30), backend).get_meta_info("x")["completion_tokens"] == 30
     assert one(gen("x", min_tokens=20, max_tokens=30), backend).get_meta_info("x")["completion_tokens"] >= 20
 
 
-def test_sampling_parameters_reach_the_backend(backend):
+def test_sampling_parameters_are_passed_to_the_backend(backend):
     state = one(
         gen("x", temperature=0.5, top_p=0.9, top_k=5, min_p=0.1, frequency_penalty=0.2, presence_penalty=0.1), backend
     )
@@ -97,7 +97,7 @@ def test_stop_token_ids_end_the_text(engine, backend):
     assert meta["finish_reason"] == {"type": "stop", "matched": whole[1]}
 
 
-def test_logprobs_have_sglangs_names_and_shape(engine, backend):
+def test_logprobs_have_the_names_and_shapes_of_sglang(engine, backend):
     meta = one(
         gen("x", max_tokens=3, return_logprob=True, logprob_start_len=0, top_logprobs_num=2), backend
     ).get_meta_info("x")
@@ -114,7 +114,7 @@ def test_logprobs_have_sglangs_names_and_shape(engine, backend):
     assert len(meta["input_top_logprobs"][1]) == 2
 
 
-def test_logprobs_can_have_texts(backend):
+def test_logprobs_can_include_texts(backend):
     meta = one(gen("x", max_tokens=3, return_logprob=True, return_text_in_logprobs=True), backend).get_meta_info("x")
     assert "".join(text for *_, text in meta["output_token_logprobs"]) == one(gen("x", max_tokens=3), backend)["x"]
 
@@ -130,11 +130,11 @@ def test_logprobs_can_have_texts(backend):
         (gen("x", regex="(red|green), [0-9]{2}"), "(red|green), [0-9]{2}"),
     ],
 )
-def test_constrained_text_matches(expr, pattern, backend):
+def test_constrained_text_matches_its_pattern(expr, pattern, backend):
     assert re.fullmatch(pattern, one(expr, backend, prompt="The answer is ")["x"])
 
 
-def test_a_json_schema_is_a_dict_a_text_or_a_class(backend):
+def test_a_json_schema_may_be_a_dict_a_text_or_a_class(backend):
     class Verdict(BaseModel):
         model_config = ConfigDict(extra="forbid")
         ok: bool
@@ -145,12 +145,12 @@ def test_a_json_schema_is_a_dict_a_text_or_a_class(backend):
         assert isinstance(json.loads(state["x"])["ok"], bool)
 
 
-def test_choices_in_gen_select(backend):
+def test_gen_with_choices_selects(backend):
     assert one(gen("x", choices=[" Athens", " Lima"]), backend)["x"] == " Athens"
     assert one(gen("x", choices=[" Athens"], choices_method="greedy_token_selection"), backend)["x"] == " Athens"
 
 
-def test_roles_write_the_models_chat_format(engine, backend):
+def test_roles_use_the_models_chat_format(engine, backend):
     @function
     def program(s):
         s += system("Be brief.")
@@ -188,7 +188,7 @@ def test_begin_and_end_equal_whole_messages(backend):
     assert first.messages() == second.messages()
 
 
-def test_var_scope_keeps_the_text_within(backend):
+def test_var_scope_stores_the_text_within(backend):
     @function
     def program(s):
         s += CAPITAL
@@ -200,7 +200,7 @@ def test_var_scope_keeps_the_text_within(backend):
     assert state["sentence"] == " not" + state["x"] + "!"
 
 
-def test_variables_can_be_set_and_looked_for(backend):
+def test_variables_can_be_set_and_tested_for(backend):
     @function
     def program(s):
         s["a"] = 1
@@ -214,7 +214,7 @@ def test_variables_can_be_set_and_looked_for(backend):
     assert state.ret_value == 1
 
 
-def test_a_program_calls_another_with_its_own_state(backend):
+def test_a_program_can_call_another_with_its_own_state(backend):
     @function
     def part(s, name):
         s += CAPITAL + gen(name, max_tokens=2)
@@ -247,12 +247,12 @@ def test_images_and_videos_are_refused(make):
         (lambda: gen("x") + 3, RequestError, "write str"),
     ],
 )
-def test_a_wrong_argument_is_refused_where_it_is_written(make, error, says):
+def test_a_wrong_argument_is_refused_where_it_is_appended(make, error, says):
     with pytest.raises(error, match=says):
         make()
 
 
-def test_a_stop_regex_is_refused_where_the_backend_has_none(backend):
+def test_a_stop_regex_is_refused_by_backends_without_one(backend):
     with pytest.raises(ProgramError, match="stop_regex"):
         one(gen("x", stop_regex="[.]"), backend)
 
@@ -262,13 +262,13 @@ def test_dtype_beside_a_regex_is_refused(backend):
         one(gen("x", dtype=int, regex="a"), backend)
 
 
-def test_a_server_without_a_template_uses_a_named_one(server):
+def test_a_server_without_a_template_uses_the_named_one(server):
     with RuntimeEndpoint(server.url, chat_template="chatml") as endpoint:
         state = one(user("Hi") + assistant(gen("x", max_tokens=1)), endpoint, prompt="")
     assert state.text().startswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
 
 
-def test_a_message_and_a_scope_end_where_an_error_leaves_them(in_process):
+def test_an_error_ends_open_messages_and_scopes(in_process):
     @function
     def program(s):
         with suppress(LookupError), s.user(), s.var_scope("said"):
@@ -284,7 +284,7 @@ def test_a_message_and_a_scope_end_where_an_error_leaves_them(in_process):
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("given", [{}, {"return_logprob": True}, {"n": 2}])
-def test_no_tokens_at_all_can_be_asked_for(given, stream, backend):
+def test_max_tokens_may_be_zero(given, stream, backend):
     state = function(lambda s: s.__iadd__("1 + 1 =" + gen("x", max_tokens=0, **given))).run(
         backend=backend, stream=stream, temperature=0
     )
@@ -313,7 +313,7 @@ def test_no_tokens_at_all_can_be_asked_for(given, stream, backend):
         ({"choices": ["a"], "dtype": int}, "gen takes choices or dtype, got both"),
     ],
 )
-def test_what_a_gen_cannot_mean_is_named_at_once(arguments, says):
+def test_contradictory_arguments_of_a_gen_are_refused_at_once(arguments, says):
     with pytest.raises(SamplingParamsError, match=says):
         gen("x", **arguments)
 
@@ -336,7 +336,7 @@ class Person(BaseModel):
         (lambda: ChoicesMethod("mine", lambda scores: Decision(1, ())).take([]), "'mine' must return a Decision"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_by_name(make, says):
+def test_invalid_expressions_are_refused_by_name(make, says):
     with pytest.raises((RequestError, ProgramError), match=says):
         make()
 
@@ -349,12 +349,12 @@ def test_what_cannot_be_meant_is_refused_by_name(make, says):
         ({"temperature": -1}, "temperature must be between 0 and 100"),
     ],
 )
-def test_a_value_that_an_engine_refuses_is_told_by_its_type_and_limit(in_process, options, says):
+def test_the_error_for_a_refused_value_has_its_type_and_limit(in_process, options, says):
     with pytest.raises(ProgramError, match=says):
         function(lambda s: s.__iadd__("a" + gen("x", **options))).run(backend=in_process)
 
 
-def test_more_completions_than_any_engine_takes_are_refused_for_that(narrow_engine):
+def test_more_completions_than_any_engine_supports_are_refused_first(narrow_engine):
     for n, says in ((129, "n must be between 1 and 128"), (5, "queue takes 4")):
         with pytest.raises(ProgramError, match=says):
             function(lambda s, n: s.__iadd__("a" + gen("x", n=n))).run(n=n, backend=EngineBackend(narrow_engine))

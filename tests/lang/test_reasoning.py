@@ -1,4 +1,4 @@
-"""Reasoning apart from the answer, on every backend."""
+"""Reasoning is separated from the answer on every backend."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def ask(s, model_type="qwen3", **sampling):
 
 
 class Saying:
-    """A backend that says a text, in pieces of a few characters when it streams."""
+    """A backend that generates a given text, in small pieces if it streams."""
 
     def __init__(self, text, template):
         self.text = text
@@ -41,7 +41,7 @@ class Saying:
 
 @pytest.fixture
 def saying(in_process):
-    """Return a function from a text to a backend that says it."""
+    """Return a function from a text to a backend that generates it."""
     from graftlm.lang.chat_template import find_template
 
     return lambda text: Saying(text, find_template("chatml", "any"))
@@ -59,7 +59,7 @@ def saying(in_process):
         ("qwen3", "<think>\nTwo and", "Two and", ""),
     ],
 )
-def test_reasoning_is_kept_apart(model_type, text, reasoning, answer, stream, saying):
+def test_reasoning_is_separated_from_the_answer(model_type, text, reasoning, answer, stream, saying):
     state = ask.run(model_type=model_type, backend=saying(text), stream=stream)
     assert state["answer"] == answer
     assert state["answer_reasoning_content"] == reasoning
@@ -68,7 +68,7 @@ def test_reasoning_is_kept_apart(model_type, text, reasoning, answer, stream, sa
     assert state.get_meta_info("answer")["reasoning_content"] == reasoning
 
 
-def test_each_of_several_answers_has_its_own(saying):
+def test_each_of_several_answers_has_its_own_reasoning(saying):
     state = ask.run(n=2, backend=saying(THOUGHT))
     assert state["answer"] == ["Four."] * 2
     assert state["answer_reasoning_content"] == ["Two and two."] * 2
@@ -84,7 +84,7 @@ def test_an_answer_without_reasoning_is_the_same_on_every_backend(backend):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_chat_endpoint_may_tell_the_two_apart_itself(stream):
+def test_a_chat_endpoint_may_separate_the_reasoning_itself(stream):
     with (
         ScriptedApi(ScriptedModel(lambda prompt: "Four.", reasons=lambda prompt: "Two and two.")) as api,
         OpenAI("scripted", base_url=api.url) as backend,
@@ -93,7 +93,7 @@ def test_a_chat_endpoint_may_tell_the_two_apart_itself(stream):
         assert (state["answer_reasoning_content"], state["answer"]) == ("Two and two.", "Four.")
 
 
-def test_a_gen_that_fails_fails_its_reasoning_too(saying):
+def test_a_failed_gen_also_fails_its_reasoning(saying):
     state = ask.run(backend=saying(THOUGHT), max_tokens="many", stream=True, regex="a", dtype=int)
     with pytest.raises(ProgramError):
         state["answer_reasoning_content"]
@@ -106,6 +106,6 @@ def test_a_gen_that_fails_fails_its_reasoning_too(saying):
         (lambda: separate_reasoning("text", model_type="qwen3"), "with a gen"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_at_once(make, says):
+def test_invalid_arguments_are_refused_at_once(make, says):
     with pytest.raises(RequestError, match=says):
         make()

@@ -1,4 +1,4 @@
-"""`select` against log-probabilities computed directly, and what it computes."""
+"""`select` compared with directly computed log-probabilities, and the tokens that it computes."""
 
 import threading
 import urllib.request
@@ -33,7 +33,7 @@ def direct_logprobs(engine, token_ids):
 
 
 def direct_scores(engine):
-    """Return (given the prompt, without it) for each choice's tokens."""
+    """Return (scores with the prompt, scores without it) for each choice's tokens."""
     tokenizer = engine.tokenizer
     before = tokenizer.encode(PROMPT).tolist()
     scores = []
@@ -55,7 +55,7 @@ def pick(backend, method):
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
-def test_scores_equal_direct_computation(method, engine, backend):
+def test_scores_equal_a_direct_computation(method, engine, backend):
     direct = direct_scores(engine)
     state = pick(backend, method)
     meta = state.get_meta_info("choice")
@@ -78,7 +78,7 @@ def test_scores_equal_direct_computation(method, engine, backend):
 
 
 def shared_tokens(engine, backend):
-    """Return how many tokens of the long prompt a choice can reuse: whole pages, without the last one's logits."""
+    """Return the number of tokens of the long prompt that a choice can reuse: whole pages, without the last token."""
     page_size = engine.config.cache.page_size if type(backend).__name__ == "EngineBackend" else 1
     num_shared = len(engine.tokenizer.encode(LONG_PROMPT)) - 1
     assert num_shared >= 1000
@@ -101,7 +101,7 @@ def test_the_prompt_is_computed_once_for_all_choices(method, engine, backend):
     assert min(program.run(backend=backend).ret_value) >= shared
 
 
-def test_a_select_is_one_step_of_only_the_choices_own_tokens(engine, in_process):
+def test_a_select_is_one_step_with_only_the_choices_own_tokens(engine, in_process):
     @function
     def program(s):
         s += LONG_PROMPT + select("choice", EIGHT, choices_method=unconditional_likelihood_normalized)
@@ -114,12 +114,12 @@ def test_a_select_is_one_step_of_only_the_choices_own_tokens(engine, in_process)
     num_own = sum(len(row) for row in meta["input_token_logprobs"])
     num_again = len(engine.tokenizer.encode(LONG_PROMPT)) - shared_tokens(engine, in_process)
     computed = after.prompt_tokens - before.prompt_tokens - (after.cached_tokens - before.cached_tokens)
-    assert computed == len(EIGHT) * num_again + 2 * num_own  # behind the prompt, and by themselves
+    assert computed == len(EIGHT) * num_again + 2 * num_own  # after the prompt, and by themselves
     assert after.steps - before.steps == 1
 
 
 class WithoutTokenizer(BaseHTTPRequestHandler):
-    """Passes on all but /v1/tokenize, as a server does that has no such route."""
+    """Forwards all requests except /v1/tokenize, like a server without this route."""
 
     def do_POST(self):
         body = self.rfile.read(int(self.headers["Content-Length"] or 0))
@@ -151,7 +151,7 @@ def without_tokenizer(server):
         thread.join()
 
 
-def test_a_server_without_a_tokenizer_names_tokens_by_their_logprobs(endpoint, without_tokenizer):
+def test_without_a_tokenizer_route_tokens_are_read_from_logprobs(endpoint, without_tokenizer):
     expected = pick(endpoint, token_length_normalized).get_meta_info("choice")
     with RuntimeEndpoint(f"http://127.0.0.1:{without_tokenizer.server_port}") as backend:
         found = [pick(backend, token_length_normalized).get_meta_info("choice") for _ in range(2)]
@@ -172,7 +172,7 @@ def scores(*rows, alone=None):
         (token_length_normalized, scores((-1.0, -9.0), (-3.0,)), 1),
         (greedy_token_selection, scores((-1.0, -9.0), (-3.0,)), 0),
         (greedy_token_selection, scores((-1.0, -9.0), (-1.0, -2.0), (-2.0, 0.0)), 1),
-        # The one that has ended goes on with its mean, -1, and loses to -0.5; or wins over -2.
+        # The choice that has ended keeps its mean, -1. It loses against -0.5, and wins against -2.
         (greedy_token_selection, scores((-1.0,), (-1.0, -0.5)), 1),
         (greedy_token_selection, scores((-1.0,), (-1.0, -2.0)), 0),
         (greedy_token_selection, scores((-1.0,), (-1.0,)), 0),
@@ -180,20 +180,20 @@ def scores(*rows, alone=None):
         (unconditional_likelihood_normalized, scores((-2.0,), (-1.0,), alone=[(-2.0,), (-2.0,)]), 1),
     ],
 )
-def test_methods_decide(method, given, index):
+def test_choices_methods_decide(method, given, index):
     assert method.decide(given).index == index
 
 
-def test_a_method_may_be_ones_own(backend):
+def test_a_custom_choices_method_is_used(backend):
     last = ChoicesMethod("last", lambda given: Decision(len(given) - 1, (0.0,) * len(given)))
     assert pick(backend, last)["choice"] == CHOICES[-1]
 
 
-def test_a_choice_that_merges_with_the_prompts_end_is_scored_from_there(engine, backend):
+def test_a_choice_that_merges_with_the_end_of_the_prompt_is_scored_from_there(engine, backend):
     prompt, choices = "The capital of Fr", ["ance", "ench"]
     before = engine.tokenizer.encode(prompt).tolist()
     whole = [engine.tokenizer.encode(prompt + choice).tolist() for choice in choices]
-    assert any(tokens[: len(before)] != before for tokens in whole)  # else this shows nothing
+    assert any(tokens[: len(before)] != before for tokens in whole)  # otherwise this test shows nothing
 
     @function
     def program(s):
@@ -207,7 +207,7 @@ def test_a_choice_that_merges_with_the_prompts_end_is_scored_from_there(engine, 
         assert [p for p, *_ in row] == pytest.approx(direct_logprobs(engine, tokens)[start:], abs=1e-4)
 
 
-def test_a_select_without_a_prompt_says_so(backend):
+def test_a_select_without_a_prompt_is_an_error(backend):
     @function
     def program(s):
         s += select("x", ["a", "b"])

@@ -1,4 +1,4 @@
-"""Events are read however the bytes are cut."""
+"""Events are parsed wherever the bytes are split."""
 
 import pytest
 
@@ -8,7 +8,7 @@ BYTES = b': hello\n\ndata: {"text": "a\\n"}\n\ndata:{"text":"b"}\r\n\r\ndata: [D
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, len(BYTES)])
-async def test_events_are_read_in_pieces_of_any_size(size):
+async def test_events_are_parsed_from_pieces_of_any_size(size):
     async def chunks():
         for at in range(0, len(BYTES), size):
             yield BYTES[at : at + size]

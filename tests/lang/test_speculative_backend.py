@@ -1,4 +1,4 @@
-"""Speculation on models that write anything: never another text, never more than one further call."""
+"""Speculation on random models never changes the text, and makes at most one additional call."""
 
 import asyncio
 import random
@@ -15,7 +15,7 @@ DEFAULT_MAX_TOKENS = 9
 
 
 class Writer:
-    """A backend whose model writes letter by letter, each a function of all the text before it."""
+    """A backend whose model generates letter by letter, each as a function of the whole text before it."""
 
     def __init__(self, seed):
         self.seed = seed
@@ -39,7 +39,7 @@ class Writer:
 
 
 def template(draw):
-    """Return the parts of a random program: constant text, and sampling of gens."""
+    """Return the parts of a random program: constant texts, and the sampling of `gen`s."""
     parts = ["a"]
     for _ in range(draw.randint(1, 6)):
         parts.append("".join(draw.choices(LETTERS, k=draw.randint(0, 2))))
@@ -49,7 +49,7 @@ def template(draw):
 
 
 def written(backend, parts):
-    """Return the text of a program."""
+    """Return the text that a program generates."""
 
     async def write():
         text = ""
@@ -61,7 +61,7 @@ def written(backend, parts):
 
 
 @pytest.mark.parametrize("num_tokens", [1, 8, 40])
-def test_any_program_on_any_model_has_the_same_text_and_one_further_call_at_most(num_tokens):
+def test_any_program_on_any_model_has_the_same_text_and_at_most_one_more_call(num_tokens):
     saved = 0
     for seed in range(150):
         parts = template(random.Random(seed))

@@ -1,4 +1,4 @@
-"""Texts that are followed while they grow."""
+"""Texts that are read while they grow."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ def story(s):
     s += " And then" + gen("second", max_tokens=12, ignore_eos=True)
 
 
-def test_chunks_make_up_the_text(backend):
+def test_chunks_form_the_text(backend):
     state = story.run(backend=backend, temperature=0, stream=True)
     chunks = list(state.text_iter())
     whole = story.run(backend=backend, temperature=0)
@@ -32,7 +32,7 @@ def long_story(s):
     s += " And then" + gen("second", max_tokens=120, ignore_eos=True)
 
 
-def test_a_variable_is_followed_before_the_program_has_asked_for_it(backend):
+def test_a_variable_can_be_streamed_before_its_gen_is_appended(backend):
     state = long_story.run(backend=backend, temperature=0, stream=True)
     chunks = list(state.text_iter("second"))
     assert "".join(chunks) == state["second"]
@@ -40,7 +40,7 @@ def test_a_variable_is_followed_before_the_program_has_asked_for_it(backend):
     assert state.get_meta_info("second")["completion_tokens"] == 120
 
 
-async def test_event_loops_follow_too(backend):
+async def test_text_can_be_streamed_in_an_event_loop(backend):
     state = story.run(backend=backend, temperature=0, stream=True)
     whole = "".join([chunk async for chunk in state.text_async_iter()])
     first = "".join([chunk async for chunk in state.text_async_iter("first")])
@@ -48,7 +48,7 @@ async def test_event_loops_follow_too(backend):
     assert first == state["first"]
 
 
-async def test_a_followed_variable_comes_with_its_meta_info(backend):
+async def test_a_streamed_variable_has_its_meta_info(backend):
     state = story.run(backend=backend, temperature=0, stream=True)
     pairs = [pair async for pair in state.text_async_iter("second", return_meta_data=True)]
     assert "".join(text for text, _ in pairs) == state["second"]
@@ -58,7 +58,7 @@ async def test_a_followed_variable_comes_with_its_meta_info(backend):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_comes_whole_comes_with_its_meta_info(stream, in_process):
+async def test_a_variable_in_one_piece_has_its_meta_info(stream, in_process):
     @function
     def program(s):
         s += "1 + 1 =" + gen("n", n=2, max_tokens=2) + select("c", [" a", " b"]) + gen("none", max_tokens=0)
@@ -76,13 +76,13 @@ async def test_a_whole_text_has_no_meta_info(in_process):
         await anext(state.text_async_iter(return_meta_data=True))
 
 
-def test_a_text_can_be_followed_twice_and_after_its_end(in_process):
+def test_a_text_can_be_streamed_twice_and_after_its_end(in_process):
     state = story.run(backend=in_process, temperature=0)
     assert "".join(state.text_iter()) == "".join(state.text_iter()) == state.text()
     assert "".join(state.text_iter("first")) == state["first"]
 
 
-def test_several_completions_and_choices_come_whole(backend):
+def test_several_completions_and_choices_are_streamed_in_one_piece(backend):
     @function
     def program(s):
         s += "1 + 1 =" + gen("n", n=2, max_tokens=2) + select("c", [" a", " b"])
@@ -94,14 +94,14 @@ def test_several_completions_and_choices_come_whole(backend):
     assert "".join(state.text_iter("n")) == state["n"][0]
 
 
-def test_an_unknown_variable_is_a_key_error_once_the_program_has_ended(in_process):
+def test_an_unknown_variable_is_a_key_error_after_the_programs_end(in_process):
     state = story.run(backend=in_process, stream=True)
     with pytest.raises(KeyError, match="no variable 'third'"):
         list(state.text_iter("third"))
 
 
 @pytest.mark.parametrize("variable", [None, "bad"])
-def test_an_error_comes_behind_the_text_before_it(variable, backend):
+def test_an_error_is_raised_after_the_text_before_it(variable, backend):
     @function
     def program(s):
         s += "before" + gen("bad", temperature=-1.0)
@@ -113,7 +113,7 @@ def test_an_error_comes_behind_the_text_before_it(variable, backend):
         next(chunks)
 
 
-def test_the_functions_own_error_reaches_those_who_follow(in_process):
+def test_the_functions_own_error_is_raised_in_the_stream(in_process):
     @function
     def program(s):
         s += "before"
@@ -134,7 +134,7 @@ def test_a_chat_is_streamed(backend):
     assert "".join(state.text_iter("answer")) == state.messages()[1]["content"]
 
 
-def test_a_returned_value_is_waited_for(in_process):
+def test_a_read_of_ret_value_waits_for_the_function(in_process):
     may_return = threading.Event()
 
     @function
@@ -147,12 +147,12 @@ def test_a_returned_value_is_waited_for(in_process):
     assert state.ret_value == "returned"
 
 
-def test_a_program_cannot_read_what_it_will_return(in_process):
+def test_a_program_cannot_read_its_own_ret_value(in_process):
     with pytest.raises(RequestError, match="reads its own ret_value"):
         function(lambda s: s.ret_value).run(backend=in_process)
 
 
-def test_a_scope_that_was_left_by_an_exception_holds_what_was_written(in_process):
+def test_a_scope_left_by_an_exception_has_the_text_so_far(in_process):
     @function
     def program(s):
         with contextlib.suppress(LookupError), s.var_scope("v"):
@@ -162,7 +162,7 @@ def test_a_scope_that_was_left_by_an_exception_holds_what_was_written(in_process
     assert program.run(backend=in_process, stream=True)["v"] == "abc"
 
 
-def test_waiting_for_a_variable_takes_no_thread_and_can_be_given_up():
+def test_waiting_for_a_variable_takes_no_thread_and_can_be_cancelled():
     variables = Variables(is_open=True)
 
     async def follow():
@@ -176,4 +176,4 @@ def test_waiting_for_a_variable_takes_no_thread_and_can_be_given_up():
         with pytest.raises(asyncio.CancelledError):
             await waiting[2]
 
-    asyncio.run(asyncio.wait_for(follow(), 10.0))  # which would wait for a thread that waits
+    asyncio.run(asyncio.wait_for(follow(), 10.0))  # that would wait for a thread that itself waits

@@ -1,4 +1,4 @@
-"""A trace is what a program says, as a graph; where that is not clear before it runs, the line is named."""
+"""A trace is the graph of a program. Where the graph depends on generated text, the error has the line."""
 
 import json
 import random
@@ -23,7 +23,7 @@ def judge(s, essay, dimensions):
     return s["grade"]
 
 
-def test_a_graph_as_text():
+def test_a_graph_has_a_text_form():
     graph = function(judge).trace(dimensions=["style", "sense"])
     assert str(graph) == graph.to_text()
     assert graph.to_text().splitlines() == [
@@ -56,19 +56,19 @@ def test_a_graph_as_text():
     ]
 
 
-def test_reasoning_kept_apart_has_no_place_in_a_graph():
+def test_separate_reasoning_cannot_be_traced():
     program = function(lambda s: s.__iadd__(separate_reasoning(gen("a"), model_type="qwen3")))
     with pytest.raises(TraceError, match="separate_reasoning makes two variables"):
         program.trace()
 
 
-def test_the_line_of_a_node_is_the_programs():
+def test_a_node_has_the_line_of_the_program():
     nodes = {node.node_id: node for node in function(judge).trace(dimensions=["style"]).nodes()}
     assert nodes[1].site.lineno == judge.__code__.co_firstlineno + 1
     assert nodes[1].site.filename == __file__
 
 
-#: what needs a value -> what the error says
+#: operation that needs a value -> the error message
 STOPS = {
     "bool()": lambda x: "a" if x else "b",
     "==": lambda x: str(x == "yes"),
@@ -105,7 +105,7 @@ def one_variable(code):
 
 
 @pytest.mark.parametrize("operation", STOPS)
-def test_a_program_that_looks_at_an_argument_is_told_the_line(operation):
+def test_a_program_that_needs_an_arguments_value_is_refused_with_the_line(operation):
     program = one_argument(STOPS[operation])
     with pytest.raises(TraceError, match="'topic', which is free; topic=") as caught:
         function(program).trace()
@@ -116,13 +116,13 @@ def test_a_program_that_looks_at_an_argument_is_told_the_line(operation):
 
 
 @pytest.mark.parametrize("operation", STOPS)
-def test_a_program_that_looks_at_an_answer_is_told_the_line(operation):
+def test_a_program_that_needs_generated_text_is_refused_with_the_line(operation):
     with pytest.raises(TraceError, match="what a model has yet to write") as caught:
         function(one_variable(STOPS[operation])).trace()
     assert caught.value.lineno == STOPS[operation].__code__.co_firstlineno
 
 
-#: Python that works on the text of an f-string, which is an ordinary string.
+#: Python code that changes the text of an f-string, which is an ordinary string.
 CHANGES = {
     "strip": lambda x: f" {x} ".strip() + f"{x}".strip(),
     "upper": lambda x: f"{x}!".upper(),
@@ -158,13 +158,13 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_changed_text_with_an_argument_in_it_is_found(change):
+def test_a_change_of_a_text_with_an_argument_is_detected(change):
     with pytest.raises(TraceError, match=r"has changed a text that holds|letters of a text") as caught:
         function(one_argument(CHANGES[change])).trace()
     assert caught.value.lineno == one_argument(None).__code__.co_firstlineno + 2
 
 
-def test_texts_that_are_only_passed_on_are_not_taken_for_changed_ones():
+def test_unchanged_texts_are_not_reported_as_changed():
     def program(s, topic):
         question = ", ".join([f"{topic}!", "9{}_%s" + f"{topic}{topic}"])
         s += user(question) + "word" + gen("a", max_tokens=2)
@@ -184,7 +184,7 @@ def test_texts_that_are_only_passed_on_are_not_taken_for_changed_ones():
     assert "variable note = '1' + #7 + '2' + topic" in graph.to_text()
 
 
-def test_a_program_that_depends_on_chance_is_told_the_line():
+def test_a_random_program_is_refused_with_the_line():
     def program(s):
         s += "Pick: "
         s += f"{random.random()}"
@@ -194,7 +194,7 @@ def test_a_program_that_depends_on_chance_is_told_the_line():
     assert caught.value.lineno == program.__code__.co_firstlineno + 2
 
 
-def test_a_caught_error_still_stops_the_trace():
+def test_a_caught_trace_error_still_stops_the_trace():
     def program(s, topic):
         try:
             s += "long" if len(topic) > 3 else "short"
@@ -205,7 +205,7 @@ def test_a_caught_error_still_stops_the_trace():
         function(program).trace()
 
 
-def test_code_that_cannot_take_placeholders_is_told_the_line():
+def test_code_that_fails_with_placeholders_is_refused_with_the_line():
     def program(s):
         s += "{" + gen("json", max_tokens=4)
         return json.loads(s["json"])
@@ -216,7 +216,7 @@ def test_code_that_cannot_take_placeholders_is_told_the_line():
     assert isinstance(caught.value.__cause__, TypeError)
 
 
-def test_a_loop_that_waits_for_an_answer_ends():
+def test_an_endless_loop_over_an_answer_ends_with_an_error():
     def program(s):
         s += "Count:"
         s["word"] = ""
@@ -228,7 +228,7 @@ def test_a_loop_that_waits_for_an_answer_ends():
     assert caught.value.lineno == program.__code__.co_firstlineno + 4
 
 
-#: What there is nothing of before a program runs.
+#: Features that a program has only at run time.
 def asks_for_messages(s):
     s += user("Hi")
     return s.messages()
@@ -269,22 +269,22 @@ def samples_by_an_answer(s):
         (samples_by_an_answer, r"gen\(json_schema=...\) is not constant; what a model writes"),
     ],
 )
-def test_what_a_trace_cannot_hold(program, message):
+def test_features_that_a_trace_does_not_support_are_refused(program, message):
     with pytest.raises(TraceError, match=message):
         function(program).trace()
 
 
-def test_a_constant_has_to_be_an_argument():
+def test_a_constant_must_be_an_argument():
     with pytest.raises(RequestError, match=r"judge\(\) has no argument topic; it has: essay, dimensions"):
         function(judge).trace(topic="x")
 
 
-def test_constants_lift_what_stops_a_trace():
+def test_constants_allow_operations_that_need_a_value():
     program = function(one_argument(STOPS["len()"]))
     assert "'4'" in program.trace(topic="cats").to_text()
 
 
-def test_a_drawing_shows_every_node_once_and_none_over_another():
+def test_a_drawing_shows_every_node_once_without_overlap():
     graph = function(judge).trace(dimensions=["style", "sense"])
     svg = ET.fromstring(graph.to_svg())
     space = "{http://www.w3.org/2000/svg}"
@@ -296,7 +296,7 @@ def test_a_drawing_shows_every_node_once_and_none_over_another():
     assert all(0 <= x <= int(svg.get("width")) - 200 for x, _ in corners)
 
 
-def test_a_drawing_puts_what_waits_below_what_it_waits_for():
+def test_a_drawing_shows_a_node_below_the_nodes_it_depends_on():
     graph = function(judge).trace(dimensions=["style", "sense"])
     svg = ET.fromstring(graph.to_svg())
     space = "{http://www.w3.org/2000/svg}"
@@ -305,7 +305,7 @@ def test_a_drawing_puts_what_waits_below_what_it_waits_for():
     }
     assert tops["7"] < tops["14"] < tops["16"]
     assert tops["11"] < tops["16"] < tops["variable"]
-    assert tops["7"] == tops["11"]  # side by side
+    assert tops["7"] == tops["11"]  # at the same height
 
 
 def test_a_drawing_escapes_text():
@@ -316,7 +316,7 @@ def test_a_drawing_escapes_text():
 
 
 @pytest.mark.parametrize("name", ["a\nb", "a\x00b", "a\x1bb", "a\ud800b", "a\ufffeb", "a\u2028b"])
-def test_a_drawing_is_well_formed_and_a_node_is_one_line_whatever_the_names(name):
+def test_a_drawing_is_well_formed_and_a_node_is_one_line_for_any_name(name):
     def program(s):
         with s.var_scope(name), s.user():
             s += name + gen(name, max_tokens=2) + select(name + "c", [name, "d"])
@@ -327,5 +327,5 @@ def test_a_drawing_is_well_formed_and_a_node_is_one_line_whatever_the_names(name
     shown = repr(name)[1:-1]
     titles = [title.text for title in ET.fromstring(graph.to_svg().encode()).iter("{http://www.w3.org/2000/svg}title")]
     assert titles[0] == f"{shown}()"
-    assert sum(shown in title for title in titles[1:]) == 8  # a scope's two, text, gen, select and three variables
+    assert sum(shown in title for title in titles[1:]) == 8  # two for the scope, text, gen, select and three variables
     assert sum(shown in line for line in graph.to_text().splitlines()[1:]) == 8

@@ -1,4 +1,4 @@
-"""Greedy tokens in float32 equal Hugging Face's, whatever the pages, chunks, cache, overlap and memory."""
+"""Greedy tokens in float32 equal Hugging Face's for any pages, chunks, cache, overlap and memory."""
 
 import itertools
 import time
@@ -25,8 +25,8 @@ CACHES = ["radix", "chunk"]
 OVERLAPS = [False, True]
 SCARCE = [False, True]
 
-#: For the first model half of all combinations, which are all of any three and nearly all of any four; for the others
-#: each value meets each other one at least once.
+#: For the first model: half of all combinations, with all triples and nearly all quadruples of values. For the
+#: other models: every pair of values at least once.
 COMBINATIONS = list(itertools.product(*map(enumerate, (PAGE_SIZES, CHUNKS, CACHES, OVERLAPS, SCARCE))))
 ALL = [tuple(value for _, value in values) for values in COMBINATIONS if sum(i for i, _ in values) % 2 == 0]
 SOME = [
@@ -38,13 +38,13 @@ SOME = [
     (16, 2048, "chunk", True, True),
     (16, 64, "radix", False, True),
 ]
-FEW = SOME[:4]  # each value once at least, for models that differ little from one with more
+FEW = SOME[:4]  # every value at least once, for models that differ little from one with more cases
 CASES = [("llama", *case) for case in ALL]
 CASES += [(model, *case) for model in MODELS[1:] for case in (SOME if model in ("demo", "qwen3") else FEW)]
 
 
 def make_prompts(vocab_size):
-    """Return 60 prompts of 1 to 700 tokens; two thirds begin with one of two common prefixes."""
+    """Return 60 prompts of 1 to 700 tokens; two thirds start with one of two common prefixes."""
     rng = np.random.default_rng(7)
     prefixes = [rng.integers(1, vocab_size, n).tolist() for n in (50, 130)]
     prompts = []
@@ -71,7 +71,7 @@ def workload(checkpoint):
 
 
 class Run:
-    """An engine's parts, driven step by step so that requests arrive while others run."""
+    """An engine's parts, run step by step so that requests arrive while others run."""
 
     def __init__(self, path, **config):
         settings = EngineConfig.load(
@@ -124,15 +124,15 @@ def test_greedy_tokens_equal_transformers(checkpoint, workload, model, page_size
     for i, expected in enumerate(answers):
         assert run.tokens[str(i)] == expected, f"request {i}, prompt of {len(prompts[i])} tokens"
     stats = run.parts.loop.stats()
-    if model == "llama" and scarce and chunk > 7:  # others end early, and in small chunks few run at once
+    if model == "llama" and scarce and chunk > 7:  # the other requests end early, and with small chunks few run at once
         assert stats.retractions > 0
     assert (stats.cached_tokens > 0) == (cache == "radix")
     assert stats.owned_pages == stats.locked_pages == 0
 
 
 @pytest.mark.parametrize(("page_size", "overlap"), [(1, False), (1, True), (16, True)])
-def test_greedy_tokens_are_the_same_for_those_who_make_way(checkpoint, workload, page_size, overlap):
-    """Each wave is more important than the one before, which has every row."""
+def test_preempted_requests_generate_the_same_greedy_tokens(checkpoint, workload, page_size, overlap):
+    """Each group of requests has a higher priority than the previous one, which occupies every row."""
     prompts, answers = workload("llama")
     run = Run(
         checkpoint("llama"),
@@ -156,7 +156,7 @@ def test_greedy_tokens_are_the_same_for_those_who_make_way(checkpoint, workload,
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
-def test_the_second_time_every_full_page_but_the_last_tokens_is_cached(checkpoint, workload, page_size):
+def test_in_a_second_run_every_full_page_except_the_last_token_is_cached(checkpoint, workload, page_size):
     prompts, answers = workload("qwen3")
     run = Run(checkpoint("qwen3"), cache={"page_size": page_size}, memory={"kv_tokens": 32768})
     params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)

@@ -1,4 +1,4 @@
-"""Families with experts, and Phi, through the whole engine: greedy tokens in float32 equal Hugging Face's.
+"""Families with experts, and Phi, in a whole engine: greedy tokens in float32 equal Hugging Face's.
 
 test_parity.py and test_parity_windows.py turn every knob of the engine with models whose layers cost less.
 """
@@ -11,7 +11,7 @@ from graftlm.testing.hugging_face import HuggingFaceModel
 from graftlm.testing.tiny_models import write_tiny_checkpoint
 
 PROMPT_LENS = [1, 2, 17, 33, 64, 100, 140, 180]
-SHARED_LEN = 50  # how many tokens all longer prompts have in common
+SHARED_LEN = 50  # number of tokens in the common prefix of all longer prompts
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 
 #: page size, tokens per step, cache, overlap, tokens of memory
@@ -59,9 +59,9 @@ def test_greedy_tokens_equal_transformers(checkpoint, workload, model, page_size
 
 @pytest.mark.parametrize(
     ("context_len", "prompt_lens"),
-    [(64, (1, 20, 52)), (None, (66, 90, 140))],  # with their answers: as long as trained at most; longer
+    [(64, (1, 20, 52)), (None, (66, 90, 140))],  # with their answers: at most as long as in training, and longer
 )
-def test_longrope_is_that_of_transformers_on_either_side_of_its_limit(tmp_path, context_len, prompt_lens):
+def test_longrope_equals_transformers_below_and_above_its_limit(tmp_path, context_len, prompt_lens):
     rope = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [1.0 + i for i in range(8)]}
     config = {"original_max_position_embeddings": 64}
     write_tiny_checkpoint(tmp_path, "phi3", tokenizer=True, rope_parameters=rope, config=config)

@@ -1,4 +1,4 @@
-"""Steps padded as graphs need them give Hugging Face's greedy tokens, in float32, whoever arrives when."""
+"""Steps that are padded as for graphs give Hugging Face's greedy tokens in float32, for any order of arrival."""
 
 import numpy as np
 import pytest
@@ -49,7 +49,7 @@ def assembled(path, **config):
 
 
 def generate(parts, prompts, rng):
-    """Add prompts between steps, as chance has it, and return each one's tokens."""
+    """Add prompts between steps at random, and return the tokens of each."""
     tokens = {str(i): [] for i in range(len(prompts))}
     waiting = list(tokens)
     while waiting or parts.loop.scheduler.has_work:
@@ -83,7 +83,7 @@ def test_greedy_tokens_equal_transformers(checkpoint, workload, model, cache, pa
 
 
 @pytest.mark.parametrize("graphs", ["auto", False])
-def test_a_cpu_pads_only_when_it_is_told_to(checkpoint, graphs):
+def test_a_cpu_pads_steps_only_if_configured(checkpoint, graphs):
     parts = assembled(checkpoint("llama"), execution={"graphs": graphs}, memory={"kv_tokens": 64})
     parts.loop.close()
     assert not isinstance(parts.device_parts.graphs, DecodeGraphs)
@@ -101,7 +101,7 @@ def test_a_cpu_pads_only_when_it_is_told_to(checkpoint, graphs):
         ((4, 0), "execution.graph_batch_sizes[1]: must be at least 1, got 0"),
     ],
 )
-def test_sizes_that_no_step_can_have_are_refused(sizes, problem):
+def test_impossible_graph_sizes_are_refused(sizes, problem):
     with pytest.raises(ConfigError) as caught:
         EngineConfig(scheduling={"max_running_requests": 8}, execution={"graph_batch_sizes": sizes})
     assert str(caught.value) == problem

@@ -8,7 +8,7 @@ from graftlm.testing.hugging_face import HuggingFaceModel
 
 MODELS = ["deepseek_v2", "gpt_oss"]  # windows have 16 tokens
 PROMPT_LENS = [1, 17, 80, 100, 130]
-SHARED_LEN = 60  # how many tokens all longer prompts have in common
+SHARED_LEN = 60  # number of tokens in the common prefix of all longer prompts
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
 
 #: page size, tokens per step, cache, overlap, memory is scarce, kernel
@@ -54,13 +54,13 @@ def test_greedy_tokens_equal_transformers(
         debug=True,
     )
     with engine:
-        for _ in range(2):  # the second time from the cache, if it keeps anything
+        for _ in range(2):  # the second run reads from the cache, if it keeps anything
             assert [list(output.token_ids) for output in engine.generate(prompts, GREEDY)] == answers
         stats = engine.stats()
     assert (stats.cached_tokens > 0) == (cache == "radix")
 
 
-def test_latent_vectors_come_back_from_host_memory(checkpoint, workload):
+def test_latent_vectors_are_reloaded_from_host_memory(checkpoint, workload):
     prompts, answers = workload("deepseek_v2")
     engine = Engine(
         model={"path": str(checkpoint("deepseek_v2")), "dtype": "float32", "device": "cpu"},

@@ -1,4 +1,4 @@
-"""Steps that are recorded and repeated give Hugging Face's greedy tokens, in float32, whoever arrives when."""
+"""Recorded steps give Hugging Face's greedy tokens in float32, for any order of arrival."""
 
 import subprocess
 import sys
@@ -32,7 +32,7 @@ def assembled(path, **config):
 
 
 def generate(parts, prompts, rng):
-    """Add prompts between steps, as chance has it, and return each one's tokens."""
+    """Add prompts between steps at random, and return the tokens of each."""
     tokens = {str(i): [] for i in range(len(prompts))}
     waiting = list(tokens)
     while waiting or parts.loop.scheduler.has_work:
@@ -75,14 +75,14 @@ def test_greedy_tokens_equal_transformers(checkpoint, model, cache, page_size, o
     ],
     ids=["told not to", "a model that may do anything", "attention in PyTorch"],
 )
-def test_what_does_not_repeat_is_not_recorded(checkpoint, config):
+def test_configurations_whose_calls_cannot_be_repeated_are_not_recorded(checkpoint, config):
     parts = assembled(checkpoint("llama"), memory={"kv_tokens": 64}, **config)
     parts.loop.close()
     assert parts.device_parts.graphs is None
 
 
 @pytest.mark.parametrize("config", [{"model": {"quantization": {"name": "int8"}}}, {"memory": {"kv_dtype": "int8"}}])
-def test_recorded_steps_of_few_bits_give_the_same_tokens(checkpoint, config):
+def test_recorded_steps_in_bfloat16_give_the_same_tokens(checkpoint, config):
     prompts, params = [[5, 6, 7], [9] * 20, [3]], SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
     answers = []
     for graphs in ("auto", False):
@@ -94,7 +94,7 @@ def test_recorded_steps_of_few_bits_give_the_same_tokens(checkpoint, config):
 
 
 def test_recording_does_not_import_pytorchs_compiler(checkpoint):
-    """That takes seconds, in the middle of the first answer."""
+    """The import would take seconds during the first answer."""
     program = (
         "import sys\nfrom graftlm import Engine, SamplingParams\n"
         f"with Engine(model={str(checkpoint('llama'))!r}, memory={{'kv_tokens': 256}}) as engine:\n"
@@ -105,16 +105,17 @@ def test_recording_does_not_import_pytorchs_compiler(checkpoint):
 
 
 def overwritten():
-    """Write over memory that has been given back."""
+    """Overwrite memory that has been freed."""
     return [torch.full((size,), 7.0, dtype=torch.bfloat16) for size in range(16, 70_000, 64)]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_steps_compute_with_the_weights_as_they_are_now(tmp_path, dtype):
-    """Packed ones are elsewhere after they were read or replaced."""
+def test_recorded_steps_use_the_current_weights(tmp_path, dtype):
+    """Packed weights have other addresses after they were read or replaced."""
     params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
     first, second = (write_tiny_checkpoint(tmp_path / str(seed), tokenizer=True, seed=seed) for seed in (1, 2))
-    settings = {"memory": {"kv_tokens": 256}, "cache": {"name": "chunk"}}  # no prefix: all steps round alike
+    # without cached prefixes, all steps round equally
+    settings = {"memory": {"kv_tokens": 256}, "cache": {"name": "chunk"}}
 
     def start(path, **more):
         return Engine(model={"path": str(path), "dtype": dtype, "device": "cpu"}, **settings, **more)

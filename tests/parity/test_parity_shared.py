@@ -1,4 +1,4 @@
-"""Requests whose common prefix is read once for all of them give Hugging Face's greedy tokens, in float32."""
+"""Requests whose common prefix is read once for all of them give Hugging Face's greedy tokens in float32."""
 
 import numpy as np
 import pytest

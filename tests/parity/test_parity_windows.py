@@ -8,10 +8,11 @@ from graftlm.testing.hugging_face import HuggingFaceModel
 
 MODELS = ["mistral", "gemma2", "gemma3"]  # every window has 16 tokens
 PROMPT_LENS = [1, 15, 16, 17, 33, 100, 128, 150, 190, 260]
-SHARED_LEN = 90  # how many tokens all longer prompts have in common
+SHARED_LEN = 90  # number of tokens in the common prefix of all longer prompts
 GREEDY = SamplingParams(temperature=0, max_tokens=16)
 
-#: page size, tokens per step, cache, overlap, memory is scarce, kernel; each value meets each other one at least once.
+#: page size, tokens per step, cache, overlap, whether memory is scarce, kernel; every pair of values occurs at least
+#: once.
 CASES = [
     (1, 7, "radix", True, True, "native"),
     (1, 64, "chunk", False, True, "torch"),
@@ -59,9 +60,9 @@ def test_greedy_tokens_equal_transformers(
         debug=True,
     )
     with engine:
-        for _ in range(2):  # the second time from the cache, if it keeps anything
+        for _ in range(2):  # the second run reads from the cache, if it keeps anything
             assert [list(output.token_ids) for output in engine.generate(prompts, GREEDY)] == answers
         stats = engine.stats()
     assert (stats.cached_tokens > 0) == (cache == "radix")
-    if scarce and chunk > 7 and page_size < 16:  # in small chunks, and with so few pages, few run at once
+    if scarce and chunk > 7 and page_size < 16:  # with small chunks and so few pages, few requests run at once
         assert stats.retractions > 0

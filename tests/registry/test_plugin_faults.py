@@ -1,4 +1,4 @@
-"""A plugin that raises in one of its methods while serving: who needs it fails and reads why, others are served."""
+"""If a plugin method raises while serving, the requests that need it fail with the reason, and others are served."""
 
 import re
 from collections.abc import Callable
@@ -17,13 +17,13 @@ GREEDY = SamplingParams(temperature=0, max_tokens=12)
 
 
 def choice(name):
-    """Ask for one of two texts; by another name, it is another grammar, which nobody has compiled yet."""
+    """Return parameters for one of two texts; another name gives another grammar, which is not compiled yet."""
     return SamplingParams(temperature=0, max_tokens=12, choice=("Lima", name))
 
 
 @dataclass
 class Fault:
-    """What raises at the moment: "family.method", or nothing."""
+    """The method that currently raises, "family.method", or none."""
 
     place: str = ""
     times: int = 0
@@ -35,7 +35,9 @@ class Fault:
 
 
 class Breaking:
-    """A plugin with a provider `breaking` for each family: the built-in one, whose methods raise when told to."""
+    """A plugin with a provider `breaking` for each family: the built-in one, whose methods raise if the test sets
+    it.
+    """
 
     METHODS = {  # noqa: RUF012
         "attention": ("torch_native", ("prepare", "forward")),
@@ -130,7 +132,7 @@ class Breaking:
 
 
 class BreakingStrategy(EvictionStrategy):
-    """The least recently used goes first."""
+    """Evicts the least recently used entry first."""
 
     def __init__(self, fault):
         self.fault = fault
@@ -150,7 +152,7 @@ class BreakingStrategy(EvictionStrategy):
 
 
 class BreakingGrammar:
-    """A compiled grammar around another."""
+    """A wrapper of a compiled grammar."""
 
     def __init__(self, inner, fault):
         self.inner, self.fault = inner, fault
@@ -161,7 +163,7 @@ class BreakingGrammar:
 
 
 class BreakingMatcher:
-    """A matcher around another."""
+    """A wrapper of a matcher."""
 
     def __init__(self, inner, fault):
         self.inner, self.fault = inner, fault
@@ -172,7 +174,7 @@ class BreakingMatcher:
 
 
 class BreakingProcessor(LogitsProcessor):
-    """Changes nothing."""
+    """Changes no logits."""
 
     def __init__(self, fault):
         self.fault = fault
@@ -187,7 +189,7 @@ FAULT = Fault()
 
 @pytest.fixture(scope="module")
 def engine():
-    """An engine all of whose parts are `breaking`."""
+    """An engine in which all parts are `breaking`."""
     config = {
         "model": {"path": "demo", "architecture": "breaking"},
         "attention": "breaking",
@@ -209,21 +211,21 @@ def _mended():
 
 
 def fill(engine):
-    """Fill the memory with prompts that begin differently, so that something has to be evicted."""
+    """Fill the memory with different prompts, so that entries must be evicted."""
     engine.flush_cache()
     for token in range(100, 103):
         engine.generate([[token] * 100], GREEDY)
 
 
 def broken_errors(outputs, place):
-    """Return the errors of the outputs that failed, all of which say what was broken."""
+    """Return the errors of the failed outputs; each must name the failing method."""
     failed = [output for output in outputs if output.finish_reason is FinishReason.ERROR]
     for output in failed:
         assert f"broken on purpose: {place}" in output.error, output.error
     return failed
 
 
-#: Methods that a step, or the memory of all, needs: who is in the step fails.
+#: Methods that a step or the shared memory needs: all requests of the step fail.
 SHARED = [
     "model.forward",
     "model.logits",
@@ -240,7 +242,7 @@ SHARED = [
 
 
 @pytest.mark.parametrize("place", SHARED)
-def test_what_all_need_fails_them_with_its_words_and_the_next_is_served(engine, place):
+def test_a_failure_in_a_step_fails_its_requests_and_later_ones_are_served(engine, place):
     fill(engine)
     FAULT.place = place
     outputs = engine.generate([CHAT, [7] * 120], GREEDY)
@@ -250,16 +252,16 @@ def test_what_all_need_fails_them_with_its_words_and_the_next_is_served(engine, 
     assert [output.text for output in engine.generate([CHAT, CHAT], GREEDY)] == [PARIS, PARIS]
 
 
-#: Methods for which there is another way: nobody fails.
+#: Methods for which there is an alternative: no request fails.
 SPARED = [
     ("eviction.priority", GREEDY, "the node goes first"),
     ("scheduling.order", GREEDY, "using arrival order"),
-    ("grammar.fill_bitmasks", choice("fill"), None),  # matcher by matcher
+    ("grammar.fill_bitmasks", choice("fill"), None),  # one matcher after the other
 ]
 
 
 @pytest.mark.parametrize(("place", "params", "logged"), SPARED, ids=[place for place, *_ in SPARED])
-def test_what_can_be_done_without_harms_nobody(engine, place, params, logged, caplog):
+def test_a_failure_with_an_alternative_fails_no_request(engine, place, params, logged, caplog):
     fill(engine)
     FAULT.place = place
     outputs = engine.generate([CHAT, [7] * 120], [params, GREEDY])
@@ -269,7 +271,7 @@ def test_what_can_be_done_without_harms_nobody(engine, place, params, logged, ca
     assert logged is None or logged in caplog.text
 
 
-def test_a_check_that_raises_refuses_the_request_and_says_so(engine):
+def test_a_check_that_raises_refuses_the_request_with_the_reason(engine):
     FAULT.place = "grammar.check"
     with pytest.raises(
         GrammarError, match=r"the grammar backend failed: ValueError: broken on purpose: grammar\.check"
@@ -278,7 +280,7 @@ def test_a_check_that_raises_refuses_the_request_and_says_so(engine):
     assert engine.generate([CHAT], GREEDY)[0].text == PARIS
 
 
-#: Methods that one request needs: it fails alone.
+#: Methods that one request needs: only this request fails.
 OWN = [
     ("grammar.compile", choice("compile")),
     ("grammar.matcher", choice("matcher")),
@@ -290,7 +292,7 @@ OWN = [
 
 
 @pytest.mark.parametrize(("place", "params"), OWN, ids=[place for place, _ in OWN])
-def test_what_one_request_needs_fails_it_alone(engine, place, params):
+def test_a_failure_in_one_requests_method_fails_only_that_request(engine, place, params):
     engine.flush_cache()
     FAULT.place = place
     failing, other = engine.generate([CHAT, CHAT], [params, GREEDY])
@@ -303,7 +305,7 @@ def test_what_one_request_needs_fails_it_alone(engine, place, params):
 
 
 @pytest.mark.parametrize("hook", ["request_finished", "step_finished", "cache_event"])
-def test_an_observer_that_raises_costs_nobody_anything(engine, hook, caplog):
+def test_an_observer_that_raises_affects_no_request(engine, hook, caplog):
     engine.flush_cache()
     FAULT.place = f"observer.{hook}"
     assert engine.generate([CHAT], GREEDY)[0].text == PARIS

@@ -1,4 +1,4 @@
-"""The registry: where plugins come from, what is refused and why, which provider a name means."""
+"""The registry: sources of plugins, refusals with their reasons, and the choice of a provider by name."""
 
 import importlib
 import inspect
@@ -67,14 +67,14 @@ class Strategies:
 
 
 def load(*plugins, platform=None, **settings) -> Registry:
-    """Load the given plugins alone: the built-in ones are disabled."""
+    """Load only the given plugins; the built-in ones are disabled."""
     disabled = ("graftlm", *settings.pop("disabled", ()))
     return Registry.load(PluginSettings(disabled=disabled, **settings), plugins, platform)
 
 
 @pytest.fixture
 def install(tmp_path, monkeypatch):
-    """Install a distribution as pip would: modules, dist-info and entry points, on sys.path."""
+    """Install a distribution like pip: modules, dist-info and entry points, on sys.path."""
     monkeypatch.syspath_prepend(tmp_path)
     before = set(sys.modules)
 
@@ -108,10 +108,10 @@ def provide_eviction_strategies():
 """
 
 
-# Where plugins come from
+# -- Sources of plugins
 
 
-def test_installed_distributions_enter_by_their_entry_points(install):
+def test_installed_distributions_are_loaded_by_their_entry_points(install):
     install("graftlm-alpha", source_of_strategies("alpha"), version="2.1")
     (entry,) = load().entries()
     assert (entry.family, entry.name, entry.plugin) == ("eviction", "alpha", "graftlm-alpha")
@@ -126,38 +126,38 @@ def test_an_entry_point_may_name_an_object_in_a_module(install):
     assert (registry.names("eviction"), registry.failures) == (["alpha"], ())
 
 
-def test_configured_modules_are_loaded_with_the_distribution_they_belong_to(install):
+def test_configured_modules_are_loaded_with_their_distribution(install):
     install("graftlm-alpha", source_of_strategies("alpha"), entry_points={})
     (entry,) = load(modules=("graftlm_alpha",)).entries()
     assert (entry.plugin, entry.distribution, entry.version) == ("graftlm_alpha", "graftlm-alpha", "1.0")
 
 
-def test_a_module_of_a_distribution_with_another_name_is_traced_to_it(install):
+def test_a_module_is_assigned_to_its_distribution_with_another_name(install):
     install("vendor-suite", source_of_strategies("alpha"), entry_points={}, module="alpha_part")
     (entry,) = load(modules=("alpha_part",)).entries()
     assert (entry.distribution, entry.version) == ("vendor-suite", "1.0")
 
 
-def test_a_module_without_a_distribution_goes_by_its_own_name(tmp_path, install):
+def test_a_module_without_a_distribution_has_its_own_name(tmp_path, install):
     (tmp_path / "loose_plugin.py").write_text(source_of_strategies("loose"))
     (entry,) = load(modules=("loose_plugin",)).entries()
     assert (entry.distribution, entry.version) == ("loose_plugin", None)
 
 
-def test_an_object_may_be_an_instance_or_a_module():
+def test_a_passed_plugin_may_be_an_instance_or_a_module():
     module = ModuleType("in_memory")
     module.provide_eviction_strategies = hookimpl(specname="provide_eviction_strategies")(lambda: [provider("two")])
     assert load(Strategies(provider("one")), module).names("eviction") == ["one", "two"]
 
 
-def test_a_module_that_is_installed_and_configured_counts_once(install):
+def test_a_module_that_is_installed_and_configured_is_loaded_once(install):
     install("graftlm-alpha", source_of_strategies("alpha"))
     registry = load(modules=("graftlm_alpha",))
     assert registry.find("eviction", "alpha").name == "alpha"
     assert load(sys.modules["graftlm_alpha"]).find("eviction", "alpha").name == "alpha"
 
 
-def test_plugins_load_in_an_order_that_every_process_shares(install):
+def test_plugins_load_in_the_same_order_in_every_process(install):
     for name in ("zeta", "alpha"):
         install(f"graftlm-{name}", source_of_strategies(name))
     assert [entry.name for entry in load().entries()] == ["alpha", "zeta"]
@@ -183,7 +183,7 @@ def test_a_disabled_object_is_not_loaded():
     assert load(Strategies(provider()), disabled=("Strategies",)).names("eviction") == []
 
 
-# Plugins that fail
+# -- Plugins that fail
 
 FAILURES = [
     ("import no_such_module_here", "failed to load: ModuleNotFoundError: No module named 'no_such_module_here'"),
@@ -227,7 +227,7 @@ FAILURES = [
 
 
 @pytest.mark.parametrize(("source", "message"), FAILURES)
-def test_a_plugin_that_fails_is_recorded_and_harms_no_other(install, source, message):
+def test_a_failing_plugin_is_recorded_and_does_not_affect_others(install, source, message):
     install("graftlm-broken", source)
     install("graftlm-sound", source_of_strategies("sound"))
     registry = load()
@@ -239,7 +239,7 @@ def test_a_plugin_that_fails_is_recorded_and_harms_no_other(install, source, mes
 
 
 @pytest.mark.parametrize(("source", "message"), FAILURES[3:])
-def test_an_object_that_fails_raises(install, source, message):
+def test_a_failing_object_raises(install, source, message):
     install("graftlm-broken", source, entry_points={})
     with pytest.raises(PluginLoadError, match=re.escape(message)):
         load(importlib.import_module("graftlm_broken"))
@@ -256,12 +256,12 @@ def test_two_objects_that_are_equal_cannot_both_be_plugins():
         load(Same(), Same())
 
 
-def test_a_class_is_no_plugin():
+def test_a_class_is_refused_as_a_plugin():
     with pytest.raises(PluginLoadError, match=r"got the class Strategies; pass Strategies\(\)"):
         load(Strategies)
 
 
-def test_a_configured_module_that_fails_is_recorded():
+def test_a_failing_configured_module_is_recorded():
     (failure,) = load(modules=("no_such_plugin",)).failures
     assert str(failure) == (
         "plugin 'no_such_plugin' (dist no_such_plugin) failed to load: "
@@ -269,7 +269,7 @@ def test_a_configured_module_that_fails_is_recorded():
     )
 
 
-def test_a_failed_plugin_is_fatal_when_a_name_it_may_have_offered_is_selected(install):
+def test_a_failed_plugin_is_fatal_if_a_missing_name_is_selected(install):
     install("foo", "import no_such_module_here")
     with pytest.raises(UnknownProviderError) as caught:
         load(Strategies(provider("lru"))).provider("eviction", "theirs")
@@ -279,7 +279,7 @@ def test_a_failed_plugin_is_fatal_when_a_name_it_may_have_offered_is_selected(in
     )
 
 
-# Providers that are refused
+# -- Refused providers
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ def test_a_provider_with_a_wrong_field_is_refused(install, bad, message):
         ("provide_models", {"architectures": []}, "ModelCapabilities, got {'architectures': []}"),
     ],
 )
-def test_capabilities_must_be_those_of_the_family(hook, capabilities, expected):
+def test_capabilities_must_have_the_type_of_the_family(hook, capabilities, expected):
     module = ModuleType("caps")
     setattr(module, hook, hookimpl(specname=hook)(lambda: [provider(capabilities=capabilities)]))
     with pytest.raises(PluginLoadError, match=re.escape(f"capabilities must be an instance of {expected}")):
@@ -319,7 +319,7 @@ def test_capabilities_must_be_those_of_the_family(hook, capabilities, expected):
 
 
 @pytest.mark.parametrize(("version", "remedy"), [(0, "a newer"), (2, "an older"), ("one", "an older")])
-def test_a_provider_for_another_api_version_is_refused_with_one_sentence(install, version, remedy):
+def test_a_provider_for_another_api_version_is_refused(install, version, remedy):
     install("foo", source_of_strategies("theirs", api_version=version))
     registry = load(Strategies(provider("sound")))
     sentence = (
@@ -333,14 +333,14 @@ def test_a_provider_for_another_api_version_is_refused_with_one_sentence(install
     assert str(caught.value) == sentence
 
 
-def test_a_refused_provider_leaves_its_plugins_others(install):
+def test_a_refused_provider_does_not_affect_others_of_its_plugin(install):
     install("foo", source_of_strategies("good", "BAD", "fine"))
     registry = load()
     assert registry.names("eviction") == ["fine", "good"]
     assert [(f.family, f.provider) for f in registry.failures] == [("eviction", "BAD")]
 
 
-# Names
+# -- Names
 
 BUILTIN_NAMES = ("fifo", "filo", "lfu", "lru", "mru", "priority", "slru")
 
@@ -358,7 +358,7 @@ def seven() -> Registry:
         ("LRU", "my.path", "Set my.path. Did you mean 'lru'?"),
     ],
 )
-def test_an_unknown_name_lists_what_there_is_and_the_nearest(seven, name, path, end):
+def test_the_error_for_an_unknown_name_lists_all_names_and_the_nearest(seven, name, path, end):
     with pytest.raises(UnknownProviderError) as caught:
         seven.provider("eviction", name, path)
     assert str(caught.value) == (
@@ -366,7 +366,7 @@ def test_an_unknown_name_lists_what_there_is_and_the_nearest(seven, name, path, 
     )
 
 
-def test_an_unknown_name_in_an_empty_family_says_none():
+def test_the_error_for_an_unknown_name_in_an_empty_family_says_none():
     with pytest.raises(UnknownProviderError, match=r"^Unknown logits processor 'x'\. Available: none\.$"):
         load().provider("logits_processor", "x")
 
@@ -377,7 +377,7 @@ def two_lrus(install):
     install("dist-two", source_of_strategies("lru"), version="2.0")
 
 
-def test_a_duplicate_name_is_an_error_that_names_both_when_it_is_selected(two_lrus):
+def test_a_duplicate_name_is_an_error_with_both_distributions_if_selected(two_lrus):
     registry = load()
     assert registry.provider("eviction", "only-one").name == "only-one"
     with pytest.raises(DuplicateProviderError) as caught:
@@ -389,7 +389,7 @@ def test_a_duplicate_name_is_an_error_that_names_both_when_it_is_selected(two_lr
 
 
 @pytest.mark.parametrize("spelling", ["dist-two", "Dist_Two", "dist_two"])
-def test_prefer_settles_a_duplicate(two_lrus, spelling):
+def test_prefer_selects_one_of_two_duplicates(two_lrus, spelling):
     registry = load(prefer={"eviction/lru": spelling})
     chosen = registry.provider("eviction", "lru")
     assert chosen is not load(prefer={"eviction/lru": "dist-one"}).provider("eviction", "lru")
@@ -397,11 +397,11 @@ def test_prefer_settles_a_duplicate(two_lrus, spelling):
         registry.create("eviction", chosen, {}, None)
 
 
-def test_auto_passes_over_a_duplicate_name(two_lrus):
+def test_auto_does_not_choose_a_duplicate_name(two_lrus):
     assert load().choose("eviction").name == "only-one"
 
 
-def test_prefer_may_tell_plugins_of_one_distribution_apart(install):
+def test_prefer_can_distinguish_plugins_of_one_distribution(install):
     points = {"one": "twins:one", "two": "twins:two"}
     source = "\nclass Twin: provide_eviction_strategies = staticmethod(provide_eviction_strategies)\n"
     install("twins", source_of_strategies("lru") + source + "one, two = Twin(), Twin()\n", entry_points=points)
@@ -432,7 +432,7 @@ def test_prefer_needs_a_family_and_a_name(key, hint):
     assert str(caught.value) == f"plugins.prefer: '{key}' must be family/name, such as eviction/lru; {hint}"
 
 
-# Availability and auto
+# -- Availability and auto
 
 
 def needs_cuda(platform: Platform) -> str | None:
@@ -456,7 +456,7 @@ def ranked() -> Registry:
     )
 
 
-def test_a_provider_that_cannot_run_here_says_why(ranked):
+def test_the_error_for_a_provider_that_cannot_run_has_the_reason(ranked):
     with pytest.raises(ProviderUnavailableError) as caught:
         ranked.provider("eviction", "gpu")
     assert str(caught.value) == (
@@ -466,7 +466,7 @@ def test_a_provider_that_cannot_run_here_says_why(ranked):
     assert ranked.find("eviction", "gpu").name == "gpu"
 
 
-def test_a_check_of_the_machine_that_raises_counts_as_unavailable(ranked):
+def test_a_provider_whose_availability_check_raises_is_unavailable(ranked):
     with pytest.raises(ProviderUnavailableError, match="its check of the machine failed: OSError: no driver"):
         ranked.provider("eviction", "odd")
 
@@ -480,16 +480,16 @@ def test_a_check_of_the_machine_that_raises_counts_as_unavailable(ranked):
         (None, lambda p: "not this" if p.name == "a" else None, "b"),
     ],
 )
-def test_auto_takes_the_highest_rank_that_runs_and_fits(ranked, platform, fits, chosen):
+def test_auto_chooses_the_highest_rank_that_runs_and_fits(ranked, platform, fits, chosen):
     assert ranked.choose("eviction", platform, fits).name == chosen
 
 
-def test_the_name_auto_is_a_choice(ranked):
+def test_the_name_auto_is_resolved(ranked):
     assert ranked.provider("eviction", "auto").name == "a"
     assert [p.name for p in ranked.available("eviction")] == ["a", "b", "low"]
 
 
-def test_when_nothing_fits_auto_says_why_not_of_each(ranked):
+def test_if_no_provider_fits_the_error_has_the_reason_of_each(ranked):
     with pytest.raises(ProviderUnavailableError) as caught:
         ranked.choose("eviction", fits=lambda p: f"rank {p.rank}")
     assert str(caught.value) == (
@@ -498,12 +498,12 @@ def test_when_nothing_fits_auto_says_why_not_of_each(ranked):
     )
 
 
-def test_when_nothing_is_installed_auto_says_so():
+def test_if_no_provider_is_installed_the_error_says_so():
     with pytest.raises(ProviderUnavailableError, match=r"^No grammar backend is installed\.$"):
         load().provider("grammar", "auto")
 
 
-# Models
+# -- Models
 
 
 class Models:
@@ -534,7 +534,7 @@ class AnyModel:
         (("Unknown",), "llama", "cpu", "llama"),
     ],
 )
-def test_a_model_is_found_by_architecture_or_by_name(architectures, name, device, chosen):
+def test_a_model_is_found_by_architecture_or_name(architectures, name, device, chosen):
     assert load(Models(), platform=Platform(device)).model_for(architectures, name).name == chosen
 
 
@@ -547,16 +547,16 @@ def test_a_model_is_found_by_architecture_or_by_name(architectures, name, device
         (("LlamaForCausalLM",), "any", "any"),
     ],
 )
-def test_a_model_that_takes_any_architecture_comes_after_those_that_name_it(architectures, name, chosen):
+def test_a_model_for_any_architecture_has_lower_precedence(architectures, name, chosen):
     assert load(Models(), AnyModel()).model_for(architectures, name).name == chosen
 
 
-def test_an_architecture_that_somebody_names_does_not_fall_to_one_that_takes_any():
+def test_an_architecture_with_its_own_model_does_not_use_the_general_one():
     with pytest.raises(ProviderUnavailableError, match="gpu-only: needs a CUDA device"):
         load(Models(), AnyModel()).model_for(("GpuForCausalLM",))
 
 
-def test_an_unsupported_architecture_lists_the_supported_ones():
+def test_the_error_for_an_unsupported_architecture_lists_the_supported_ones():
     with pytest.raises(UnsupportedArchitectureError) as caught:
         load(Models()).model_for(("LamaForCausalLM",))
     assert str(caught.value) == (
@@ -566,7 +566,7 @@ def test_an_unsupported_architecture_lists_the_supported_ones():
     )
 
 
-def test_an_architecture_whose_models_cannot_run_here_says_why():
+def test_the_error_for_a_model_that_cannot_run_has_the_reason():
     with pytest.raises(ProviderUnavailableError, match="gpu-only: needs a CUDA device"):
         load(Models()).model_for(("GpuForCausalLM",))
 
@@ -576,7 +576,7 @@ def test_an_unknown_model_name_is_an_unknown_provider():
         load(Models()).model_for(("LlamaForCausalLM",), "lama")
 
 
-# Options and creation
+# -- Options and creation
 
 
 class TightOptions(Options):
@@ -606,7 +606,7 @@ class TightOptions(Options):
                              "cache.eviction.options.mode[1]: must be a string, got 1; put it in quotes"),
     ],
 )  # fmt: skip
-def test_wrong_options_are_named_with_their_path(raw, message):
+def test_wrong_options_are_reported_with_their_path(raw, message):
     registry = load(Strategies(provider(options=TightOptions)))
     with pytest.raises(ConfigError) as caught:
         registry.options(registry.provider("eviction", "oldest"), raw, "cache.eviction.options")
@@ -618,7 +618,7 @@ def test_a_provider_without_options_takes_none(seven):
         seven.options(seven.provider("eviction", "lru"), {"x": 1}, "cache.eviction.options")
 
 
-def test_wrong_options_in_a_file_have_file_and_line(tmp_path, monkeypatch):
+def test_wrong_options_in_a_file_are_reported_with_file_and_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("engine.yaml").write_text("cache:\n  eviction:\n    name: oldest\n    options:\n      wieght: 1\n")
     config = EngineConfig.load("engine.yaml")
@@ -643,7 +643,7 @@ def test_create_gets_checked_options_and_the_context(raw):
     assert seen == [(SharedOptions(window_s=7), "the context")]
 
 
-def test_create_must_return_the_contract(install):
+def test_create_must_return_an_instance_of_the_contract(install):
     install("foo", source_of_strategies("theirs"))
     registry = load()
     with pytest.raises(PluginError) as caught:
@@ -669,7 +669,7 @@ def test_an_error_in_create_becomes_a_plugin_error_with_its_cause():
     assert caught.value.__cause__ is cause
 
 
-def test_an_error_that_create_raises_on_purpose_passes_through():
+def test_a_graftlm_error_in_create_is_raised_unchanged():
     cause = RequestError("too long")
     registry = load(Strategies(provider(create=failing(cause))))
     with pytest.raises(RequestError) as caught:
@@ -677,14 +677,14 @@ def test_an_error_that_create_raises_on_purpose_passes_through():
     assert caught.value is cause
 
 
-# Observers and other processes
+# -- Observers and other processes
 
 
-def test_nobody_listens_by_default(seven):
+def test_there_are_no_observers_by_default(seven):
     assert seven.observers("step_finished") == ()
 
 
-def test_observers_may_take_the_record_or_nothing():
+def test_an_observer_may_take_the_record_or_no_argument():
     seen = []
 
     class Listener:
@@ -717,14 +717,14 @@ def test_an_importable_module_can_be_loaded_by_another_process(install):
 
 
 @pytest.mark.parametrize("plugin", [Strategies(provider()), ModuleType("in_memory")])
-def test_an_object_that_cannot_be_imported_is_named(plugin):
+def test_an_object_that_cannot_be_imported_is_refused_by_name(plugin):
     if isinstance(plugin, ModuleType):
         plugin.provide_models = Models().provide_models
     with pytest.raises(PluginError, match=f"plugin {re.escape(repr(plugin))} is not an importable module"):
         load(plugin).import_names()
 
 
-# A whole configuration
+# -- A whole configuration
 
 
 def test_every_configured_family_has_a_selection():
@@ -742,7 +742,7 @@ def test_every_configured_family_has_a_selection():
 
 
 class Everything(Models):
-    """A plugin with what the default configuration selects."""
+    """A plugin with the providers that the default configuration selects."""
 
     @hookimpl
     def provide_eviction_strategies(self):
@@ -761,7 +761,7 @@ class Everything(Models):
         return [provider("lpm")]
 
 
-def test_a_sound_configuration_has_no_findings():
+def test_a_correct_configuration_has_no_findings():
     findings = check(EngineConfig(), load(Everything()))
     assert (findings.errors, findings.warnings) == ([], [])
 
@@ -789,7 +789,7 @@ def test_check_finds_every_wrong_name_and_option(tmp_path, monkeypatch):
     ]
 
 
-def test_check_warns_of_what_this_machine_lacks():
+def test_check_warns_about_plugins_that_cannot_run_here():
     config = EngineConfig(cache={"eviction": "gpu"}, plugins={"modules": ["no_such_plugin"]})
     findings = check(config, load(Everything(), modules=config.plugins.modules))
     assert findings.errors == []
@@ -800,17 +800,17 @@ def test_check_warns_of_what_this_machine_lacks():
     ]
 
 
-def test_check_refuses_a_machine_where_a_needed_family_is_missing():
+def test_check_reports_a_missing_family():
     (*_, error) = check(EngineConfig(scheduling={"policy": "auto"}), load(Models())).errors
     assert error == "scheduling.policy.name: No scheduling policy is installed."
 
 
-def test_the_cpu_is_always_a_platform():
+def test_the_cpu_is_always_an_available_platform():
     assert probe_platform("cpu") == Platform("cpu")
     assert probe_platform("auto").device in ("cpu", "cuda")
 
 
-# The JSON Schema
+# -- The JSON Schema
 
 
 @pytest.fixture
@@ -818,7 +818,7 @@ def schema() -> dict:
     return json_schema(load(Everything()))
 
 
-def test_the_schema_enumerates_names_and_describes_options(schema):
+def test_the_schema_lists_names_and_describes_options(schema):
     text = json.dumps(schema)
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     assert schema["$defs"]["eviction.lru"]["properties"].keys() == {"weight", "window_s"}
@@ -847,7 +847,7 @@ def test_every_reference_in_the_schema_resolves(schema):
         ({"memory": {"kv_tokens": 0}}, False),
     ],
 )
-def test_the_schema_accepts_what_the_loader_accepts(schema, document, valid):
+def test_the_schema_accepts_the_same_files_as_the_loader(schema, document, valid):
     validator = pytest.importorskip("jsonschema").Draft202012Validator
     validator.check_schema(schema)
     assert validator(schema).is_valid(document) == valid
@@ -862,7 +862,7 @@ class OpaqueOptions(Options):
     thing: Oldest | None = None
 
 
-def test_the_schema_holds_nested_options_and_does_without_what_it_cannot_say():
+def test_the_schema_has_nested_options_and_omits_what_it_cannot_express():
     found = json_schema(
         load(Strategies(provider("nested", options=NestedOptions), provider("o", options=OpaqueOptions)))
     )
@@ -870,11 +870,11 @@ def test_the_schema_holds_nested_options_and_does_without_what_it_cannot_say():
     assert found["$defs"]["eviction.o"]["type"] == "object"
 
 
-def test_the_schema_leaves_out_options_of_a_name_that_two_provide(two_lrus):
+def test_the_schema_omits_options_of_a_duplicate_name(two_lrus):
     assert "eviction.lru" not in json_schema(load())["$defs"]
 
 
-# The hooks, the families and the docs agree
+# -- Hooks, families and docs
 
 HOOKS = {name for name, value in vars(hookspecs).items() if hasattr(value, "graftlm_spec")}
 
@@ -902,7 +902,7 @@ def test_docs_list_every_family():
     assert [key for key in FAMILIES if f"| `{key}` |" not in text] == []
 
 
-def test_the_example_in_the_docs_is_a_plugin(install):
+def test_the_example_in_the_docs_is_a_valid_plugin(install):
     source, project = (
         re.search(rf"```{language}\n(.*?)```", PLUGIN_DOCS.read_text(encoding="utf-8"), re.DOTALL)[1]
         for language in ("python", "toml")
@@ -934,6 +934,6 @@ def test_the_example_in_the_docs_is_a_plugin(install):
         ({"disabled": ["graftlm_cache"], "prefer": {"eviction/lru": "graftlm"}}, None),
     ],
 )
-def test_a_name_that_nobody_bears_is_told(settings, warning, caplog):
+def test_an_unused_name_in_the_plugins_section_causes_a_warning(settings, warning, caplog):
     Registry.load(PluginSettings(**settings))
     assert [record.getMessage() for record in caplog.records] == ([warning] if warning else [])

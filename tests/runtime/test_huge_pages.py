@@ -1,4 +1,4 @@
-"""Which pages large tensors stand in; each in a process of its own."""
+"""The page size of large tensors' memory; each test runs in a separate process."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-#: Prints by how many MiB of huge pages a tensor of 32 MiB has made the process grow.
+#: Prints by how many MiB the huge pages of the process grow with a tensor of 32 MiB.
 REPORT = """
 import graftlm, torch
 def huge():
@@ -33,10 +33,10 @@ def grown(**environment):
 
 
 @needs_madvise
-def test_large_tensors_stand_in_huge_pages():
-    assert grown() >= 16  # of 32: where memory is in pieces, the kernel may not find all
+def test_large_tensors_use_huge_pages():
+    assert grown() >= 16  # of 32 MiB; if memory is fragmented, the kernel may not find all huge pages
 
 
 @needs_madvise
-def test_what_the_user_has_set_is_kept():
+def test_the_users_setting_is_kept():
     assert grown(THP_MEM_ALLOC_ENABLE="0") == 0

@@ -1,4 +1,4 @@
-"""Which OpenMP runtime a process computes on; each in a process of its own."""
+"""The OpenMP runtime that a process uses; each test runs in a separate process."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-#: Prints whether the runtime is loaded, and whether it hears how many threads PyTorch wants.
+#: Prints whether the runtime is loaded, and whether PyTorch's thread count is passed to it.
 REPORT = """
 import ctypes
 torch.set_num_threads(3)
@@ -35,7 +35,7 @@ installed = pytest.mark.skipif(
 
 
 @installed
-def test_pytorch_computes_on_the_installed_runtime():
+def test_pytorch_uses_the_installed_runtime():
     assert report("import graftlm, torch", GRAFTLM_OPENMP="") == ["True", "True"]
 
 
@@ -45,11 +45,11 @@ def test_pytorch_computes_on_the_installed_runtime():
     [("import torch, graftlm", {}), ("import graftlm, torch", {"GRAFTLM_OPENMP": "system"})],
     ids=["pytorch came first", "switched off"],
 )
-def test_the_choice_is_left_alone(imports, environment):
+def test_the_runtime_is_not_loaded_after_pytorch_or_if_switched_off(imports, environment):
     assert report(imports, **environment) == ["False", "False"]
 
 
 @installed
-def test_a_wait_that_the_user_has_set_is_kept():
+def test_the_users_blocktime_is_kept():
     imports = "import os, graftlm, torch; assert os.environ['KMP_BLOCKTIME'] == '7'"
     assert report(imports, KMP_BLOCKTIME="7") == ["True", "True"]
