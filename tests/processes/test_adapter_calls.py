@@ -1,4 +1,4 @@
-"""A replica's answers to calls about adapters, with a loader that reads when it is told to."""
+"""A replica's answers to calls about adapters, with a loader whose reads the test controls."""
 
 import threading
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Read:
 
 
 class SlowLoader:
-    """Reads an adapter when `may_read` is set, but for "hangs"; folders called "bad" fit no model."""
+    """Reads an adapter once `may_read` is set, except "hangs"; adapters in folders called "bad" are refused."""
 
     def __init__(self, **paths):
         self.loaded = {name: Loaded(path) for name, path in paths.items()}
@@ -60,7 +60,7 @@ def woken():
     return threading.Semaphore(0)
 
 
-def test_an_adapter_is_installed_when_it_has_been_read_and_not_before(woken):
+def test_an_adapter_is_installed_only_after_it_has_been_read(woken):
     loader = SlowLoader()
     loader.may_read.clear()
     calls = AdapterCalls(loader, woken.release)
@@ -83,7 +83,7 @@ def wanted(**adapters):
     return {name: {"path": path, "digest": digest} for name, (path, digest) in adapters.items()}
 
 
-def test_a_fresh_replica_takes_over_what_the_others_have(woken, caplog):
+def test_a_restarted_replica_loads_the_adapters_of_the_others(woken, caplog):
     loader = SlowLoader(kept="k", gone="g", moved="old", changed="c")
     calls = AdapterCalls(loader, woken.release)
     calls.set_all(
@@ -103,7 +103,7 @@ def test_a_fresh_replica_takes_over_what_the_others_have(woken, caplog):
         assert f"adapter {name} cannot be loaded again" in caplog.text
 
 
-def test_a_fresh_replica_leaves_out_an_adapter_whose_files_have_changed(woken, caplog):
+def test_a_restarted_replica_leaves_out_an_adapter_whose_files_have_changed(woken, caplog):
     loader = SlowLoader()
     calls = AdapterCalls(loader, woken.release)
     calls.set_all(wanted(sql=("s", "digest of what was there before")))
@@ -115,7 +115,7 @@ def test_a_fresh_replica_leaves_out_an_adapter_whose_files_have_changed(woken, c
     assert calls.unload("sql") == 0
 
 
-def test_a_read_that_hangs_keeps_no_other_waiting(woken):
+def test_a_hanging_read_does_not_delay_other_loads(woken):
     loader = SlowLoader()
     calls = AdapterCalls(loader, woken.release)
     calls.begin_load(load(1, "hangs"))
@@ -128,7 +128,7 @@ def test_a_read_that_hangs_keeps_no_other_waiting(woken):
     assert [call.call_id for call, _ in calls.take_read()] == [1]
 
 
-def test_a_load_that_was_given_up_leaves_no_adapter_behind(woken):
+def test_an_abandoned_load_leaves_no_adapter(woken):
     loader = SlowLoader()
     calls = AdapterCalls(loader, woken.release)
     calls.begin_load(load(1, "hangs"))
@@ -142,7 +142,7 @@ def test_a_load_that_was_given_up_leaves_no_adapter_behind(woken):
     assert (call.call_id, install(), list(loader.loaded)) == (2, "digest of hangs", ["hangs"])
 
 
-def test_a_replica_without_room_for_adapters_says_so(woken):
+def test_a_replica_without_adapter_memory_refuses_loads(woken):
     calls = AdapterCalls(None, woken.release)
     for ask in (lambda: calls.begin_load(load(1, "a")), lambda: calls.unload("a"), lambda: calls.set_all({})):
         with pytest.raises(AdapterError, match=r"Set lora\.enabled: true"):

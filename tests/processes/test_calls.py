@@ -29,7 +29,7 @@ def calls(replicas, sent):
 
 
 async def asked(coroutine):
-    """Start a call, up to where it waits."""
+    """Start a call, and run until it waits."""
     task = asyncio.ensure_future(coroutine)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -41,7 +41,7 @@ def reply(calls, sent, i, **fields):
     calls.answer(Reply(process=name, call_id=message.call_id, **fields))
 
 
-async def test_every_call_gets_its_own_answer(calls, sent):
+async def test_every_call_gets_its_own_answer_even_if_answers_are_late(calls, sent):
     task = await asked(calls.call_schedulers("stats", limit=3))
     assert [name for name, _ in sent] == NAMES
     ids = {message.call_id for _, message in sent}
@@ -54,14 +54,14 @@ async def test_every_call_gets_its_own_answer(calls, sent):
     assert await task == ["first", "second"]
 
 
-async def test_a_refusal_is_the_requests_error(calls, sent):
+async def test_a_refusal_is_raised_as_a_request_error(calls, sent):
     task = await asked(calls.call("scheduler-1", "start_profile"))
     reply(calls, sent, 0, error="one runs already")
     with pytest.raises(RequestError, match="one runs already"):
         await task
 
 
-async def test_what_a_dead_process_was_asked_fails_and_the_rest_waits(calls, sent):
+async def test_calls_to_a_dead_process_fail_and_others_wait(calls, sent):
     first, second = await asked(calls.call("scheduler-0", "x")), await asked(calls.call("scheduler-1", "x"))
     calls.process_died("scheduler-0", "scheduler-0 died")
     with pytest.raises(UnavailableError, match="scheduler-0 died"):
@@ -71,7 +71,7 @@ async def test_what_a_dead_process_was_asked_fails_and_the_rest_waits(calls, sen
     assert await second == 1
 
 
-async def test_one_that_dies_is_not_missed_among_those_that_stay(calls, replicas, sent):
+async def test_call_those_that_stay_ignores_a_process_that_dies(calls, replicas, sent):
     task = await asked(calls.call_surviving("pause"))
     replicas.died("scheduler-0", "killed")
     calls.process_died("scheduler-0", "scheduler-0 died")
@@ -79,7 +79,7 @@ async def test_one_that_dies_is_not_missed_among_those_that_stay(calls, replicas
     assert await task is None
 
 
-async def test_one_that_is_up_and_refuses_is_told(calls, sent):
+async def test_a_refusal_of_a_live_process_is_raised(calls, sent):
     task = await asked(calls.call_surviving("pause"))
     reply(calls, sent, 0, error="no")
     reply(calls, sent, 1)
@@ -87,7 +87,7 @@ async def test_one_that_is_up_and_refuses_is_told(calls, sent):
         await task
 
 
-async def test_nobody_to_call_is_an_error(calls, replicas):
+async def test_a_call_without_a_live_replica_is_an_error(calls, replicas):
     for name in NAMES:
         replicas.died(name, "killed")
     with pytest.raises(UnavailableError):

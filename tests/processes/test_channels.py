@@ -27,7 +27,7 @@ def test_messages_arrive_in_order(endpoint):
     inbox.close()
 
 
-def test_sending_never_blocks_even_when_nobody_listens(endpoint):
+def test_sending_never_blocks_even_without_a_receiver(endpoint):
     outbox = Outbox(endpoint)
     for i in range(5000):
         outbox.send(Call(call_id=i, name="n"))
@@ -40,13 +40,13 @@ def test_receive_without_waiting_returns_at_once(endpoint):
     inbox.close()
 
 
-def test_receive_returns_when_its_time_is_over(endpoint):
+def test_receive_returns_after_its_timeout(endpoint):
     inbox = Inbox(endpoint)
     assert list(inbox.receive(0.01)) == []
     inbox.close()
 
 
-def test_a_wake_ends_the_wait_whether_it_comes_before_or_during(endpoint):
+def test_a_wake_ends_the_wait_before_or_during_it(endpoint):
     inbox = Inbox(endpoint)
     inbox.wake()
     assert list(inbox.receive(None)) == []
@@ -55,7 +55,7 @@ def test_a_wake_ends_the_wait_whether_it_comes_before_or_during(endpoint):
     inbox.close()
 
 
-def test_many_wakes_are_one_and_none_is_lost(endpoint):
+def test_many_wakes_count_as_one_and_none_is_lost(endpoint):
     inbox = Inbox(endpoint)
     for _ in range(100_000):
         inbox.wake()
@@ -68,7 +68,7 @@ def test_many_wakes_are_one_and_none_is_lost(endpoint):
     inbox.close()
 
 
-def test_what_is_no_message_is_an_error_and_the_next_one_is_read(endpoint):
+def test_a_malformed_message_is_an_error_and_the_next_one_is_read(endpoint):
     inbox, outbox = Inbox(endpoint), Outbox(endpoint)
     outbox._socket.send(b"nonsense")
     outbox.send(Shutdown())
@@ -79,7 +79,7 @@ def test_what_is_no_message_is_an_error_and_the_next_one_is_read(endpoint):
     inbox.close()
 
 
-async def test_an_event_loop_receives(endpoint):
+async def test_an_event_loop_can_receive(endpoint):
     inbox, outbox = AsyncInbox(endpoint), Outbox(endpoint)
     outbox.send(Shutdown())
     assert isinstance(await inbox.receive(), Shutdown)

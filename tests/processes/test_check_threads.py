@@ -1,4 +1,4 @@
-"""Checks that take too long, or hang."""
+"""Grammar checks that take too long or hang."""
 
 import asyncio
 import subprocess
@@ -30,7 +30,7 @@ def fail():
     raise KeyError("x")
 
 
-def test_what_a_check_returns_or_raises_comes_back():
+def test_results_and_exceptions_of_checks_are_passed_on():
     async def main():
         threads = CheckThreads(2, 30.0)
         assert await asyncio.gather(*[threads.run(lambda i=i: i) for i in range(20)]) == list(range(20))
@@ -40,11 +40,11 @@ def test_what_a_check_returns_or_raises_comes_back():
     asyncio.run(main())
 
 
-def test_a_check_that_hangs_is_given_up_and_others_go_on():
+def test_a_hanging_check_times_out_and_others_continue():
     async def main():
         gate = threading.Event()
         threads = CheckThreads(1, 0.2)
-        for _ in range(8):  # each gives its turn up with itself, but keeps its thread
+        for _ in range(8):  # each check frees its turn when it times out, but its thread still runs
             with pytest.raises(GrammarError, match=r"longer than 0\.2 s"):
                 await threads.run(gate.wait)
         start_s = time.monotonic()
@@ -57,13 +57,13 @@ def test_a_check_that_hangs_is_given_up_and_others_go_on():
             try:
                 assert await threads.run(lambda: 2) == 2
                 break
-            except (UnavailableError, GrammarError):  # the threads have not ended yet, or the machine stalled
+            except (UnavailableError, GrammarError):  # the threads have not ended yet, or the machine is slow
                 await asyncio.sleep(0.01)
 
     asyncio.run(main())
 
 
-def test_more_checks_than_have_a_turn_wait_for_theirs_or_are_refused():
+def test_more_checks_than_turns_wait_or_are_refused():
     async def main():
         gate = threading.Event()
         threads = CheckThreads(1, 0.3)
@@ -76,7 +76,7 @@ def test_more_checks_than_have_a_turn_wait_for_theirs_or_are_refused():
     asyncio.run(main())
 
 
-def test_a_slow_check_keeps_its_turn_for_a_second_only():
+def test_a_slow_check_occupies_a_turn_for_at_most_a_second():
     async def main():
         gate = threading.Event()
         threads = CheckThreads(1, 60.0)
@@ -89,7 +89,7 @@ def test_a_slow_check_keeps_its_turn_for_a_second_only():
     asyncio.run(main())
 
 
-def test_at_most_so_many_run_also_when_nobody_waits_any_more():
+def test_the_number_of_running_checks_is_limited_even_after_their_timeouts():
     async def main():
         gate, running = threading.Event(), []
         threads = CheckThreads(20, 60.0)
@@ -112,6 +112,6 @@ def test_at_most_so_many_run_also_when_nobody_waits_any_more():
     asyncio.run(main())
 
 
-def test_a_process_ends_beside_a_check_that_hangs():
+def test_a_process_can_end_despite_a_hanging_check():
     done = subprocess.run([sys.executable, "-c", HANGS], capture_output=True, text=True, timeout=60, check=True)
     assert "longer than 0.1 s" in done.stdout

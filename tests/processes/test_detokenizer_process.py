@@ -1,4 +1,4 @@
-"""The detokenizer over real sockets, in a thread: text for every completion, and nothing kept of those that ended."""
+"""The detokenizer in a thread, over real sockets: it returns text for every completion, and forgets ended ones."""
 
 import os
 import threading
@@ -30,7 +30,7 @@ STOP = Finish(FinishReason.LENGTH)
 
 
 class Broken:
-    """Decodes like another decoder, but for one token, at which the library gives up."""
+    """A decoder like another one, except that the library raises at one token."""
 
     def __init__(self, decoder, token_id, error):
         self.decoder, self.token_id, self.error = decoder, token_id, error
@@ -48,11 +48,11 @@ class Broken:
 
 
 class Panic(BaseException):
-    """As the Rust library's panics are."""
+    """An exception like the panics of the Rust library."""
 
 
 class Running:
-    """A detokenizer in a thread and this end of its channels."""
+    """A detokenizer in a thread, and the test's end of its channels."""
 
     def __init__(self, folder, load_tokenizer):
         self.from_it = Inbox(f"ipc://{folder}/main")
@@ -71,7 +71,7 @@ class Running:
             self.error = error
 
     def ask(self, *messages):
-        """Send messages, and return what comes for the last one."""
+        """Send messages, and return the answer to the last one."""
         for message in messages:
             self.to_it.send(message)
         return self.next()
@@ -127,7 +127,7 @@ def opened(*completion_ids, params=SamplingParams()):  # noqa: B008  # it is imm
     return Opened(completion_ids=list(completion_ids), params=params_to_wire(params))
 
 
-def test_texts_of_mixed_completions_join_to_what_the_tokenizer_decodes(ready, tokenizer):
+def test_the_texts_of_mixed_completions_equal_the_tokenizers_decoding(ready, tokenizer):
     texts = {"a": "Once upon a time, 你好 😀!", "b#0": "naïve café", "b#1": "\n\n  x"}
     ids = {
         completion_id: tokenizer.encode(text, add_special_tokens=False).tolist()
@@ -149,14 +149,14 @@ def test_texts_of_mixed_completions_join_to_what_the_tokenizer_decodes(ready, to
     assert found == texts
 
 
-def test_a_completion_that_has_ended_is_forgotten(ready, tokenizer):
+def test_an_ended_completion_is_forgotten(ready, tokenizer):
     ids = tokenizer.encode("hello", add_special_tokens=False).tolist()
     ready.to_it.send(opened("a"))
     assert ready.text("a", *ids, finish=STOP) == "hello"
     assert ready.text("a", *ids) == ""
 
 
-def test_tokens_of_a_completion_that_was_never_opened_have_no_text_and_go_on_to_main(ready):
+def test_tokens_of_an_unknown_completion_are_forwarded_without_text(ready):
     update = RequestUpdate("of another time", (5, 6), finish=STOP)
     batch = ready.ask(TokenBatch(updates=[update]))
     assert (batch.updates, batch.texts) == ([update], [""])
@@ -165,7 +165,7 @@ def test_tokens_of_a_completion_that_was_never_opened_have_no_text_and_go_on_to_
 @pytest.mark.parametrize(
     ("aborted", "kept"), [(["a"], ["b", "c"]), (["a", "c", "unknown"], ["b"]), ([], ["a", "b", "c"]), (None, [])]
 )
-def test_an_abort_forgets_those_it_names_and_none_names_all(ready, tokenizer, aborted, kept):
+def test_an_abort_forgets_the_named_completions_or_all(ready, tokenizer, aborted, kept):
     ids = tokenizer.encode("hello", add_special_tokens=False).tolist()
     ready.to_it.send(opened("a", "b", "c"))
     ready.to_it.send(Abort(completion_ids=aborted, reason="their scheduler died"))
@@ -174,7 +174,7 @@ def test_an_abort_forgets_those_it_names_and_none_names_all(ready, tokenizer, ab
 
 @pytest.mark.parametrize("error", [ValueError("odd token"), Panic("odd token")])
 @pytest.mark.parametrize("finish", [None, STOP])
-def test_a_text_that_cannot_be_made_fails_its_own_request(start, tokenizer, error, finish):
+def test_a_text_that_cannot_be_decoded_fails_only_its_request(start, tokenizer, error, finish):
     ids = tokenizer.encode("hello", add_special_tokens=False).tolist()
     bad = next(i for i in range(300, 400) if i not in ids)
     running = start(lambda json: Broken(RustTokenDecoder.from_json(json), bad, error))
@@ -189,12 +189,12 @@ def test_a_text_that_cannot_be_made_fails_its_own_request(start, tokenizer, erro
     assert running.text("a", *ids, finish=STOP) == ""
 
 
-def test_a_question_is_answered_and_what_it_cannot_take_is_left_out(ready):
+def test_calls_are_answered_and_unexpected_messages_are_ignored(ready):
     odd = Generate(prompt_id="a", prompt=b"", params={}, seed=1)
     assert ready.ask(odd, Call(call_id=9, name="ping")) == Reply(process="detokenizer", call_id=9)
 
 
-def test_tokens_before_the_tokenizer_are_a_fault_that_ends_it(start):
+def test_tokens_before_the_tokenizer_end_the_process_with_an_error(start):
     running = start()
     running.to_it.send(opened("a"))
     running.thread.join(10)

@@ -1,4 +1,4 @@
-"""A generation gives its reader everything once, in order, and then its end or its error."""
+"""A generation gives its reader every update once and in order, and then its end or its error."""
 
 import asyncio
 
@@ -28,7 +28,7 @@ async def read(generation):
     return [delta async for deltas in generation for delta in deltas]
 
 
-async def test_news_that_came_together_are_one_delta_for_each_completion():
+async def test_updates_that_arrive_together_are_one_delta_per_completion():
     generation, _ = make(n=2)
     for i in range(3):
         generation.apply(token("mine:7#0", i), "ab"[i % 2])
@@ -50,7 +50,7 @@ async def test_news_that_came_together_are_one_delta_for_each_completion():
     assert generation.outcome == "stop"
 
 
-async def test_a_reader_waits_for_news():
+async def test_a_reader_waits_for_updates():
     generation, _ = make()
     reading = asyncio.ensure_future(read(generation))
     await asyncio.sleep(0)
@@ -68,7 +68,7 @@ async def test_a_reader_waits_for_news():
         (Finish(FinishReason.ABORT, error="late", failure=Failure.TIMEOUT), RequestTimeoutError, "timeout"),
     ],
 )
-async def test_a_failure_raises_after_what_came_before(finish, error, outcome):
+async def test_a_failure_is_raised_after_the_earlier_updates(finish, error, outcome):
     generation, _ = make()
     generation.apply(token("mine:7", 1), "a")
     generation.apply(RequestUpdate("mine:7", finish=finish, usage=Usage(2, 1, 0)), "")
@@ -79,7 +79,7 @@ async def test_a_failure_raises_after_what_came_before(finish, error, outcome):
     assert (generation.outcome, generation.failed, generation.finished) == (outcome, True, True)
 
 
-async def test_an_abort_by_hand_is_an_end_and_no_error():
+async def test_an_explicit_abort_is_an_end_without_an_error():
     generation, aborted = make()
     generation.abort()
     assert aborted == [generation]
@@ -87,16 +87,16 @@ async def test_an_abort_by_hand_is_an_end_and_no_error():
     generation.apply(RequestUpdate("mine:7", finish=finish, usage=Usage(2, 0, 0)), "")
     assert (await generation.result()).finish_reason is FinishReason.ABORT
     generation.abort()
-    assert aborted == [generation]  # what has ended is not aborted again
+    assert aborted == [generation]  # an ended generation is not aborted again
 
 
-async def test_whichever_news_comes_first_the_request_is_accepted():
+async def test_any_first_update_means_that_the_request_is_accepted():
     generation, _ = make()
     generation.apply(token("mine:7", 1, **STOP), "a")
     await asyncio.wait_for(generation.accepted, 1)
 
 
-async def test_a_death_ends_the_wait_for_acceptance_and_for_news():
+async def test_the_death_of_a_process_ends_all_waits():
     generation, _ = make()
     waiting, reading = (
         asyncio.ensure_future(asyncio.shield(generation.accepted)),
@@ -112,7 +112,7 @@ async def test_a_death_ends_the_wait_for_acceptance_and_for_news():
     assert generation.snapshot().text == ""
 
 
-async def test_a_cancelled_reader_loses_nothing_for_the_next():
+async def test_a_cancelled_read_loses_no_updates():
     generation, _ = make()
     reading = asyncio.ensure_future(anext(generation))
     await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""The table of prompts under way keeps its counts, whatever ends first."""
+"""The table of unfinished prompts counts correctly in any order of endings."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ async def make():
     return item
 
 
-async def test_a_prompt_is_found_by_each_of_its_names_until_it_is_removed(make):
+async def test_a_prompt_is_found_by_each_of_its_ids_until_it_is_removed(make):
     table, item = InFlightRequests(), make("a", n=2)
     table.add(item)
     assert table.by_prompt_id("a:0") is table.by_completion_id("a:0#0") is table.by_completion_id("a:0#1") is item
@@ -36,7 +36,7 @@ async def test_a_prompt_is_found_by_each_of_its_names_until_it_is_removed(make):
     )
 
 
-async def test_queued_tokens_end_with_the_first_token_or_with_the_request(make):
+async def test_queued_tokens_are_counted_until_the_first_token_or_the_end(make):
     table, heard, unheard = InFlightRequests(), make("a", 10), make("b", 5)
     replica = heard.replica
     table.add(heard)
@@ -49,7 +49,7 @@ async def test_queued_tokens_end_with_the_first_token_or_with_the_request(make):
     assert (replica.queued_tokens, replica.num_requests) == (0, 0)
 
 
-async def test_the_table_may_change_while_it_is_walked(make):
+async def test_the_table_may_change_during_an_iteration(make):
     table = InFlightRequests()
     for name in "abc":
         table.add(make(name))

@@ -1,4 +1,4 @@
-"""What the publisher of cache events keeps for those who do not read."""
+"""The publisher of cache events keeps a limited number of batches for slow subscribers."""
 
 import numpy as np
 import zmq
@@ -7,7 +7,7 @@ from graftlm.processes.kv_events import TOPIC, KVEventPublisher
 from graftlm.records import CacheEvent
 
 
-def test_a_subscriber_that_does_not_read_is_owed_a_few_hundred_batches_at_most(tmp_path):
+def test_at_most_a_few_hundred_batches_are_kept_for_a_slow_subscriber(tmp_path):
     endpoint = f"ipc://{tmp_path}/events"
     publisher = KVEventPublisher(endpoint, "replica")
     subscriber = zmq.Context.instance().socket(zmq.SUB)
@@ -20,7 +20,7 @@ def test_a_subscriber_that_does_not_read_is_owed_a_few_hundred_batches_at_most(t
         publisher.cache_event(CacheEvent("stored", len(token_ids), 1, None, "", token_ids))
         publisher.publish()
 
-    for _ in range(100):  # until it has subscribed
+    for _ in range(100):  # wait until it has subscribed
         publish()
         if subscriber.poll(100):
             break

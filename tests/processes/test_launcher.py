@@ -1,4 +1,4 @@
-"""The launcher with real child processes: what it tells its listener, and what it leaves behind."""
+"""The launcher with real child processes: the calls of its listener, and a clean end."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ in_one_loop = pytest.mark.asyncio(loop_scope="module")
 
 
 class Listener:
-    """Keeps what it hears, in order."""
+    """Records the launcher's calls in order."""
 
     def __init__(self):
         self.heard = []
@@ -53,7 +53,7 @@ class Listener:
         self.heard.append(("gave up",))
 
     async def next(self, num, timeout_s=20.0):
-        """Wait for this many events, and take them."""
+        """Wait for this number of events, and return them."""
         await until(lambda: len(self.heard) >= num, timeout_s)
         taken, self.heard[:num] = self.heard[:num], []
         return taken
@@ -82,7 +82,7 @@ async def launched(start_process=ChildProcess.start, start_timeout_s=60.0, **con
 
 
 def stale(launcher, message):
-    """Deliver a message as a child would."""
+    """Deliver a message in the way of a child process."""
     outbox = Outbox(f"ipc://{launcher.folder}/main")
     outbox.send(message)
     outbox.close()
@@ -100,7 +100,7 @@ async def running():
 
 
 @in_one_loop
-async def test_answers_are_passed_on_but_for_those_to_the_launchers_own_questions(running):
+async def test_replies_are_passed_on_except_those_to_the_launchers_own_calls(running):
     launcher, listener = running
     listener.messages.clear()
     await until(lambda: any(isinstance(message, Load) for message in listener.messages))  # a ping was answered
@@ -111,7 +111,7 @@ async def test_answers_are_passed_on_but_for_those_to_the_launchers_own_question
 
 
 @in_one_loop
-async def test_a_process_that_does_not_answer_is_reported_and_again_when_it_does(running):
+async def test_a_silent_process_is_reported_and_so_is_its_recovery(running):
     launcher, listener = running
     os.kill(launcher.pids[DETOKENIZER], signal.SIGSTOP)
     assert await listener.next(1) == [("stuck", DETOKENIZER)]
@@ -120,9 +120,9 @@ async def test_a_process_that_does_not_answer_is_reported_and_again_when_it_does
 
 
 @in_one_loop
-async def test_a_process_that_dies_while_its_stacks_are_read_does_not_end_the_watch(running):
+async def test_a_death_while_stacks_are_read_does_not_end_the_watch(running):
     launcher, listener = running
-    for _ in range(2):  # the second time shows that the first one left the watch alive
+    for _ in range(2):  # the second round shows that the watch survived the first
         os.kill(launcher.pids[DETOKENIZER], signal.SIGSTOP)
         assert await listener.next(1) == [("stuck", DETOKENIZER)]
         os.kill(launcher.pids[DETOKENIZER], signal.SIGKILL)
@@ -133,7 +133,7 @@ async def test_a_process_that_dies_while_its_stacks_are_read_does_not_end_the_wa
 
 @in_one_loop
 @pytest.mark.parametrize("kind", [Ready, Failed])
-async def test_the_last_words_of_a_dead_process_are_not_taken_for_its_successors(running, kind):
+async def test_late_messages_of_a_dead_process_are_not_assigned_to_its_successor(running, kind):
     launcher, listener = running
     dead = launcher.pids[DETOKENIZER]
     os.kill(dead, signal.SIGKILL)
@@ -146,7 +146,7 @@ async def test_the_last_words_of_a_dead_process_are_not_taken_for_its_successors
 
 
 @in_one_loop
-async def test_both_processes_may_start_again_at_once(running):
+async def test_both_processes_may_restart_at_once(running):
     launcher, listener = running
     for pid in launcher.pids.values():
         os.kill(pid, signal.SIGKILL)
@@ -157,10 +157,10 @@ async def test_both_processes_may_start_again_at_once(running):
 
 
 @in_one_loop
-async def test_when_no_process_can_be_made_the_launcher_gives_up(running):
+async def test_the_launcher_ends_if_no_process_can_be_started(running):
     launcher, listener = running
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (8, hard))  # the numbers below are in use
+    resource.setrlimit(resource.RLIMIT_NOFILE, (8, hard))  # all lower file numbers are in use
     try:
         os.kill(launcher.pids[DETOKENIZER], signal.SIGKILL)
         died, gave_up = await listener.next(2)
@@ -171,7 +171,7 @@ async def test_when_no_process_can_be_made_the_launcher_gives_up(running):
     assert (await launcher.fatal).startswith("detokenizer cannot be started: ")
 
 
-async def test_closing_while_the_processes_start_leaves_nothing():
+async def test_closing_during_the_start_leaves_no_process_and_no_folder():
     async with launched() as launcher:
         children = [psutil.Process(pid) for pid in launcher.pids.values()]
         assert len(children) == 2
@@ -183,20 +183,20 @@ async def test_closing_while_the_processes_start_leaves_nothing():
         assert not any(child.is_running() for child in children)
         assert not launcher.folder.exists()
         assert launcher.pids == {}
-        await launcher.close()  # once more changes nothing
+        await launcher.close()  # a second close changes nothing
 
 
-async def test_closing_after_the_processes_have_ended_by_themselves_leaves_nothing():
+async def test_closing_after_the_processes_have_died_leaves_no_folder():
     launcher = Launcher(EngineConfig.load(CONFIG))
     await launcher.start()
     for child in map(psutil.Process, list(launcher.pids.values())):
         child.kill()
-        child.wait(5)  # the event loop has not noticed it
+        child.wait(5)  # before the event loop has noticed it
     await launcher.close()
     assert not launcher.folder.exists()
 
 
-async def test_a_process_that_ended_while_another_started_is_not_taken_for_ready():
+async def test_a_process_that_died_during_the_start_is_an_error():
     async with launched() as launcher:
         waiting = asyncio.ensure_future(launcher.ready(tokenizer_json()))
         detokenizer = launcher._children[DETOKENIZER]
@@ -207,7 +207,7 @@ async def test_a_process_that_ended_while_another_started_is_not_taken_for_ready
             launcher.watch(Listener())
 
 
-async def test_a_start_that_fails_says_why_even_where_a_file_has_a_modules_name(tmp_path):
+async def test_a_failed_start_reports_the_reason_despite_a_file_with_a_modules_name(tmp_path):
     (tmp_path / "msgspec.py").write_text("raise SystemExit('not this one')")
     before = os.getcwd()
     os.chdir(tmp_path)
@@ -220,7 +220,9 @@ async def test_a_start_that_fails_says_why_even_where_a_file_has_a_modules_name(
 
 
 async def hear_of_a_death(start_process, start_timeout_s=60.0):
-    """Let a process die whose successors are started in another way; returns what the listener heard, and why."""
+    """Kill a process whose successors are started by a given function; return the listener's events and the reason
+    of the end.
+    """
     num_started = 0
 
     async def start(command, environment, first_line):
@@ -239,7 +241,7 @@ async def hear_of_a_death(start_process, start_timeout_s=60.0):
         return listener.heard, await launcher.fatal
 
 
-def test_a_process_that_has_ended_before_it_is_told_anything_is_started_again_and_then_no_more():
+def test_a_process_that_ends_before_its_setup_is_restarted_only_a_few_times():
     async def start_and_wait(command, environment, first_line):
         process = await ChildProcess.start(["false"], environment, first_line)
         await process.wait()
@@ -251,7 +253,7 @@ def test_a_process_that_has_ended_before_it_is_told_anything_is_started_again_an
     assert reason == "detokenizer ended: exit status 1"
 
 
-async def test_a_process_that_is_not_started_in_time_is_an_error():
+async def test_a_process_that_does_not_start_in_time_is_an_error():
     async def hang(command, environment, first_line):
         await asyncio.Event().wait()
 
@@ -275,7 +277,7 @@ async def test_a_process_that_does_not_read_its_setup_is_killed_and_counts_as_a_
         assert max(starts.count(DETOKENIZER), starts.count(SCHEDULER)) == 3
 
 
-async def test_a_fault_of_the_launcher_itself_is_told():
+async def test_an_exception_in_the_launcher_is_reported():
     async def start(command, environment, first_line):
         raise ZeroDivisionError("of the test")
 

@@ -1,4 +1,4 @@
-"""Messages survive the wire, and what is none is refused."""
+"""Messages are unchanged after encoding and decoding, and malformed ones are refused."""
 
 import msgspec
 import numpy as np
@@ -52,21 +52,21 @@ MESSAGES = [
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
-def test_a_message_survives_the_wire(message):
+def test_a_message_is_unchanged_after_encoding_and_decoding(message):
     assert m.decode(m.encode(message)) == message
 
 
-def test_every_kind_of_message_is_among_the_cases():
+def test_every_type_of_message_is_among_the_cases():
     kinds = {kind for kind in vars(m).values() if isinstance(kind, type) and issubclass(kind, m.Message)} - {m.Message}
     assert kinds == {type(message) for message in MESSAGES}
 
 
-def test_every_message_carries_the_protocols_version():
+def test_every_message_has_the_protocol_version():
     for message in MESSAGES:
         assert msgspec.msgpack.decode(m.encode(message))[1] == m.PROTOCOL_VERSION
 
 
-def test_a_message_of_another_version_is_refused_by_number():
+def test_a_message_of_another_version_is_refused_with_both_versions():
     wire = msgspec.msgpack.decode(m.encode(m.Shutdown()))
     wire[1] = 7
     with pytest.raises(m.MessageError, match="protocol version 7, but this process has version 1"):
@@ -76,7 +76,7 @@ def test_a_message_of_another_version_is_refused_by_number():
 @pytest.mark.parametrize(
     "data", [b"", b"\xc1", b"hello", msgspec.msgpack.encode(["Nonsense", 1]), msgspec.msgpack.encode({"a": 1})]
 )
-def test_what_is_no_message_is_refused(data):
+def test_a_malformed_message_is_refused(data):
     with pytest.raises(m.MessageError, match="cannot be decoded"):
         m.decode(data)
 
@@ -91,22 +91,22 @@ def test_what_is_no_message_is_refused(data):
         SamplingParams(regex="[0-9]+", logits_processors={"name": {"option": [1, 2.5, None]}}),
     ],
 )
-def test_sampling_params_survive_the_wire(params):
+def test_sampling_params_are_unchanged_after_encoding_and_decoding(params):
     message = m.Generate(prompt_id="r", prompt=b"", params=m.params_to_wire(params), seed=1)
     decoded = m.decode(m.encode(message))
     assert m.params_from_wire(decoded.params) == params
 
 
-def test_default_sampling_params_cost_nothing_on_the_wire():
+def test_default_sampling_params_are_encoded_as_an_empty_mapping():
     assert m.params_to_wire(SamplingParams()) == {}
 
 
-def test_params_from_the_wire_are_checked():
+def test_decoded_sampling_params_are_checked():
     with pytest.raises(SamplingParamsError, match="temperature"):
         m.params_from_wire({"temperature": -1.0})
 
 
 @pytest.mark.parametrize("value", ["\ud800", 2**70, object(), {1: {"deep": "\udfff"}}])
-def test_what_cannot_be_written_is_an_error(value):
+def test_a_message_that_cannot_be_encoded_is_an_error(value):
     with pytest.raises(m.MessageError, match="Call cannot be encoded"):
         m.encode(m.Call(call_id=1, name="n", arguments={"value": value}))

@@ -1,4 +1,4 @@
-"""What the launcher asks of the operating system."""
+"""The launcher's operating system functions."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ import uvloop
 
 from graftlm.processes.os_process import ChildProcess, command_line, describe_end, device_of, end, stacks_of
 
-#: Counts what fork() runs before it forks: glibc's list of pthread_atfork, and Python's own.
+#: Counts the handlers that fork() runs: glibc's list of pthread_atfork, and Python's own.
 COUNT_FORK_HANDLERS = """
 import asyncio, ctypes, os, sys
 import uvloop
@@ -58,7 +58,7 @@ async def start(*command, first_line=b""):
         ("", ["", "", ""]),
     ],
 )
-def test_replicas_share_the_gpus_that_are_visible(visible, devices):
+def test_replicas_are_distributed_over_the_visible_gpus(visible, devices):
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     assert [device_of(replica, environment) for replica in range(3)] == devices
 
@@ -67,16 +67,16 @@ def test_replicas_share_the_gpus_that_are_visible(visible, devices):
     ("status", "text"),
     [(0, "exit status 0"), (3, "exit status 3"), (-9, "killed by SIGKILL"), (-99, "killed by signal 99")],
 )
-def test_an_end_is_told_in_words(status, text):
+def test_an_exit_status_is_described_in_words(status, text):
     assert describe_end(status) == text
 
 
-def test_files_of_the_current_folder_stand_in_for_modules_only_if_they_do_in_this_process(tmp_path):
+def test_files_of_the_current_folder_replace_modules_only_if_they_do_in_this_process(tmp_path):
     before, path = os.getcwd(), list(sys.path)
     os.chdir(tmp_path)
     try:
         assert "-P" in command_line()
-        sys.path.append(os.getcwd())  # where plugins are found: behind the standard library
+        sys.path.append(os.getcwd())  # plugins are found there: after the standard library
         assert "-P" in command_line()
         sys.path.insert(0, os.getcwd())
         assert "-P" not in command_line()
@@ -94,7 +94,7 @@ def test_a_process_is_started_without_fork_handlers():
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
-def test_a_process_has_a_session_of_its_own_and_ends_with_its_status(run, tmp_path):
+def test_a_process_has_its_own_session_and_ends_with_its_status(run, tmp_path):
     may_end = tmp_path / "may end"
     script = f'read -r line; test "$line" = "a line"; status=3$?; until test -e "{may_end}"; do :; done; exit $status'
 
@@ -109,12 +109,13 @@ def test_a_process_has_a_session_of_its_own_and_ends_with_its_status(run, tmp_pa
 
 
 async def test_standard_input_stays_open_while_the_process_runs():
-    count_readable = "import select, sys; sys.exit(len(select.select([0], [], [], 0.3)[0]))"  # an end can be read, too
+    # an end of file would be readable, too
+    count_readable = "import select, sys; sys.exit(len(select.select([0], [], [], 0.3)[0]))"
     process = await start(sys.executable, "-c", count_readable)
     assert await process.wait() == 0
 
 
-async def test_a_first_line_that_nobody_reads_does_not_block_the_event_loop():
+async def test_a_first_line_that_is_not_read_does_not_block_the_event_loop():
     process = await start("sleep", "60", first_line=b"x" * (1 << 20))  # a pipe takes 64 KiB
     process.kill()
     async with asyncio.timeout(10):
@@ -130,7 +131,7 @@ async def test_a_process_whose_start_is_cancelled_is_killed(tmp_path):
     path = tmp_path / "pid"
     for _ in range(3):
         starting = asyncio.ensure_future(start("sh", "-c", f"echo $$ >> {path}; exec sleep 60"))
-        await asyncio.sleep(0)  # the thread is started
+        await asyncio.sleep(0)  # the thread that starts the process runs
         starting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await starting
@@ -140,7 +141,7 @@ async def test_a_process_whose_start_is_cancelled_is_killed(tmp_path):
     assert not any(Path(f"/proc/{pid}").exists() for pid in (path.read_text() if path.exists() else "").split())
 
 
-async def test_what_has_ended_can_be_ended_again(tmp_path):
+async def test_an_ended_process_can_be_ended_again(tmp_path):
     process = await start("true")
     await process.wait()
     process.kill()
@@ -204,7 +205,7 @@ async def started_with_stacks(path, kind, tmp_path):
         await process.wait()
 
 
-async def test_a_process_whose_threads_run_survives_its_reports_and_each_has_its_own_stacks(tmp_path):
+async def test_a_running_process_survives_stack_reports_and_each_report_is_its_own(tmp_path):
     path = tmp_path / "stacks"
     async with started_with_stacks(path, "runs", tmp_path) as process:
         for _ in range(20):
@@ -212,7 +213,7 @@ async def test_a_process_whose_threads_run_survives_its_reports_and_each_has_its
         assert process.returncode is None
 
 
-async def test_a_process_that_holds_the_gil_reports_the_line_too(tmp_path):
+async def test_a_process_that_holds_the_gil_also_reports_the_current_line(tmp_path):
     path = tmp_path / "stacks"
     async with started_with_stacks(path, "hangs", tmp_path) as process:
         assert 'child.py", line 22 in <module>' in await stacks_of(process, path)

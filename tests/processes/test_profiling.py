@@ -1,4 +1,4 @@
-"""Profiles of real work, and what stays possible when one cannot be made."""
+"""Profiles of real work, and the behaviour when a profile cannot be made."""
 
 import gzip
 import json
@@ -24,7 +24,7 @@ def names_in(path):
         return {event.get("name") for event in json.load(file)["traceEvents"]}
 
 
-def test_a_profile_holds_what_ran_between_start_and_stop(tmp_path):
+def test_a_profile_contains_the_operations_between_start_and_stop(tmp_path):
     profiler = Profiler(here, "scheduler-0")
     profiler.start(str(tmp_path / "deep" / "folder"), activities=["CPU"])
     work()
@@ -34,7 +34,7 @@ def test_a_profile_holds_what_ran_between_start_and_stop(tmp_path):
     assert "aten::matmul" in names_in(path)
 
 
-def test_a_profile_of_some_steps_stops_by_itself_and_stop_tells_where_it_is_once(tmp_path):
+def test_a_profile_of_n_steps_stops_itself_and_stop_returns_its_path_once(tmp_path):
     profiler = Profiler(here, "scheduler-0")
     profiler.start(str(tmp_path), num_steps=2, activities=["CPU"])
     profiler.step_done()
@@ -57,7 +57,7 @@ def test_only_one_profile_is_recorded_at_a_time(tmp_path):
     assert len(profiler.stop()) == 1
 
 
-def test_a_profile_that_cannot_begin_leaves_room_for_the_next(tmp_path):
+def test_a_profile_that_cannot_start_does_not_block_the_next(tmp_path):
     refusals = [RuntimeError("another profiler is active")]
 
     def run(function):

@@ -20,7 +20,7 @@ def encoder(tokenizer):
     return PromptEncoder(tokenizer, tokenizer.vocab_size, context_len=64)
 
 
-def test_a_prompt_becomes_what_the_tokenizer_makes_of_it(encoder, tokenizer):
+def test_a_prompt_is_encoded_as_by_the_tokenizer(encoder, tokenizer):
     np.testing.assert_array_equal(encoder.encode("a day", {}), tokenizer.encode("a day"))
     np.testing.assert_array_equal(encoder.encode(TextPair("a day", "off"), {}), tokenizer.encode_pair("a day", "off"))
     np.testing.assert_array_equal(encoder.encode(CHAT, {}), tokenizer.encode_chat(CHAT))
@@ -41,12 +41,12 @@ def test_a_prompt_becomes_what_the_tokenizer_makes_of_it(encoder, tokenizer):
         ([{"role": "user", "content": "word " * 10_000}], PromptTooLongError, "characters"),
     ],
 )
-def test_what_cannot_be_a_prompt_is_refused(encoder, prompt, error, says):
+def test_an_invalid_prompt_is_refused(encoder, prompt, error, says):
     with pytest.raises(error, match=says):
         encoder.encode(prompt, {})
 
 
 @pytest.mark.parametrize("token_id", [-1, 10**6])
-def test_an_id_outside_the_vocabulary_has_no_text(encoder, token_id):
+def test_a_token_id_outside_the_vocabulary_is_refused(encoder, token_id):
     with pytest.raises(InvalidPromptError, match=f"token id {token_id} is outside the vocabulary"):
         encoder.decode(np.array([5, token_id], dtype=np.int32), skip_special_tokens=True)

@@ -1,4 +1,4 @@
-"""Which replica a request goes to, and who waits for one."""
+"""The choice of a replica for a request, and waiting for a replica."""
 
 import asyncio
 
@@ -31,7 +31,7 @@ def make(can_recover=True, num=1):
     return replicas
 
 
-async def test_a_request_waits_for_a_replica_that_is_started_again():
+async def test_a_request_waits_for_a_replica_that_restarts():
     replicas = make()
     replicas.died("scheduler-0", "killed by SIGKILL")
     taking = asyncio.ensure_future(replicas.take(5))
@@ -43,14 +43,14 @@ async def test_a_request_waits_for_a_replica_that_is_started_again():
     assert replicas.health.ok
 
 
-async def test_without_recovery_a_request_fails_at_once_and_says_why():
+async def test_without_restart_a_request_fails_at_once_with_the_reason():
     replicas = make(can_recover=False)
     replicas.died("scheduler-0", "exit status 1")
     with pytest.raises(UnavailableError, match="scheduler-0 died: exit status 1"):
         await replicas.take(5)
 
 
-async def test_the_other_replicas_go_on_when_one_dies():
+async def test_other_replicas_continue_when_one_dies():
     replicas = make(can_recover=False, num=2)
     replicas.died("scheduler-0", "exit status 1")
     assert (await replicas.take(None)).name == "scheduler-1"
@@ -60,14 +60,14 @@ async def test_the_other_replicas_go_on_when_one_dies():
     assert not replicas.health.ok
 
 
-async def test_a_dead_detokenizer_stops_every_replica():
+async def test_without_a_detokenizer_no_replica_is_available():
     replicas = make(can_recover=False, num=2)
     replicas.died("detokenizer", "killed by SIGKILL")
     with pytest.raises(UnavailableError, match="detokenizer died"):
         await replicas.take(None)
 
 
-async def test_waiting_ends_when_recovery_is_given_up():
+async def test_waiting_ends_when_the_restart_is_given_up():
     replicas = make()
     replicas.died("scheduler-0", "exit status 1")
     taking = asyncio.ensure_future(replicas.take(None))
@@ -77,14 +77,14 @@ async def test_waiting_ends_when_recovery_is_given_up():
         await taking
 
 
-async def test_waiting_ends_with_its_time():
+async def test_waiting_ends_at_its_timeout():
     replicas = make()
     replicas.died("scheduler-0", "exit status 1")
     with pytest.raises(UnavailableError, match="scheduler-0 died"):
         await replicas.take(0.01)
 
 
-async def test_while_paused_requests_wait():
+async def test_requests_wait_during_a_pause():
     replicas = make()
     replicas.pause()
     taking = asyncio.ensure_future(replicas.take(None))
@@ -94,7 +94,7 @@ async def test_while_paused_requests_wait():
     assert (await taking).name == "scheduler-0"
 
 
-async def test_draining_refuses_new_requests_and_those_that_wait():
+async def test_draining_refuses_new_and_waiting_requests():
     replicas = make()
     replicas.pause()
     taking = asyncio.ensure_future(replicas.take(None))
@@ -106,7 +106,7 @@ async def test_draining_refuses_new_requests_and_those_that_wait():
     assert not replicas.health.ok
 
 
-def test_a_stuck_process_is_a_problem_until_it_moves():
+def test_a_stuck_process_is_reported_until_it_continues():
     replicas = make()
     replicas.stuck("scheduler-0", 121.3)
     assert replicas.health.problems == ("scheduler-0 has not answered for 121 s",)
@@ -114,14 +114,14 @@ def test_a_stuck_process_is_a_problem_until_it_moves():
     assert replicas.health.ok
 
 
-def test_a_dead_process_does_not_become_well_by_a_late_message():
+def test_a_late_message_does_not_make_a_dead_process_healthy():
     replicas = make()
     replicas.died("scheduler-0", "exit status 1")
     replicas.recovered("scheduler-0")
     assert not replicas.health.ok
 
 
-async def test_while_held_requests_wait_also_when_a_pause_ends():
+async def test_requests_wait_during_a_hold_even_after_a_pause_ends():
     replicas = make()
     replicas.hold()
     replicas.pause()
@@ -134,7 +134,7 @@ async def test_while_held_requests_wait_also_when_a_pause_ends():
     assert (await taking).name == "scheduler-0"
 
 
-async def test_an_outdated_replica_is_up_and_takes_nothing_until_it_is_renewed():
+async def test_an_outdated_replica_is_up_but_takes_no_requests_until_it_is_updated():
     replicas = make(num=2)
     replicas.mark_outdated("scheduler-0")
     assert [replica.name for replica in replicas.up] == ["scheduler-0", "scheduler-1"]
@@ -145,7 +145,7 @@ async def test_an_outdated_replica_is_up_and_takes_nothing_until_it_is_renewed()
     assert not replicas.health.ok
     with pytest.raises(UnavailableError, match="scheduler-0 does not have the current weights: update them again; "):
         await replicas.take(None)
-    replicas.hold()  # as an update does
+    replicas.hold()  # as during an update
     taking = asyncio.ensure_future(replicas.take(None))
     await asyncio.sleep(0)
     replicas.mark_current("scheduler-0")
@@ -154,7 +154,7 @@ async def test_an_outdated_replica_is_up_and_takes_nothing_until_it_is_renewed()
     assert replicas.health.ok
 
 
-async def test_requests_wait_for_a_replica_that_restarts_beside_an_outdated_one():
+async def test_requests_wait_for_a_restarting_replica_instead_of_an_outdated_one():
     replicas = make(num=2)
     replicas.mark_outdated("scheduler-0")
     replicas.died("scheduler-1", "exit status 1")

@@ -1,4 +1,4 @@
-"""The main process's view of adapters: all replicas have one, or none has."""
+"""The main process's list of adapters: either all replicas have an adapter, or none has it."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ NAMES = ["scheduler-0", "scheduler-1"]
 
 
 class Rig:
-    """Served adapters of two replicas, whose answers a test gives."""
+    """Served adapters with two replicas, whose answers the test gives."""
 
     def __init__(self):
         self.sent = []
@@ -30,18 +30,18 @@ class Rig:
         self.sent.append((process, call))
 
     def take_sent(self):
-        """Return what was sent since the last time: process, name of the call and its arguments."""
+        """Return the calls since the last time: process, name of the call and its arguments."""
         sent, self.sent = self.sent, []
         return [(process, call.name, call.arguments) for process, call in sent]
 
     def answer(self, *errors, values=(0, 0)):
-        """Answer the latest calls, None for success."""
+        """Answer the latest calls; None means success."""
         for (process, call), error, value in zip(self.sent, errors, values[: len(errors)], strict=True):
             self.calls.answer(Reply(process=process, call_id=call.call_id, value=value, error=error))
         self.sent = []
 
     async def begin(self, coroutine):
-        """Start a change, up to where it waits for the replicas."""
+        """Start a change, and run until it waits for the replicas."""
         task = asyncio.ensure_future(coroutine)
         while not self.sent and not task.done():
             await asyncio.sleep(0)
@@ -54,7 +54,7 @@ async def rig():
     return Rig()
 
 
-async def test_an_adapter_is_served_once_every_replica_has_it(rig):
+async def test_an_adapter_is_served_after_every_replica_has_loaded_it(rig):
     task = await rig.begin(rig.adapters.load("chat", "/chat"))
     assert [(process, call.name, call.arguments) for process, call in rig.sent] == [
         (name, "load_adapter", {"name": "chat", "path": "/chat"}) for name in NAMES
@@ -66,7 +66,7 @@ async def test_an_adapter_is_served_once_every_replica_has_it(rig):
     assert rig.adapters["chat"].loaded_s == 7
 
 
-async def test_a_replica_that_refuses_has_the_others_forget_it(rig):
+async def test_if_a_replica_refuses_an_adapter_the_others_unload_it(rig):
     task = await rig.begin(rig.adapters.load("chat", "/chat"))
     rig.answer(None, "rank 9 is too much")
     with pytest.raises(RequestError, match="rank 9"):
@@ -85,7 +85,7 @@ async def test_a_replica_that_dies_while_loading_fails_the_load(rig):
     assert [process for process, _, _ in rig.take_sent()] == NAMES
 
 
-async def test_no_request_comes_in_while_an_adapter_is_being_unloaded(rig):
+async def test_an_adapter_takes_no_requests_while_it_is_unloaded(rig):
     rig.adapters.check("sql")
     task = await rig.begin(rig.adapters.unload("sql"))
     with pytest.raises(AdapterNotFoundError):
@@ -99,13 +99,13 @@ async def test_no_request_comes_in_while_an_adapter_is_being_unloaded(rig):
 @pytest.mark.parametrize(
     ("name", "message"), [("sql", "'sql' is already loaded from /sql"), ("a:b", "an adapter's name")]
 )
-async def test_a_name_that_is_taken_or_none_is_refused_before_any_replica_is_asked(rig, name, message):
+async def test_an_invalid_or_used_name_is_refused_before_any_call(rig, name, message):
     with pytest.raises(AdapterError, match=message):
         await rig.adapters.load(name, "/x")
     assert not rig.sent
 
 
-async def test_a_replica_that_starts_is_told_what_is_served_and_its_content(rig):
+async def test_a_restarted_replica_gets_the_served_adapters_with_their_digests(rig):
     sql, chat = {"path": "/sql", "digest": "0s"}, {"path": "/chat", "digest": "0c"}
     rig.adapters.restarted("scheduler-1")
     assert rig.take_sent() == [("scheduler-1", "set_adapters", {"adapters": {"sql": sql}})]
@@ -122,7 +122,7 @@ async def test_a_replica_that_starts_is_told_what_is_served_and_its_content(rig)
     assert not rig.sent
 
 
-async def test_replicas_that_read_different_contents_have_none_of_them(rig):
+async def test_if_replicas_read_different_contents_all_unload_the_adapter(rig):
     task = await rig.begin(rig.adapters.load("chat", "/chat"))
     rig.answer(None, None, values=("0c", "0d"))
     with pytest.raises(AdapterError, match="have read 2 different adapters from /chat"):
@@ -131,7 +131,7 @@ async def test_replicas_that_read_different_contents_have_none_of_them(rig):
     assert list(rig.adapters) == ["sql"]
 
 
-async def test_a_load_that_is_cancelled_is_taken_back(rig):
+async def test_a_cancelled_load_is_undone(rig):
     task = await rig.begin(rig.adapters.load("chat", "/chat"))
     rig.sent = []
     task.cancel()
@@ -140,7 +140,7 @@ async def test_a_load_that_is_cancelled_is_taken_back(rig):
     assert rig.take_sent() == [(name, "unload_adapter", {"name": "chat"}) for name in NAMES]
 
 
-async def test_a_replica_that_came_while_others_loaded_is_told_too(rig):
+async def test_a_replica_that_starts_during_a_load_gets_the_adapters_too(rig):
     rig.replicas.died("scheduler-1", "a signal")
     task = await rig.begin(rig.adapters.load("chat", "/chat"))
     rig.replicas.started("scheduler-1")
@@ -149,7 +149,7 @@ async def test_a_replica_that_came_while_others_loaded_is_told_too(rig):
     assert [(process, name) for process, name, _ in rig.take_sent()] == [("scheduler-1", "set_adapters")]
 
 
-async def test_without_a_replica_nothing_is_loaded(rig):
+async def test_without_a_replica_a_load_is_refused(rig):
     for name in NAMES:
         rig.replicas.died(name, "a signal")
     with pytest.raises(UnavailableError, match="scheduler-0 died"):

@@ -1,4 +1,4 @@
-"""Histograms of a scheduler process, as its reports hold them."""
+"""Histograms of a scheduler process in its reports."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def record(host_s, model_s):
     ("value", "bucket"),
     [(0.0, 0), (0.5, 0), (1.0, 0), (1.001, 1), (2.0, 1), (4.0, 2), (4.1, 3), (1e9, 3)],
 )
-def test_a_value_is_counted_in_the_first_bucket_whose_bound_it_does_not_exceed(value, bucket):
+def test_a_value_counts_in_the_first_bucket_with_a_bound_not_below_it(value, bucket):
     histogram = Histogram((1.0, 2.0, 4.0))
     histogram.observe(value)
     counts, total = histogram.snapshot()
@@ -48,11 +48,11 @@ def test_steps_are_counted_by_host_time_and_by_model_time():
     assert total == pytest.approx(60.034)
 
 
-def test_the_bounds_grow():
+def test_the_bounds_increase():
     assert list(STEP_BUCKETS_S) == sorted(set(STEP_BUCKETS_S))
 
 
-def test_histograms_survive_the_wire():
+def test_histograms_are_unchanged_after_encoding_and_decoding():
     metrics = StepMetrics()
     metrics.observe(record(0.001, 0.002))
     stats = EngineStats(**dict.fromkeys(EngineStats.__dataclass_fields__, 1) | {"tiers": TierStats(1)})

@@ -1,4 +1,4 @@
-"""The processes behind the server, real ones, driven as HTTP handlers drive them."""
+"""The server's real processes, used as by HTTP handlers."""
 
 import asyncio
 import os
@@ -38,7 +38,7 @@ CONFIG = {
 
 
 class Recorder:
-    """Keeps what it hears."""
+    """Records its calls."""
 
     def __init__(self):
         self.first, self.more, self.ended = [], [], []
@@ -89,7 +89,7 @@ async def run(manager, prompt, params=GREEDY, request_id=None, **options):
 
 
 def pages_come_home(manager):
-    """Whether no request holds a page in any replica."""
+    """Return whether no request holds a page in any replica."""
     loads = [replica.load for replica in manager.replicas.replicas]
     return all(
         load
@@ -141,7 +141,7 @@ async def test_output_equals_the_in_process_engines(running, engine, params):
                 np.testing.assert_allclose([a.logprob for a, _ in pairs], [b.logprob for _, b in pairs], atol=1e-3)
 
 
-async def test_deltas_join_to_the_result(running):
+async def test_deltas_form_the_result(running):
     manager, _, _ = running
     generation = await manager.start(
         await manager.prepare("Once there was", SamplingParams(max_tokens=30, n=2, seed=3))
@@ -159,7 +159,7 @@ async def test_deltas_join_to_the_result(running):
     assert generation.num_output_tokens == output.usage.completion_tokens
 
 
-async def test_replicas_share_the_load_and_nothing_is_left(running):
+async def test_requests_are_distributed_over_replicas_and_all_pages_are_freed(running):
     manager, _, recorder = running
     before = len(recorder.ended)
     prompts = [[10 + i, 11, 12, 13] for i in range(24)]
@@ -193,7 +193,7 @@ async def test_a_wrong_request_is_refused_before_it_starts(running, prompt, para
     assert manager.num_requests == 0
 
 
-async def test_an_id_in_use_is_refused_and_free_again_afterwards(running):
+async def test_an_id_in_use_is_refused_and_can_be_used_again_later(running):
     manager, _, _ = running
     generation = await manager.start(
         await manager.prepare("a", SamplingParams(max_tokens=500, ignore_eos=True), request_id="mine")
@@ -217,14 +217,14 @@ async def test_aborting_ends_a_stream_and_frees_its_pages(running):
     await until(lambda: pages_come_home(manager))
 
 
-async def test_a_request_that_takes_too_long_says_so(running):
+async def test_a_request_that_takes_too_long_raises_a_timeout(running):
     manager, _, _ = running
     with pytest.raises(RequestTimeoutError, match="timed out"):
         await run(manager, "Tell me", SamplingParams(max_tokens=900, ignore_eos=True), timeout_s=0.05)
     await until(lambda: pages_come_home(manager))
 
 
-async def test_a_full_queue_refuses_and_the_rest_goes_on(running):
+async def test_a_full_queue_refuses_a_request_and_others_continue(running):
     manager, _, _ = running
     slow = SamplingParams(max_tokens=400, ignore_eos=True)
     prepared = [await manager.prepare([20 + i], slow) for i in range(120)]
@@ -239,7 +239,7 @@ async def test_a_full_queue_refuses_and_the_rest_goes_on(running):
     await until(lambda: pages_come_home(manager))
 
 
-async def test_start_all_is_all_or_none(running):
+async def test_start_all_starts_all_requests_or_none(running):
     manager, _, _ = running
     slow = SamplingParams(max_tokens=400, ignore_eos=True)
     requests = [await manager.prepare([20 + i], slow) for i in range(120)]
@@ -252,7 +252,7 @@ async def test_start_all_is_all_or_none(running):
     await until(lambda: manager.num_requests == 0 and pages_come_home(manager))
 
 
-async def test_more_than_could_ever_wait_is_refused_for_good(running):
+async def test_more_requests_than_the_queue_can_ever_hold_are_refused_permanently(running):
     manager, _, _ = running
     requests = [await manager.prepare([20 + i], GREEDY) for i in range(65)]
     with pytest.raises(RequestError, match="at most 64 may wait"):
@@ -271,14 +271,14 @@ async def test_more_than_could_ever_wait_is_refused_for_good(running):
     ],
     ids=["stop", "request_id", "cache_salt", "priority"],
 )
-async def test_what_cannot_travel_to_a_replica_is_refused_and_leaves_nothing(running, params, options):
+async def test_a_request_that_cannot_be_encoded_is_refused_and_leaves_nothing(running, params, options):
     manager, _, _ = running
     with pytest.raises(RequestError):
         await run(manager, "x", SamplingParams(max_tokens=1, **params), **options)
     assert manager.num_requests == 0
 
 
-async def test_flushing_forgets_what_was_cached(running):
+async def test_a_flush_removes_cached_prefixes(running):
     manager, _, _ = running
     prompt = list(range(300, 400))
     await asyncio.gather(*[run(manager, prompt) for _ in range(8)])
@@ -288,7 +288,7 @@ async def test_flushing_forgets_what_was_cached(running):
 
 
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
-async def test_pausing_stops_and_resuming_goes_on_with_the_same_tokens(running, mode):
+async def test_requests_continue_with_the_same_tokens_after_a_pause(running, mode):
     manager, _, _ = running
     params = SamplingParams(temperature=0, max_tokens=300, ignore_eos=True)
     expected = (await run(manager, "Once upon a time", params)).token_ids
@@ -306,7 +306,7 @@ async def test_pausing_stops_and_resuming_goes_on_with_the_same_tokens(running, 
     assert (await waiting).finish_reason is not None
 
 
-async def test_resuming_works_though_every_replica_has_died_meanwhile(running):
+async def test_resume_works_after_every_replica_has_died(running):
     manager, launcher, _ = running
     await until(lambda: not manager.health.problems, 60)
     await manager.pause("in_place")
@@ -319,7 +319,7 @@ async def test_resuming_works_though_every_replica_has_died_meanwhile(running):
     await until(lambda: not manager.health.problems, 60)
 
 
-async def test_megabytes_of_text_are_refused_without_being_tokenised(running):
+async def test_megabytes_of_text_are_refused_without_tokenising(running):
     manager, _, _ = running
     text = "word " * 5_000_000
     for prompt in (text, [{"role": "user", "content": text}]):
@@ -331,7 +331,7 @@ async def test_megabytes_of_text_are_refused_without_being_tokenised(running):
         await manager.prepare("word " * 2100, GREEDY)
 
 
-async def test_a_cancelled_start_leaves_nothing(running):
+async def test_a_cancelled_start_leaves_no_request(running):
     manager, _, _ = running
     task = asyncio.ensure_future(manager.start(await manager.prepare("x", SamplingParams(max_tokens=900))))
     await asyncio.sleep(0)
@@ -341,14 +341,15 @@ async def test_a_cancelled_start_leaves_nothing(running):
     await until(lambda: manager.num_requests == 0 and pages_come_home(manager))
 
 
-async def test_a_cancelled_start_of_several_ends_those_that_had_started(running):
+async def test_a_cancelled_start_of_several_requests_ends_the_started_ones(running):
     manager, launcher, _ = running
-    await manager.calls.call_schedulers("pause", retract=False)  # what was started would otherwise end by itself
+    # otherwise the started requests would end by themselves
+    await manager.calls.call_schedulers("pause", retract=False)
     os.kill(launcher.pids["scheduler-1"], signal.SIGSTOP)
     try:
         starting = asyncio.ensure_future(manager.start_all([await manager.prepare([20 + i], GREEDY) for i in range(4)]))
         await until(lambda: manager.num_requests == 4)
-        await manager.calls.call("scheduler-0", "pause", retract=False)  # answered after its requests, in their order
+        await manager.calls.call("scheduler-0", "pause", retract=False)  # answered after its requests, in order
         starting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await starting
@@ -360,7 +361,7 @@ async def test_a_cancelled_start_of_several_ends_those_that_had_started(running)
 
 
 @pytest.mark.parametrize("name", ["scheduler-1", "detokenizer"])
-async def test_a_killed_process_fails_its_requests_soon_and_the_next_one_succeeds(running, name):
+async def test_a_killed_process_fails_its_requests_and_later_ones_succeed(running, name):
     manager, launcher, _ = running
     await until(lambda: not manager.health.problems, 60)
     slow = SamplingParams(max_tokens=900, ignore_eos=True)
@@ -381,12 +382,12 @@ async def test_a_killed_process_fails_its_requests_soon_and_the_next_one_succeed
     await until(lambda: pages_come_home(manager))
 
 
-async def test_nothing_of_the_processes_can_be_read_by_other_users(running):
+async def test_other_users_cannot_read_the_processes_files(running):
     _, launcher, _ = running
     assert launcher.folder.stat().st_mode & 0o077 == 0
 
 
-async def test_a_tokenizer_as_json_decodes_as_the_checkpoints_does():
+async def test_a_tokenizer_from_json_decodes_like_the_checkpoints():
     tokenizer = Tokenizer.load(resolve_checkpoint("demo"))
     from graftlm.tokenization.token_decoder import RustTokenDecoder
 

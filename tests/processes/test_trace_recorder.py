@@ -18,7 +18,7 @@ def request(arrived_s=0.0):
     return FinishedRequest(np.arange(20, dtype=np.int32), ((1, 2, 3),), arrived_s)
 
 
-def test_requests_are_written_when_it_closes_if_not_before(tmp_path):
+def test_requests_are_written_at_the_latest_when_the_recorder_closes(tmp_path):
     path = tmp_path / "trace.jsonl"
     with TraceRecorder(path, 16, clock=lambda: 100.0, wall_clock=lambda: 1000.0) as recorder:
         recorder.record(request(101.5))
@@ -28,7 +28,7 @@ def test_requests_are_written_when_it_closes_if_not_before(tmp_path):
     assert lines[0]["hash_ids"] == lines[1]["hash_ids"]
 
 
-def test_a_file_is_continued_with_a_key_of_its_own(tmp_path):
+def test_an_existing_file_is_continued_with_another_key(tmp_path):
     path = tmp_path / "trace.jsonl"
     for _ in range(2):
         with TraceRecorder(path, 16) as recorder:
@@ -38,7 +38,7 @@ def test_a_file_is_continued_with_a_key_of_its_own(tmp_path):
 
 
 @pytest.mark.parametrize(("before", "after"), [(None, 0o600), (0o600, 0o600), (0o644, 0o644)])
-def test_a_new_file_is_its_owners_and_a_readable_one_is_warned_of(tmp_path, caplog, before, after):
+def test_a_new_file_is_private_and_a_readable_one_causes_a_warning(tmp_path, caplog, before, after):
     path = tmp_path / "trace.jsonl"
     if before is not None:
         path.touch()
@@ -52,7 +52,7 @@ def test_a_new_file_is_its_owners_and_a_readable_one_is_warned_of(tmp_path, capl
     assert ("other users may read" in caplog.text) == (after == 0o644)
 
 
-def test_a_closed_recorder_takes_nothing(tmp_path):
+def test_a_closed_recorder_records_nothing(tmp_path):
     recorder = TraceRecorder(tmp_path / "trace.jsonl", 16)
     recorder.close()
     recorder.record(request())
@@ -60,13 +60,13 @@ def test_a_closed_recorder_takes_nothing(tmp_path):
     assert (tmp_path / "trace.jsonl").read_text() == ""
 
 
-def test_a_file_that_cannot_be_opened_is_an_error_of_the_configuration(tmp_path):
+def test_a_file_that_cannot_be_opened_is_a_configuration_error(tmp_path):
     with pytest.raises(ConfigError, match=r"server\.record_trace: cannot append to .*: No such file or directory"):
         TraceRecorder(tmp_path / "none" / "trace.jsonl", 16)
 
 
 @pytest.mark.skipif(not FULL_DISK.exists(), reason="needs a device that is always full")
-def test_a_full_disk_is_logged_once_and_ends_the_record(caplog):
+def test_a_full_disk_is_logged_once_and_ends_the_recording(caplog):
     with caplog.at_level(logging.WARNING), TraceRecorder(FULL_DISK, 16) as recorder:
         for _ in range(5):
             recorder.record(request())
@@ -74,7 +74,7 @@ def test_a_full_disk_is_logged_once_and_ends_the_record(caplog):
     assert record.getMessage() == "cannot write /dev/full: No space left on device; no more requests are recorded"
 
 
-def test_requests_are_left_out_and_counted_when_too_many_wait(tmp_path, caplog):
+def test_requests_are_dropped_and_counted_if_too_many_wait(tmp_path, caplog):
     release = threading.Event()
 
     class SlowOutput(tuple):

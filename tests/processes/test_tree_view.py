@@ -1,4 +1,4 @@
-"""The view of a prefix cache holds its largest nodes, each with the way to it."""
+"""The view of a prefix cache has its largest nodes, each with the path from the root."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def test_an_empty_cache_has_no_nodes(cache):
     assert tree_view(cache, 10, 100.0) == {"nodes": [], "total_nodes": 0}
 
 
-def test_nodes_tell_what_they_hold(cache):
+def test_nodes_have_their_tokens_and_parents(cache):
     insert(cache, range(50), 0)
     insert(cache, [*range(40), 90, 91], 100, namespace="")
     view = tree_view(cache, 10, 107.5)
@@ -38,7 +38,7 @@ def test_nodes_tell_what_they_hold(cache):
     assert {node["parent"] for node in view["nodes"] if node is not trunk} == {trunk["id"]}
 
 
-def test_with_little_room_the_largest_stay_and_every_parent_is_there(cache):
+def test_the_largest_nodes_are_shown_with_all_their_parents(cache):
     for i in range(20):
         insert(cache, [0, 1, i + 10, *range(100 * i, 100 * i + 5 * i)], 100 * i)
     view = tree_view(cache, 6, 100.0)

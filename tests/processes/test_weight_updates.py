@@ -1,4 +1,4 @@
-"""New weights reach every replica, or those without them serve nothing."""
+"""Every replica gets new weights; a replica without them takes no requests."""
 
 import asyncio
 from types import SimpleNamespace
@@ -15,10 +15,10 @@ NAMES = ["scheduler-0", "scheduler-1"]
 
 
 class Servers:
-    """Answers calls as two replicas would.
+    """Answers calls as two replicas do.
 
     Attributes:
-        refusals: process -> why it refuses an update.
+        refusals: process -> the reason why it refuses an update.
     """
 
     def __init__(self):
@@ -49,7 +49,7 @@ def servers():
     it.manager.close()
 
 
-async def test_every_replica_is_updated_and_the_version_is_told(servers):
+async def test_every_replica_is_updated_and_the_version_is_reported(servers):
     assert await servers.update(version="two") == 0
     arguments = {"path": "/new", "tensors": None, "flush_cache": True}
     assert servers.calls == [(name, "update_weights", arguments) for name in NAMES]
@@ -58,7 +58,7 @@ async def test_every_replica_is_updated_and_the_version_is_told(servers):
     assert servers.manager.weights.version == "two"
 
 
-async def test_weights_that_every_replica_refuses_leave_all_serving(servers):
+async def test_after_a_refusal_by_every_replica_all_serve_the_old_weights(servers):
     servers.refusals = dict.fromkeys(NAMES, "it lacks 'x'")
     with pytest.raises(RequestError, match="it lacks 'x'"):
         await servers.update(version="two")
@@ -67,18 +67,18 @@ async def test_weights_that_every_replica_refuses_leave_all_serving(servers):
     assert servers.manager.weights.version == "default"
 
 
-async def test_a_replica_that_alone_fails_serves_nothing_until_an_update_succeeds(servers):
+async def test_a_replica_that_fails_alone_takes_no_requests_until_an_update_succeeds(servers):
     servers.refusals = {"scheduler-1": "no memory"}
     with pytest.raises(UnavailableError, match=r"1 of 2 replicas have the new weights. .*scheduler-1: no memory"):
         await servers.update(version="two")
-    assert servers.manager.weights.version == "two"  # of what scheduler-0 answers from now on
+    assert servers.manager.weights.version == "two"  # the version of scheduler-0's later answers
     assert [replica.name for replica in servers.manager.replicas.ready] == ["scheduler-0"]
     servers.refusals = {}
     await servers.update()
     assert len(servers.manager.replicas.ready) == 2
 
 
-async def test_a_replica_that_starts_again_after_an_update_is_outdated(servers):
+async def test_a_replica_that_restarts_after_an_update_is_outdated(servers):
     servers.manager.process_died("scheduler-0", "exit status 1")
     servers.manager.process_ready("scheduler-0")
     assert len(servers.manager.replicas.ready) == 2
@@ -90,7 +90,7 @@ async def test_a_replica_that_starts_again_after_an_update_is_outdated(servers):
     assert servers.manager.health.problems == ()
 
 
-async def test_a_replica_that_comes_back_while_the_others_are_updated_is_outdated(servers):
+async def test_a_replica_that_restarts_during_an_update_is_outdated(servers):
     servers.manager.process_died("scheduler-1", "exit status 1")
     updating = asyncio.ensure_future(servers.update())
     async with asyncio.timeout(10):
@@ -103,7 +103,7 @@ async def test_a_replica_that_comes_back_while_the_others_are_updated_is_outdate
     assert "scheduler-1 does not have the current weights" in servers.manager.health.problems[0]
 
 
-async def test_without_a_replica_an_update_says_why(servers):
+async def test_without_a_replica_an_update_is_an_error_with_the_reason(servers):
     for name in NAMES:
         servers.manager.process_died(name, "exit status 1")
     with pytest.raises(UnavailableError, match="scheduler-0 died"):

@@ -1,4 +1,4 @@
-"""A scheduler on a fake device, with a clock that tests move."""
+"""A scheduler on a fake device, with a clock that the test sets."""
 
 from collections import deque
 from collections.abc import Callable
@@ -28,7 +28,7 @@ VOCAB = 50
 
 
 class LateFuture(Future):
-    """The result of a step that runs when it is asked for, after the steps before it."""
+    """The result of a step that runs only when its result is read, after the earlier steps."""
 
     def __init__(self, executor):
         super().__init__()
@@ -44,7 +44,7 @@ class LateFuture(Future):
 
 
 class LateExecutor:
-    """Runs steps as late as it may: while one is planned, none that is in flight has run."""
+    """Runs steps as late as possible: no launched step runs while another one is planned."""
 
     def __init__(self, run):
         self._run = run
@@ -76,7 +76,7 @@ class LateExecutor:
 
 @dataclass
 class Rig:
-    """A step loop over a fake device; gathers what every request produced."""
+    """A step loop with a fake device; it collects the output of every request."""
 
     num_pages: int = 256
     page_size: int = 1
@@ -187,7 +187,7 @@ class Rig:
         return self.updates[request_id][-1].finish
 
     def assert_right(self, request_id) -> None:
-        """The request ended as it should have, with the tokens of the device's arithmetic."""
+        """Assert that the request ended as expected, with the tokens of the device's arithmetic."""
         request = self.requests[request_id]
         if request.pooling is not None:
             self._assert_right_embedding(request)

@@ -1,10 +1,10 @@
-"""Plays random storms over the fake device, with every page checked after each step: millions of steps in minutes.
+"""Runs random storms on the fake device, and checks every page after each step: millions of steps in minutes.
 
 python tests/scheduling/random_steps.py [--steps 2000000] [--seed SEED] [--processes 2]
 
 Each round draws a configuration (page size, chunk, overlap, reuse, policy; one memory, a second one for windows, or a
-host tier) and plays one of the storms of `test_random_steps.py` and `test_lower_tiers.py`. The default seed is the
-hour. A failed round prints its seed and its configuration.
+host tier) and runs one of the storms of `test_random_steps.py` and `test_lower_tiers.py`: a random sequence of
+requests, aborts and failures. The default seed is the hour. A failed round prints its seed and its configuration.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def kind_of(seed):
 
 
 class Rounds:
-    """The storms by kind, each with a random configuration.
+    """The kinds of storm, each with a random configuration.
 
     Args:
         steps: of one round, before its last requests end; a fifth of it in the storm over host memory.
@@ -50,7 +50,7 @@ class Rounds:
         self.tiers = load("test_lower_tiers")
 
     def play(self, seed):
-        """Play one round; returns its name and a counter of what happened.
+        """Run one round; return its name and a counter of its events.
 
         Raises:
             AssertionError: an invariant does not hold; the message has the round's configuration.
@@ -77,7 +77,7 @@ class Rounds:
             "page_size": page_size,
             "window_tokens": draw.randint(1, 24),
             "spare_tokens": draw.choice([0, 2, page_size]),
-            # At least what one row of the largest window and one chunk need.
+            # At least the tokens that one row of the largest window and one chunk need.
             "memory_tokens": draw.choice([8, 10, 16]) * max(16, page_size),
             "chunk": draw.choice([5, 7, 16, 64]),
             "overlap": draw.random() < 0.7,
@@ -118,8 +118,8 @@ class Rounds:
 
 
 def play_many(num_steps, seed, first_round, stride):
-    """Play rounds until there have been enough steps; yields each one's kind, counts and failure, if any."""
-    logging.disable(logging.CRITICAL)  # a device that fails is part of a storm
+    """Run rounds until the number of steps is reached; yield each one's kind, counts and failure, if any."""
+    logging.disable(logging.CRITICAL)  # failures of the device are part of a storm
     rounds, steps = Rounds(), 0
     number = first_round
     while steps < num_steps:
@@ -134,7 +134,7 @@ def play_many(num_steps, seed, first_round, stride):
 
 
 class Totals:
-    """What came of all rounds: steps by kind of storm, what happened, and the failures."""
+    """The sums over all rounds: steps by kind of storm, events, and failures."""
 
     def __init__(self):
         self.kinds, self.counts, self.failures = Counter(), Counter(), []
@@ -154,7 +154,7 @@ class Totals:
 
 
 def play(num_steps, seed, num_processes):
-    """Play rounds in several processes; returns what came of them.
+    """Run rounds in several processes; return the totals.
 
     Raises:
         RuntimeError: a process ended before its rounds were done.

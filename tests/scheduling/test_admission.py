@@ -1,4 +1,4 @@
-"""Memory that is kept for running requests when a new one asks to come in."""
+"""Memory that is reserved for running requests when a new request is admitted."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from graftlm.scheduling.admission import AdmissionControl
 
 
 def make(page_size=4, **rows):
-    """Return a control over rows of (pages held, tokens known, limit)."""
+    """Return an admission control with rows of (held pages, known tokens, limit)."""
     table = RequestTable(num_rows=4, max_pages_per_row=64)
     for row, (pages, known, limit) in enumerate(rows.values()):
         table.num_pages[row], table.known[row], table.limit[row] = pages, known, limit
@@ -27,11 +27,11 @@ def make(page_size=4, **rows):
         ({"a": (3, 10, 100_000)}, (), 512),  # half of 4,096 tokens
     ],
 )
-def test_prompts_and_a_share_of_outputs_are_kept_free(rows, leaving, expected):
+def test_pages_for_prompts_and_a_share_of_outputs_are_reserved(rows, leaving, expected):
     assert make(**rows).reserved_pages(leaving) == expected
 
 
-def test_the_share_sinks_by_step_and_rises_by_retraction_within_bounds():
+def test_the_share_decreases_per_step_and_increases_per_retraction_within_bounds():
     control = make()
     assert control.share == 0.5
     control.step_planned()
@@ -46,9 +46,9 @@ def test_the_share_sinks_by_step_and_rises_by_retraction_within_bounds():
     assert control.share == 0.05
 
 
-def test_retractions_make_further_ones_rarer(make_rig):
+def test_a_retraction_makes_further_ones_rarer(make_rig):
     rig = make_rig(num_pages=100)
     for i in range(24):
         rig.add(f"r{i}", [i, i + 1, i + 2], max_new_tokens=60)
     rig.run()
-    assert 0 < rig.scheduler.counters.retractions < 40  # 65 where retractions leave the estimate as it is
+    assert 0 < rig.scheduler.counters.retractions < 40  # 65 if retractions do not change the estimate

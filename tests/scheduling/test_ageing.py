@@ -1,4 +1,4 @@
-"""Who counts as passed over, and from when on one goes first."""
+"""Which requests count as passed over, and when a request is aged."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def make(name, arrival_s, priority=0, number=0):
     ],
     ids=["the second", "between", "the last", "a more important one", "a less important one"],
 )
-def test_only_earlier_ones_of_no_lower_priority_are_passed_over(admitted, passed):
+def test_only_earlier_requests_of_no_lower_priority_are_passed_over(admitted, passed):
     ageing = Ageing()
     requests = [make("early", 0.0), make("middle", 2.0), make("low", 2.0, priority=-1), make("late", 3.0)]
     for request in requests:
@@ -37,7 +37,7 @@ def test_only_earlier_ones_of_no_lower_priority_are_passed_over(admitted, passed
     assert ageing.num_aged == len(passed)
 
 
-def test_of_those_that_arrive_at_once_the_order_of_queueing_counts():
+def test_requests_of_equal_arrival_are_ordered_by_queueing():
     ageing = Ageing()
     first, last = make("first", 0.0, number=0), make("last", 0.0, number=2)
     ageing.add(first)
@@ -46,7 +46,7 @@ def test_of_those_that_arrive_at_once_the_order_of_queueing_counts():
     assert (first.passed_over_s, last.passed_over_s) == (1.0, None)
 
 
-def test_the_time_runs_from_the_first_time_one_is_passed_over():
+def test_the_time_starts_when_a_request_is_first_passed_over():
     ageing = Ageing()
     ageing.add(make("patient", 0.0))
     ageing.admitted(make("a", 1.0), now=10.0)
@@ -55,7 +55,7 @@ def test_the_time_runs_from_the_first_time_one_is_passed_over():
     assert list(ageing.aged(5.0, now=15.0)) == ["patient"]
 
 
-def test_whoever_left_does_not_age():
+def test_a_request_that_left_the_queue_does_not_age():
     ageing = Ageing()
     request = make("gone", 0.0)
     ageing.add(request)
@@ -65,7 +65,7 @@ def test_whoever_left_does_not_age():
     assert ageing.num_aged == 0
 
 
-def test_a_retraction_takes_nothing_of_what_one_has_waited():
+def test_a_retraction_does_not_reset_the_waiting_time():
     ageing = Ageing()
     waits, aged = make("waits", 0.0), make("aged", 0.0)
     ageing.add(aged)
@@ -81,7 +81,7 @@ def test_a_retraction_takes_nothing_of_what_one_has_waited():
     assert ageing.num_aged == 2
 
 
-def test_one_that_comes_back_is_passed_over_in_its_place():
+def test_a_retracted_request_is_passed_over_according_to_its_arrival():
     ageing = Ageing()
     ageing.add(make("later", 5.0))
     back = make("back", 1.0)

@@ -1,4 +1,4 @@
-"""Embeddings in the scheduler: every hidden state is read once, whatever happens to the request on the way."""
+"""Embeddings in the scheduler read every hidden state exactly once, also after retractions and failures."""
 
 import itertools
 
@@ -18,7 +18,7 @@ OVERLAP = pytest.mark.parametrize("overlap", [False, True])
     ("page_size", "prefill_tokens", "overlap", "reuse"),
     list(itertools.product([1, 4, 16], [1, 7, 64], [False, True], [True, False])),
 )
-def test_one_vector_a_prompt_whatever_the_chunks_pages_and_cached_prefixes(
+def test_each_prompt_has_one_vector_for_any_chunks_pages_and_cached_prefixes(
     make_rig, pooling, page_size, prefill_tokens, overlap, reuse
 ):
     rig = make_rig(
@@ -51,7 +51,7 @@ def test_an_embedding_samples_nothing_and_ends_with_the_commit_of_its_last_chunk
 
 
 @pytest.mark.parametrize(("pooling", "cached_tokens"), [("mean", 0), ("last", 59)])
-def test_only_the_last_token_can_do_with_a_cached_prefix(make_rig, pooling, cached_tokens):
+def test_only_last_token_pooling_can_use_a_cached_prefix(make_rig, pooling, cached_tokens):
     rig = make_rig()
     rig.add("warm", LONG)
     rig.run()
@@ -62,7 +62,7 @@ def test_only_the_last_token_can_do_with_a_cached_prefix(make_rig, pooling, cach
 
 
 @BOTH
-def test_what_an_embedding_has_computed_is_cached_for_others(make_rig, pooling):
+def test_tokens_computed_for_an_embedding_are_cached_for_others(make_rig, pooling):
     rig = make_rig()
     rig.add_embedding("e", LONG, pooling)
     rig.run()
@@ -83,7 +83,7 @@ def test_an_embedding_may_fill_the_memory_to_the_last_page(make_rig):
 @BOTH
 @OVERLAP
 @pytest.mark.parametrize("num_steps", range(1, 9))
-def test_a_retraction_at_any_moment_loses_nothing_and_counts_nothing_twice(make_rig, pooling, overlap, num_steps):
+def test_a_retraction_at_any_step_loses_and_repeats_no_hidden_state(make_rig, pooling, overlap, num_steps):
     rig = make_rig(num_pages=128, prefill_tokens=10, overlap=overlap)
     rig.add_embedding("e", LONG, pooling)
     rig.add("g", [*LONG, 3])
@@ -97,7 +97,7 @@ def test_a_retraction_at_any_moment_loses_nothing_and_counts_nothing_twice(make_
         assert rig.finish(request_id).error is None
 
 
-def test_an_embedding_retracted_for_lack_of_pages_goes_on(make_rig):
+def test_an_embedding_retracted_for_lack_of_pages_continues(make_rig):
     rig = make_rig(num_pages=110, prefill_tokens=1)
     rig.add("g", [1, 2], max_new_tokens=70, priority=1)
     rig.step()
@@ -112,7 +112,7 @@ def test_an_embedding_retracted_for_lack_of_pages_goes_on(make_rig):
 @BOTH
 @OVERLAP
 @pytest.mark.parametrize("bad_step", range(1, 6))
-def test_others_start_again_after_a_failed_step_and_read_the_rest_once(make_rig, pooling, overlap, bad_step):
+def test_other_embeddings_continue_after_a_failed_step_without_repetition(make_rig, pooling, overlap, bad_step):
     rig = make_rig(prefill_tokens=10, overlap=overlap)
     rig.device.fail_steps = {bad_step}
     for i in range(3):
@@ -127,7 +127,7 @@ def test_others_start_again_after_a_failed_step_and_read_the_rest_once(make_rig,
 
 @BOTH
 @OVERLAP
-def test_what_was_read_before_the_step_of_another_failed_is_not_read_again(make_rig, pooling, overlap):
+def test_hidden_states_read_before_another_requests_failure_are_not_read_again(make_rig, pooling, overlap):
     rig = make_rig(num_rows=1, prefill_tokens=10, overlap=overlap)
     rig.add_embedding("e", LONG, pooling)
     rig.step()
@@ -144,7 +144,7 @@ def test_what_was_read_before_the_step_of_another_failed_is_not_read_again(make_
 
 @BOTH
 @OVERLAP
-def test_hidden_states_that_are_not_finite_end_that_request_alone(make_rig, pooling, overlap):
+def test_hidden_states_that_are_not_finite_fail_only_that_request(make_rig, pooling, overlap):
     rig = make_rig(overlap=overlap)
     rig.device.fail_pools = {1}
     rig.add("g", [*range(20)], max_new_tokens=8)
@@ -163,7 +163,7 @@ def test_hidden_states_that_are_not_finite_end_that_request_alone(make_rig, pool
 @BOTH
 @OVERLAP
 @pytest.mark.parametrize("num_steps", range(5))
-def test_an_abort_at_any_moment_leaves_no_vector_and_frees_the_pages(make_rig, pooling, overlap, num_steps):
+def test_an_abort_at_any_step_returns_no_vector_and_frees_the_pages(make_rig, pooling, overlap, num_steps):
     rig = make_rig(prefill_tokens=8, overlap=overlap)
     rig.add_embedding("e", LONG, pooling)
     rig.add("g", [*LONG, 3])
@@ -178,7 +178,7 @@ def test_an_abort_at_any_moment_leaves_no_vector_and_frees_the_pages(make_rig, p
     assert usage.owned == usage.locked == 0
 
 
-def test_a_step_may_hold_log_probabilities_hidden_states_and_samples(make_rig):
+def test_a_step_may_contain_logprobs_pooling_and_samples(make_rig):
     rig = make_rig(prefill_tokens=200)
     rig.add("g", [1, 2, 3], max_new_tokens=6)
     rig.step()

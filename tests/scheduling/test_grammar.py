@@ -1,4 +1,4 @@
-"""Requests under a grammar: they wait for it, sample what it allows, and disturb nobody."""
+"""Requests under a grammar wait for it, sample only allowed tokens, and do not affect other requests."""
 
 import itertools
 import sys
@@ -44,7 +44,7 @@ def right_tokens(request, words=WORDS):
 
 
 def assert_right(rig, request_id, words=WORDS):
-    """The request ended as it should have, with what the device's arithmetic makes of what the grammar allows."""
+    """Assert that the request ended as expected, with the device's tokens among those that the grammar allows."""
     expected = right_tokens(rig.requests[request_id], words)
     assert rig.tokens[request_id] == expected
     ended = expected[-1] == END
@@ -56,7 +56,7 @@ def assert_right(rig, request_id, words=WORDS):
     ("page_size", "chunk", "overlap", "reuse"),
     list(itertools.product([1, 4], [7, 64], [False, True], [True, False])),
 )
-def test_they_sample_what_their_grammar_allows_and_others_are_not_disturbed(make_rig, page_size, chunk, overlap, reuse):
+def test_requests_sample_allowed_tokens_and_others_are_not_affected(make_rig, page_size, chunk, overlap, reuse):
     rig = make_rig(num_pages=2048 // page_size, page_size=page_size, prefill_tokens=chunk, overlap=overlap, reuse=reuse)
     for i in range(16):
         under_grammar = {"grammar": grammar()} if i % 2 else {}
@@ -72,7 +72,7 @@ def test_they_sample_what_their_grammar_allows_and_others_are_not_disturbed(make
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_they_resume_where_they_were_after_a_retraction(make_rig, overlap):
+def test_matchers_continue_at_their_place_after_a_retraction(make_rig, overlap):
     rig = make_rig(num_pages=160, overlap=overlap)
     for i in range(10):
         rig.add(f"r{i}", range(i, i + 12), max_new_tokens=60, grammar=grammar("ABCDEFGH KLMNOPQ " * 25))
@@ -83,7 +83,7 @@ def test_they_resume_where_they_were_after_a_retraction(make_rig, overlap):
     assert rig.scheduler.kv.usage.owned == 0
 
 
-def test_others_go_on_while_one_waits_for_its_grammar(make_rig):
+def test_other_requests_continue_while_one_waits_for_its_grammar(make_rig):
     rig = make_rig(num_rows=2)
     future = Future()
     waiting = rig.add("waiting", range(5), grammar=under(future), priority=9)
@@ -100,7 +100,7 @@ def test_others_go_on_while_one_waits_for_its_grammar(make_rig):
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_completions_share_a_compilation_and_not_a_place_in_it(make_rig, overlap):
+def test_completions_share_a_compilation_but_not_a_matcher(make_rig, overlap):
     rig = make_rig(overlap=overlap)
     shared = compiled()
     for i in range(6):
@@ -110,7 +110,7 @@ def test_completions_share_a_compilation_and_not_a_place_in_it(make_rig, overlap
         assert_right(rig, f"r{i}")
 
 
-def test_neither_min_tokens_nor_ignored_stops_keep_a_grammar_from_ending(make_rig):
+def test_min_tokens_and_ignore_eos_do_not_prevent_the_end_of_a_grammar(make_rig):
     rig = make_rig()
     params = SamplingParams(min_tokens=50, ignore_eos=True)
     rig.add("short", [1], max_new_tokens=80, grammar=grammar("AB CD"), params=params)
@@ -119,7 +119,7 @@ def test_neither_min_tokens_nor_ignored_stops_keep_a_grammar_from_ending(make_ri
     assert len(rig.tokens["short"]) == 3
 
 
-# -- What goes wrong ends that request alone
+# -- Failures that end only their request
 
 
 def failing(error):
@@ -129,7 +129,7 @@ def failing(error):
 
 
 class Broken(CompiledGrammar):
-    """A grammar whose matcher does what one says at one of its calls."""
+    """A grammar whose matcher executes a given function at one of its calls."""
 
     def __init__(self, call, after, action):
         self.call, self.after, self.action = call, after, action
@@ -183,7 +183,7 @@ def divide():
 
 
 class Panic(BaseException):
-    """What libraries written in Rust raise where they panic."""
+    """An exception like those that Rust libraries raise for a panic."""
 
 
 def panic():
@@ -211,7 +211,7 @@ def panic():
         (broken("accept", 2, lambda: False), 3, "the grammar backend rejects token"),
     ],
 )
-def test_a_grammar_that_fails_ends_its_request_alone(make_rig, overlap, future, num_tokens, said):
+def test_a_grammar_that_fails_ends_only_its_request(make_rig, overlap, future, num_tokens, said):
     rig = make_rig(overlap=overlap)
     rig.add("bad", [1, 2], max_new_tokens=20, grammar=under(future))
     rig.add("good", [1, 3], max_new_tokens=20, grammar=grammar())
@@ -226,7 +226,7 @@ def test_a_grammar_that_fails_ends_its_request_alone(make_rig, overlap, future, 
 
 
 @pytest.mark.parametrize("timeout_s", [None, 0.5])
-def test_who_waits_too_long_ends(make_rig, timeout_s):
+def test_a_request_that_waits_too_long_ends(make_rig, timeout_s):
     rig = make_rig()
     rig.add("late", [1], grammar=under(Future(), 1.0), timeout_s=timeout_s)
     rig.step()
@@ -248,7 +248,7 @@ def test_who_waits_too_long_ends(make_rig, timeout_s):
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("num_steps", range(5))
-def test_an_abort_at_any_moment_leaves_nothing_behind(make_rig, overlap, num_steps):
+def test_an_abort_at_any_step_frees_everything(make_rig, overlap, num_steps):
     rig = make_rig(overlap=overlap, prefill_tokens=8)
     rig.add("victim", range(12), max_new_tokens=20, grammar=grammar())
     rig.add("unready", range(12), grammar=under(Future()))
@@ -267,7 +267,7 @@ def test_an_abort_at_any_moment_leaves_nothing_behind(make_rig, overlap, num_ste
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("bad_step", [0, 1, 3])
-def test_a_step_that_fails_costs_its_requests_only(make_rig, overlap, bad_step):
+def test_a_failed_step_fails_only_its_requests(make_rig, overlap, bad_step):
     rig = make_rig(num_pages=512, num_rows=2, overlap=overlap)
     rig.device.fail_steps = {bad_step}
     for i in range(6):
@@ -293,7 +293,7 @@ class CountingLoop(StepLoop):
         return super().step()
 
 
-def test_the_loop_sleeps_while_there_is_nothing_but_grammars_to_wait_for(make_rig):
+def test_the_loop_sleeps_while_it_waits_only_for_grammars(make_rig):
     rig = make_rig(loop_class=CountingLoop)
     loop = rig.loop
     thread = EngineThread(loop)
@@ -310,7 +310,7 @@ def test_the_loop_sleeps_while_there_is_nothing_but_grammars_to_wait_for(make_ri
         thread.submit([[(request, sink)]]).result(timeout=10)
         for _ in range(5):
             thread.call(lambda: None).result(timeout=10)
-        assert loop.num_steps <= 7  # one for each call, and none in between
+        assert loop.num_steps <= 7  # one step for each call, and none in between
         assert tokens == []
         future.set_result(compiled().result())
         assert ended.wait(timeout=10)
@@ -319,7 +319,7 @@ def test_the_loop_sleeps_while_there_is_nothing_but_grammars_to_wait_for(make_ri
         thread.close()
 
 
-def test_idle_time_is_what_is_left_until_a_deadline(make_rig):
+def test_idle_time_is_the_time_until_the_next_deadline(make_rig):
     rig = make_rig()
     assert rig.loop.idle_s is None
     rig.add("r", [1], grammar=under(Future(), 2.5))
@@ -331,7 +331,7 @@ def test_idle_time_is_what_is_left_until_a_deadline(make_rig):
     assert rig.loop.idle_s == 0.0
 
 
-def test_plans_carry_masks_of_constrained_rows_only(make_rig):
+def test_plans_have_masks_only_for_constrained_rows(make_rig):
     rig = make_rig()
     rig.add("free", [1, 2], max_new_tokens=3)
     rig.add("bound", [3, 4], max_new_tokens=3, grammar=grammar("AB CD EF"))

@@ -1,4 +1,4 @@
-"""How often the nodes of the prefix cache count as found, which eviction strategies go by."""
+"""The hit counts of cache nodes, which eviction strategies use."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def serve(rig, request_id, prompt):
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("prefill_tokens", [7, 64, 1000])
-def test_a_request_does_not_find_what_its_own_chunks_have_cached(make_rig, prefill_tokens, overlap):
+def test_tokens_cached_by_a_requests_own_chunks_are_not_hits(make_rig, prefill_tokens, overlap):
     rig = make_rig(num_pages=1024, prefill_tokens=prefill_tokens, overlap=overlap)
     serve(rig, "first", PROMPT)
     assert set(hits_by_depth(rig).values()) == {0}
@@ -26,7 +26,7 @@ def test_a_request_does_not_find_what_its_own_chunks_have_cached(make_rig, prefi
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("prefill_tokens", [7, 64, 1000])
-def test_a_request_counts_once_however_many_chunks_its_prompt_takes(make_rig, prefill_tokens, overlap):
+def test_a_request_counts_as_one_hit_for_any_number_of_chunks(make_rig, prefill_tokens, overlap):
     rig = make_rig(num_pages=1024, prefill_tokens=prefill_tokens, overlap=overlap)
     serve(rig, "first", PROMPT)
     for num_found, request_id in enumerate(["second", "third"], 1):
@@ -36,7 +36,7 @@ def test_a_request_counts_once_however_many_chunks_its_prompt_takes(make_rig, pr
         assert found == {num_found}
 
 
-def test_requests_that_read_one_prompt_together_count_once_each(make_rig):
+def test_requests_that_share_a_prompt_at_the_same_time_count_once_each(make_rig):
     rig = make_rig(num_pages=4096, prefill_tokens=64)
     for i in range(4):
         rig.add(f"r{i}", [*PROMPT, i, i + 1], max_new_tokens=2)

@@ -1,7 +1,7 @@
-"""Jump-forward with a real tokenizer and a real grammar backend, over a device that resists structure.
+"""Jump-forward with a real tokenizer and a real grammar backend, on a device that samples at random.
 
-The device samples at random, and through its pages: a token computed twice, not at all, or after a token that has been
-replaced meanwhile, changes all that follows.
+The device samples at random, and its tokens depend on its pages: if a token is computed twice, not at all, or after a
+token that has been replaced, all later tokens change.
 """
 
 import itertools
@@ -46,7 +46,7 @@ def demo_tokenizer():
 
 @cache
 def sentencepiece_tokenizer():
-    """A tokenizer that puts a blank before a text and spells unknown characters byte by byte, as Llama 2's does."""
+    """A tokenizer that writes a blank before a text and encodes unknown characters as bytes, like Llama 2's."""
     pieces = set("abcdefghijklmnopqrstuvwxyz0123456789" + '{}":,.+-ABCDT_' + "▁")
     vocab = {"<s>": 0, "</s>": 1, **{f"<0x{byte:02X}>": 2 + byte for byte in range(256)}}
     vocab |= {piece: len(vocab) + i for i, piece in enumerate(sorted(pieces))}
@@ -61,7 +61,7 @@ def sentencepiece_tokenizer():
 
 @cache
 def byte_level_tokenizer():
-    """Bytes, and merges across what a grammar forces and what it leaves open."""
+    """A tokenizer of bytes, with merges across the border between forced and free text."""
     vocab = {char: i for i, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     merges = _merges('{" ": na me name names named Ġ" es ye yes te ter da day terday yesterday ĠĠ Ġx Ã© Ã©Ã©', vocab)
     core = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges))
@@ -72,7 +72,7 @@ def byte_level_tokenizer():
 
 
 def _merges(pieces, vocab):
-    """Add pieces, each of which joins two that are there, and return what joins them."""
+    """Add pieces, each the concatenation of two existing ones, and return the merges."""
     merges = []
     for piece in pieces.split():
         cut = max(n for n in range(1, len(piece)) if piece[:n] in vocab and piece[n:] in vocab)
@@ -107,7 +107,7 @@ def grammar(name, regex):
 
 
 class JumpRig:
-    """A rig with a tokenizer; adds up what was sampled and what was forced."""
+    """A rig with a tokenizer; it counts sampled and forced tokens."""
 
     def __init__(self, make_rig, name, jump=True, **fields):
         self.name, self.tokenizer = name, TOKENIZERS[name]()
@@ -125,7 +125,7 @@ class JumpRig:
         )  # fmt: skip
 
     def text(self, request_id):
-        """What a user has been shown, piece by piece."""
+        """Return the text that the user gets, piece by piece."""
         params = self.rig.requests[request_id].params
         text = CompletionText(TextStream(self.tokenizer, params), params.include_stop)
         return "".join([text.push(update) for update in self.rig.updates[request_id]])
@@ -151,7 +151,8 @@ class JumpRig:
         if not is_stop_string:
             stream = TextStream(self.tokenizer, SamplingParams())
             decoded = stream.push(visible).text + stream.finish()
-            assert decoded in (text, text.removeprefix(" "))  # a decoder may drop a blank that the grammar wants first
+            # a decoder may drop a blank that the grammar requires first
+            assert decoded in (text, text.removeprefix(" "))
         self.assert_sampled_right(request_id)
         assert finish.reason is not None
         last = self.rig.updates[request_id][-1]
@@ -159,7 +160,7 @@ class JumpRig:
         assert last.usage.jump_forward_tokens == request.jump_forward_tokens
 
     def assert_sampled_right(self, request_id):
-        """What was sampled is what a run without jump-forward samples after the same tokens."""
+        """Assert that sampled tokens equal those of a run without jump-forward after the same tokens."""
         request, tokens = self.rig.requests[request_id], self.rig.tokens[request_id]
         matcher = compiled(self.name, self.regexes[request_id]).matcher()
         bits = np.zeros((1, -(-self.tokenizer.vocab_size // 32)), dtype=np.int32)
@@ -176,7 +177,7 @@ class JumpRig:
 @pytest.mark.parametrize(
     ("page_size", "chunk", "overlap"), [(1, 7, False), (1, 64, True), (4, 64, False), (4, 3, True), (16, 7, True)]
 )
-def test_outputs_are_valid_and_free_choices_are_the_devices_own(make_rig, name, page_size, chunk, overlap):
+def test_outputs_are_valid_and_free_choices_equal_the_devices(make_rig, name, page_size, chunk, overlap):
     rig = JumpRig(
         make_rig, name, num_pages=4096 // page_size, page_size=page_size, prefill_tokens=chunk, overlap=overlap
     )
@@ -193,7 +194,7 @@ def test_outputs_are_valid_and_free_choices_are_the_devices_own(make_rig, name, 
 @pytest.mark.covering
 @pytest.mark.parametrize("name", TOKENIZERS)
 @pytest.mark.parametrize(("page_size", "overlap"), list(itertools.product([1, 4], [False, True])))
-def test_retractions_leave_no_trace(make_rig, name, page_size, overlap):
+def test_retractions_do_not_change_the_output(make_rig, name, page_size, overlap):
     rig = JumpRig(make_rig, name, num_pages=144 // page_size, page_size=page_size, overlap=overlap)
     for i in range(20):
         rig.add(f"r{i}", [1 + i, *range(3, 20)], r"([ab]{4}, and then ){6}name(s|d)?!", max_new_tokens=120)
@@ -205,7 +206,7 @@ def test_retractions_leave_no_trace(make_rig, name, page_size, overlap):
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_fewer_steps_are_made(make_rig, overlap):
+def test_jump_forward_takes_fewer_steps(make_rig, overlap):
     steps = {}
     for jump in (False, True):
         rig = JumpRig(make_rig, "demo", jump, overlap=overlap)
@@ -217,7 +218,7 @@ def test_fewer_steps_are_made(make_rig, overlap):
 
 
 @pytest.mark.parametrize("name", ["demo", "byte-level"])
-def test_forced_text_is_spelt_as_the_tokenizer_spells_it(make_rig, name):
+def test_forced_text_is_encoded_as_by_the_tokenizer(make_rig, name):
     rig = JumpRig(make_rig, name)
     sentence = "The quick brown fox jumps over the lazy dog"
     rig.add("r", [1, 2, 3], f"{sentence}[.!]")
@@ -228,7 +229,9 @@ def test_forced_text_is_spelt_as_the_tokenizer_spells_it(make_rig, name):
 
 
 def test_a_token_that_merges_with_forced_text_is_replaced(make_rig):
-    """Where the device samples the beginning of a word that can only go on one way, the word's own token comes in."""
+    """If the device samples the start of a word with only one possible continuation, the word's own token replaces
+    it.
+    """
     replaced = 0
     for i in range(30):
         rig = JumpRig(make_rig, "byte-level")
@@ -240,8 +243,8 @@ def test_a_token_that_merges_with_forced_text_is_replaced(make_rig):
     assert replaced > 5
 
 
-def test_what_may_become_a_longer_token_is_left_to_the_device(make_rig):
-    """After "yes" comes an end or "terday": the device chooses between the tokens of "yes" and "yesterday"."""
+def test_a_token_that_may_become_longer_is_left_to_the_device(make_rig):
+    """After "yes" follows an end or "terday": the device chooses between the tokens "yes" and "yesterday"."""
     ends = set()
     for i in range(40):
         rig = JumpRig(make_rig, "byte-level")
@@ -255,7 +258,7 @@ def test_what_may_become_a_longer_token_is_left_to_the_device(make_rig):
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("limit", range(1, 25))
-def test_a_limit_within_forced_text_is_kept(make_rig, overlap, limit):
+def test_max_tokens_within_forced_text_is_kept(make_rig, overlap, limit):
     rig = JumpRig(make_rig, "demo", overlap=overlap)
     rig.add("r", [1, 2], SUMMARY, max_new_tokens=limit)
     rig.rig.run()
@@ -278,7 +281,7 @@ def test_stop_strings_within_forced_text_end_the_output(make_rig, overlap, stop)
 
 
 def _rest(text):
-    """Return an ending that makes a cut-off summary whole."""
+    """Return an ending that completes a truncated summary."""
     head, grade = '{"summary": "', re.search(r'[ABCD][+\-]?(?="?\}?$)', text)
     tail = f'", "grade": "{grade[0] if grade else "A"}"}}'
     if len(text) <= len(head):
@@ -288,7 +291,7 @@ def _rest(text):
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("num_steps", range(9))
-def test_an_abort_at_any_moment_leaves_nothing_behind(make_rig, overlap, num_steps):
+def test_an_abort_at_any_step_frees_everything(make_rig, overlap, num_steps):
     rig = JumpRig(make_rig, "demo", overlap=overlap, prefill_tokens=8)
     rig.add("victim", range(12), SUMMARY)
     rig.add("other", range(12), SUMMARY)
@@ -303,7 +306,7 @@ def test_an_abort_at_any_moment_leaves_nothing_behind(make_rig, overlap, num_ste
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("bad_step", range(4))
-def test_a_step_that_fails_costs_its_requests_only(make_rig, overlap, bad_step):
+def test_a_failed_step_fails_only_its_requests(make_rig, overlap, bad_step):
     rig = JumpRig(make_rig, "demo", overlap=overlap, num_rows=2)
     rig.rig.device.fail_steps = {bad_step}
     for i in range(6):
@@ -340,7 +343,7 @@ def test_a_record_of_twenty_keys_needs_fewer_steps(make_rig):
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 @pytest.mark.parametrize("limit", [1, 2, 3, 9, 57])
-def test_forced_text_is_taken_as_far_as_the_output_may_go(make_rig, name, limit):
+def test_forced_text_is_appended_up_to_the_limit_of_the_output(make_rig, name, limit):
     rig = JumpRig(make_rig, name)
     text = "Paris is the capital of France and " * 12
     rig.add("a", [1, 2, 3], text, max_new_tokens=limit)

@@ -1,4 +1,4 @@
-"""Whatever is stored, given up, overwritten, loaded, aborted and retracted in one step: every token comes out right."""
+"""All tokens are right when blocks are stored, evicted, overwritten, loaded, aborted and retracted in one step."""
 
 import random
 import threading
@@ -25,7 +25,7 @@ NUM_ROWS = 4
 
 
 class Crowd:
-    """Requests in far too little memory, on a device that makes copies as late as it may."""
+    """Requests in too little memory, on a device that copies as late as possible."""
 
     def __init__(self, seed, page_size, policy, overlap, storage=None):
         self.rng = random.Random(seed)
@@ -57,7 +57,7 @@ class Crowd:
             debug=True,
         )
         self.requests, self.tokens, self.ends = {}, {}, {}
-        # Prompts grow out of each other, so that they share blocks, and part inside of blocks too.
+        # Prompts continue each other, so they share blocks; some differ inside of a block.
         self.trunks = [[self.rng.randrange(VOCAB) for _ in range(40)] for _ in range(3)]
 
     def clock(self):
@@ -97,7 +97,7 @@ class Crowd:
                 self.ends[update.request_id] = update.finish
 
     def act(self):
-        """Let something happen between two steps."""
+        """Do one random operation between two steps."""
         what = self.rng.random()
         if what < 0.3 and len(self.requests) < 60:
             self.add()
@@ -123,7 +123,7 @@ class Crowd:
 
 
 def play(crowd, steps):
-    """Let random things happen for some steps, wait for every request, and check answers and pages."""
+    """Do random operations for some steps, wait for every request, and check answers and pages."""
     for _ in range(steps):
         crowd.act()
         crowd.step()
@@ -139,7 +139,7 @@ def play(crowd, steps):
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("policy", ["write_through", "write_through_selective", "write_back"])
 @pytest.mark.parametrize("page_size", [1, 4, 8])
-def test_random_crowds_get_what_they_get_alone(page_size, policy, overlap):
+def test_random_requests_generate_the_same_tokens_as_alone(page_size, policy, overlap):
     loaded = retracted = 0
     for seed in range(3):
         crowd = Crowd(seed, page_size, policy, overlap)
@@ -153,7 +153,7 @@ def test_random_crowds_get_what_they_get_alone(page_size, policy, overlap):
 
 
 class Stuck(KVStorage):
-    """A storage that does not answer until it is let."""
+    """A storage that answers only after its gate opens."""
 
     def __init__(self):
         self.gate = threading.Event()
@@ -178,14 +178,14 @@ class Stuck(KVStorage):
         return
 
 
-def test_the_loop_wakes_when_a_request_has_waited_long_enough_however_late_it_looks():
+def test_the_loop_wakes_at_the_end_of_a_prefetch_timeout_even_if_it_checks_late():
     storage = Stuck()
     crowd = Crowd(0, 1, "write_through", False, storage)
     crowd.add(prompt_len=30)
     crowd.step()
     assert crowd.scheduler.num_running == 0
     assert 0 < crowd.loop.idle_s < 100
-    crowd.now += 200.0  # somebody slept over it
+    crowd.now += 200.0  # the loop checks later than the deadline
     assert crowd.loop.idle_s == 0.0
     crowd.step()
     assert crowd.scheduler.num_waiting == 0

@@ -1,4 +1,4 @@
-"""A short run of the random steps; `make random-steps` is a long one."""
+"""A short run of the random steps; `make random-steps` is a long run."""
 
 import importlib.util
 from pathlib import Path
@@ -14,7 +14,7 @@ def random_steps():
     return module
 
 
-def test_rounds_of_every_kind_pass(random_steps):
+def test_one_round_of_every_kind_passes(random_steps):
     rounds = random_steps.Rounds(steps=150)
     results = [rounds.play(seed) for seed in range(8)]
     assert {kind for kind, _ in results} == {"pages", "windows", "tiers"}

@@ -1,4 +1,4 @@
-"""Important requests take the place of less important ones, and nothing else changes."""
+"""Requests of higher priority replace requests of lower priority, and nothing else changes."""
 
 import itertools
 
@@ -19,7 +19,7 @@ def running(rig):
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_one_that_lacks_a_row_takes_that_of_the_least_important_that_came_last(make_rig, overlap):
+def test_a_request_without_a_row_replaces_the_least_important_latest_request(make_rig, overlap):
     rig = make_rig(num_rows=3, policy=preemptive(), overlap=overlap)
     for name, priority in [("a", 1), ("b", 0), ("c", 0)]:
         rig.add(name, [1, 2], max_new_tokens=40, priority=priority)
@@ -34,7 +34,7 @@ def test_one_that_lacks_a_row_takes_that_of_the_least_important_that_came_last(m
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_one_that_lacks_pages_takes_them_from_as_many_as_it_needs(make_rig, overlap):
+def test_a_request_without_pages_replaces_only_as_many_as_needed(make_rig, overlap):
     rig = make_rig(num_pages=64, num_rows=8, policy=preemptive(), overlap=overlap)
     for i in range(5):
         rig.add(f"low{i}", [i] * 10, max_new_tokens=3)
@@ -61,7 +61,7 @@ def test_one_that_lacks_pages_takes_them_from_as_many_as_it_needs(make_rig, over
     ],
     ids=["equal", "lower", "not enough above", "switched off", "a policy that does not preempt"],
 )
-def test_nobody_makes_way_without_need(make_rig, policy, priority):
+def test_a_policy_without_preemption_or_difference_retracts_no_request(make_rig, policy, priority):
     rig = make_rig(num_rows=1, policy=policy)
     rig.add("first", [1], max_new_tokens=10, priority=5)
     rig.step()
@@ -72,7 +72,7 @@ def test_nobody_makes_way_without_need(make_rig, policy, priority):
         rig.assert_right(name)
 
 
-def test_the_difference_at_which_one_makes_way_is_an_option(make_rig):
+def test_min_difference_sets_the_required_difference(make_rig):
     rig = make_rig(num_rows=1, policy=preemptive(min_difference=3))
     rig.add("first", [1], max_new_tokens=10, priority=5)
     rig.step()
@@ -81,7 +81,7 @@ def test_the_difference_at_which_one_makes_way_is_an_option(make_rig):
     assert running(rig) == ["second"]
 
 
-def test_nobody_is_sent_back_when_there_is_room(make_rig):
+def test_no_request_is_retracted_if_there_is_room(make_rig):
     rig = make_rig(num_rows=4, policy=preemptive())
     rig.add("low", [1], max_new_tokens=10)
     rig.step()
@@ -90,8 +90,8 @@ def test_nobody_is_sent_back_when_there_is_room(make_rig):
     assert running(rig) == ["high", "low"]
 
 
-def test_nobody_is_sent_back_in_vain(make_rig):
-    """What the more important hold is out of reach, and the less important have too little."""
+def test_no_request_is_retracted_if_it_would_not_help(make_rig):
+    """The pages of more important requests cannot be taken, and less important requests have too few."""
     rig = make_rig(num_pages=64, num_rows=4, policy=preemptive())
     rig.add("high", range(48), max_new_tokens=5, priority=2)
     rig.add("low", [7], max_new_tokens=5)
@@ -104,7 +104,7 @@ def test_nobody_is_sent_back_in_vain(make_rig):
     assert rig.scheduler.counters.retractions == 0
 
 
-def test_several_come_in_with_one_step(make_rig):
+def test_several_requests_can_be_admitted_in_one_step(make_rig):
     rig = make_rig(num_rows=4, policy=preemptive())
     for i in range(4):
         rig.add(f"low{i}", [i], max_new_tokens=20)
@@ -115,7 +115,7 @@ def test_several_come_in_with_one_step(make_rig):
     assert running(rig) == ["high0", "high1", "high2", "low0"]
 
 
-def test_whoever_made_way_comes_back_before_those_who_came_later(make_rig):
+def test_a_retracted_request_is_admitted_before_later_arrivals(make_rig):
     rig = make_rig(num_rows=1, policy=preemptive())
     rig.add("low", [1], max_new_tokens=10)
     rig.step()
@@ -129,7 +129,7 @@ def test_whoever_made_way_comes_back_before_those_who_came_later(make_rig):
     assert rig.requests["low"].num_retractions == 1
 
 
-def test_a_retracted_prompt_is_found_in_the_cache(make_rig):
+def test_the_prompt_of_a_retracted_request_is_found_in_the_cache(make_rig):
     rig = make_rig(num_rows=1, policy=preemptive())
     rig.add("low", range(40), max_new_tokens=10)
     for _ in range(5):
@@ -138,12 +138,12 @@ def test_a_retracted_prompt_is_found_in_the_cache(make_rig):
     before = len(rig.plans)
     rig.run()
     computed_again = sum(plan.num_tokens - len(plan.device_idx) for plan in rig.plans[before:])
-    assert computed_again == 2 + 1  # the other's prompt, and the one token that is needed to go on
+    assert computed_again == 2 + 1  # the other request's prompt, and the one token that is needed to continue
     rig.assert_right("low")
 
 
 @pytest.mark.parametrize(("page_size", "overlap", "prefill"), list(itertools.product([1, 4], [False, True], [5, 64])))
-def test_a_stream_of_priorities_gets_its_tokens(make_rig, page_size, overlap, prefill):
+def test_many_requests_of_mixed_priorities_get_their_tokens(make_rig, page_size, overlap, prefill):
     rig = make_rig(
         num_pages=160 // page_size,
         page_size=page_size,

@@ -1,4 +1,4 @@
-"""Waiting requests that share a prefix which nobody has computed: one does, the others reuse it."""
+"""If waiting requests share an uncomputed prefix, one computes it and the others reuse it."""
 
 import numpy as np
 import pytest
@@ -16,14 +16,14 @@ POLICIES = {
 
 
 def computed_tokens(rig):
-    """Prompt tokens that the device computed; not those of rows that go on from their last sample."""
+    """Return the number of prompt tokens that the device computed, without rows that continue after a sample."""
     return sum(plan.num_tokens - len(plan.device_idx) for plan in rig.plans)
 
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("prefill_tokens", [7, 50, 64, 1000])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_siblings_compute_nothing_that_a_leader_does_in_chunks(make_rig, policy, prefill_tokens, overlap):
+def test_siblings_do_not_compute_the_chunks_of_a_leader(make_rig, policy, prefill_tokens, overlap):
     rig = make_rig(
         num_pages=2048, num_rows=6, prefill_tokens=prefill_tokens, overlap=overlap, policy=POLICIES[policy]()
     )
@@ -37,7 +37,7 @@ def test_siblings_compute_nothing_that_a_leader_does_in_chunks(make_rig, policy,
 
 
 @pytest.mark.parametrize(("policy", "is_optimal"), [("lpm", True), ("dfs_weight", True), ("fcfs", False)])
-def test_groups_do_not_interleave_when_memory_holds_one_of_them(make_rig, policy, is_optimal):
+def test_groups_do_not_interleave_if_memory_holds_only_one(make_rig, policy, is_optimal):
     rig = make_rig(num_pages=150, num_rows=4, prefill_tokens=64, policy=POLICIES[policy]())
     tokens = np.random.default_rng(1)
     prefixes = [tokens.integers(0, 50, 100).tolist() for _ in range(6)]
@@ -54,7 +54,7 @@ def test_groups_do_not_interleave_when_memory_holds_one_of_them(make_rig, policy
 
 @pytest.mark.parametrize("policy", ["lpm", "dfs_weight"])
 def test_no_request_is_passed_over_for_longer_than_the_bound(make_rig, policy):
-    """A loner waits behind a group that never ends: it goes first as soon as its time has come."""
+    """A single request waits behind a group that never ends, and is admitted first at its time limit."""
     policies = {"lpm": LongestPrefixMatch, "dfs_weight": DepthFirstByWeight}
     rig = make_rig(num_rows=1, policy=policies[policy](ReorderingOptions(max_wait_s=0.1)))
     for i in range(3):
@@ -67,6 +67,6 @@ def test_no_request_is_passed_over_for_longer_than_the_bound(make_rig, policy):
     loner = rig.requests["loner"]
     assert loner.passed_over_s is not None
     assert loner.is_aged
-    service_s = 0.002  # two steps: the one request that runs when the time has come
+    service_s = 0.002  # two steps: those of the request that runs at the time limit
     assert 0.1 <= loner.admitted_s - loner.passed_over_s <= 0.1 + service_s
     assert rig.scheduler.counters.aged_requests >= 1

@@ -1,4 +1,4 @@
-"""The tree of waiting requests against what a look at every pair of prompts says."""
+"""The tree of waiting requests compared with a comparison of every pair of prompts."""
 
 import random
 
@@ -13,7 +13,7 @@ def tokens(text: str) -> np.ndarray:
 
 
 def groups_of(node) -> list[tuple[int, int]]:
-    """The groups of a request, smallest first: tokens shared and requests waiting."""
+    """Return the groups of a request, smallest first: shared tokens and waiting requests."""
     groups = []
     group = node.group
     while group is not None:
@@ -23,7 +23,7 @@ def groups_of(node) -> list[tuple[int, int]]:
 
 
 def expected_groups(text: str, others: list[str], page_size: int) -> list[tuple[int, int]]:
-    """The same by comparing prompts; of groups with the same requests, the one that shares most."""
+    """Return the same by comparing prompts; of groups with equal requests, the one that shares most tokens."""
     sizes = {}
     for num_tokens in range(page_size, len(text) + 1, page_size):
         sizes[num_tokens] = sum(other[:num_tokens] == text[:num_tokens] for other in others)
@@ -44,7 +44,7 @@ def expected_groups(text: str, others: list[str], page_size: int) -> list[tuple[
         (4, ["abc", "abc"], [[], []]),
     ],
 )
-def test_a_group_is_all_who_begin_with_the_same_whole_pages(page_size, texts, expected):
+def test_a_group_has_all_requests_that_start_with_the_same_whole_pages(page_size, texts, expected):
     tree = PromptTree(page_size)
     nodes = [tree.add(tokens(text), "") for text in texts]
     assert [groups_of(node) for node in nodes] == expected
@@ -52,7 +52,7 @@ def test_a_group_is_all_who_begin_with_the_same_whole_pages(page_size, texts, ex
 
 @pytest.mark.parametrize("page_size", [1, 2, 3])
 @pytest.mark.parametrize("seed", range(4))
-def test_coming_and_going_leaves_the_groups_of_those_who_are_there(page_size, seed):
+def test_additions_and_removals_keep_the_groups_of_the_others_correct(page_size, seed):
     draw = random.Random(seed)
     tree = PromptTree(page_size)
     waiting = []

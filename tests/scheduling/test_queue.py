@@ -1,4 +1,4 @@
-"""The order of consideration, and how seldom the cache is asked for it."""
+"""The order in which waiting requests are considered, and the number of cache look-ups."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from graftlm_scheduling.options import ReorderingOptions
 
 
 class CountingCache(RadixCache):
-    """Counts how often it is asked."""
+    """Counts its look-ups."""
 
     num_probes = 0
 
@@ -50,7 +50,7 @@ class Rig:
         return [request.request_id for request in self.queue.ordered(now)]
 
 
-def test_siblings_follow_each_other_though_nothing_is_cached():
+def test_siblings_follow_each_other_even_if_nothing_is_cached():
     rig = Rig()
     for name, prompt in [("a1", "aaaa1"), ("b1", "bbbb1"), ("a2", "aaaa2"), ("c", "cccc"), ("b2", "bbbb2")]:
         rig.add(name, prompt)
@@ -59,7 +59,7 @@ def test_siblings_follow_each_other_though_nothing_is_cached():
     assert rig.order() == ["b1", "b2", "a1", "a2", "c"]
 
 
-def test_the_cache_is_asked_again_only_when_it_has_changed():
+def test_the_cache_is_asked_again_only_after_a_change():
     rig = Rig()
     for i in range(10):
         rig.add(f"r{i}", f"{i}xyz")
@@ -71,7 +71,7 @@ def test_the_cache_is_asked_again_only_when_it_has_changed():
     assert rig.caches[-1].num_probes == 20
 
 
-def test_a_policy_that_asks_for_nothing_costs_no_look_at_the_cache_nor_a_tree():
+def test_a_policy_that_reads_no_cache_data_causes_no_look_up_and_no_tree():
     rig = Rig(FirstComeFirstServed())
     for name in ("a", "b", "c"):
         rig.add(name, "same")
@@ -80,7 +80,7 @@ def test_a_policy_that_asks_for_nothing_costs_no_look_at_the_cache_nor_a_tree():
     assert len(rig.queue._tree) == 0
 
 
-def test_requests_that_were_ordered_several_times_leave_nothing_in_the_tree():
+def test_removed_requests_leave_nothing_in_the_tree():
     rig = Rig()
     for name in ("a", "b", "c", "d"):
         rig.add(name, f"same{name}")
@@ -91,7 +91,7 @@ def test_requests_that_were_ordered_several_times_leave_nothing_in_the_tree():
     assert len(rig.queue._tree) == 0
 
 
-def test_nothing_is_believed_of_a_cache_that_was_replaced():
+def test_results_of_a_replaced_cache_are_not_used():
     rig = Rig()
     rig.add("a", "aaaa1")
     rig.add("b", "bbbb1")
@@ -101,10 +101,10 @@ def test_nothing_is_believed_of_a_cache_that_was_replaced():
     assert rig.order() == ["a", "b"]
 
 
-def test_whoever_was_retracted_comes_back_to_its_place():
+def test_a_retracted_request_returns_to_its_place():
     rig = Rig(FirstComeFirstServed())
     for number, name in enumerate("abcd"):
-        rig.add(name, name, arrival_s=float(number // 2))  # two arrive at once
+        rig.add(name, name, arrival_s=float(number // 2))  # two requests arrive at once
     back = rig.requests["a"]
     rig.queue.admit(back, now=3.0)
     assert rig.order() == ["b", "c", "d"]
@@ -114,7 +114,7 @@ def test_whoever_was_retracted_comes_back_to_its_place():
 
 
 @pytest.mark.parametrize("leaves", ["remove", "discard", "admit"])
-def test_whoever_leaves_leaves_the_tree(leaves):
+def test_a_removed_request_is_removed_from_the_tree(leaves):
     rig = Rig()
     for name in "abc":
         rig.add(name, "same prompt")
@@ -127,7 +127,7 @@ def test_whoever_leaves_leaves_the_tree(leaves):
     assert len(rig.queue) == len(rig.queue._tree) == 2
 
 
-def test_priority_goes_before_ageing_and_ageing_before_the_policy():
+def test_priority_precedes_ageing_and_ageing_precedes_the_policy():
     rig = Rig(LongestPrefixMatch(ReorderingOptions(max_wait_s=5.0)))
     rig.remember("cccc")
     rig.add("aged", "aaaa", arrival_s=0.0)
@@ -142,7 +142,7 @@ def test_priority_goes_before_ageing_and_ageing_before_the_policy():
 
 
 class Meddling(FirstComeFirstServed):
-    """Changes the list it is given."""
+    """Changes the list that it gets."""
 
     def __init__(self, way):
         super().__init__()
@@ -169,7 +169,7 @@ class Meddling(FirstComeFirstServed):
         ("drops", ["a", "b", "c"], "did not return a permutation"),
     ],
 )
-def test_a_policy_that_changes_its_list_loses_nobody_and_is_told_once(way, order, told, caplog):
+def test_a_policy_that_changes_its_list_loses_no_request_and_is_logged_once(way, order, told, caplog):
     rig = Rig(Meddling(way))
     for name in "abc":
         rig.add(name, name)

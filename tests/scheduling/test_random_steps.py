@@ -1,7 +1,7 @@
 """Ten thousand random steps with arrivals, grammars, aborts, timeouts, eviction, retraction and failures leak no page.
 
 With `debug`, the step loop checks after every step that each page has exactly one owner. A violation ends requests with
-an error that these tests do not accept. `random_steps.py` plays the same storms for millions of steps.
+an error that these tests do not accept. `random_steps.py` runs the same storms for millions of steps.
 """
 
 import random
@@ -18,7 +18,7 @@ from graftlm.testing import FakeGrammarBackend
 from graftlm.testing.fake_device import expected_output
 from graftlm.types import FinishReason, SamplingParams
 
-#: (page size, chunk, overlap, reuse, seed, policy); together they make 10,000 steps.
+#: (page size, chunk, overlap, reuse, seed, policy); all cases together run 10,000 steps.
 CASES = [
     (1, 16, False, True, 1, "lpm"),
     (1, 7, True, True, 2, "lpm"),
@@ -35,7 +35,7 @@ STEPS_PER_CASE = 1000
 VOCAB = 50
 STOP = VOCAB - 1
 GRAMMARS = FakeGrammarBackend([*(chr(ord("A") + i) for i in range(STOP)), ""], VOCAB, [STOP])
-#: What the device and `Storm` may make a request fail with.
+#: Errors with which the device and `Storm` may fail a request.
 EXPECTED_ERRORS = {
     "logits are not finite",
     "hidden states are not finite",
@@ -45,7 +45,7 @@ POLICIES = {provider.name: provider for provider in graftlm_scheduling.provide_s
 
 
 class Storm:
-    """Does something random before each step."""
+    """Does one random operation before each step."""
 
     def __init__(self, rig, seed):
         self.rig = rig
@@ -70,7 +70,7 @@ class Storm:
             self.rig.add_embedding(f"r{self.num_added}", prompt, pooling, **fields)
             return
         if draw.random() < 0.15:
-            # Words of two letters and more: no mask is ever empty.
+            # Words of two letters and more, so no mask is ever empty.
             words = " ".join("".join(draw.sample("ABCDEFGH", draw.randint(2, 5))) for _ in range(draw.randint(1, 40)))
             fields["grammar"] = grammar(words)
             self.words[f"r{self.num_added}"] = words
@@ -109,7 +109,7 @@ class Storm:
             self.rig.device.fail_steps = {self.rig.scheduler.counters.steps + 1}
         elif draw < 0.355:
             self.rig.device.fail_pools = {self.rig.scheduler.counters.steps + 1}
-        elif draw < 0.358:  # as new weights do
+        elif draw < 0.358:  # as after an update of weights
             self.rig.take(self.rig.loop.settle())
             self.rig.loop.change_model(lambda: None, keep_memory=self.random.random() < 0.3)
         self.rig.step()
@@ -122,7 +122,7 @@ def grammar(words):
 
 
 def assert_right_under_grammar(rig, request_id, words):
-    """The request has the device's tokens among those that its grammar allowed, and ended where the grammar did."""
+    """Assert that the request has the device's tokens among the allowed ones, and ended where the grammar ended."""
     request, finish = rig.requests[request_id], rig.finish(request_id)
     matcher = GRAMMARS.compile(GrammarSpec(GrammarKind.EBNF, words)).matcher()
     expected = expected_output(request.prompt_token_ids.tolist(), request.max_new_tokens, VOCAB, matcher)
@@ -134,7 +134,7 @@ def assert_right_under_grammar(rig, request_id, words):
 
 
 def assert_right_answers(rig, storm):
-    """Every request ended with its own tokens, and only for a reason that `Storm` may have caused."""
+    """Assert that every request ended with its own tokens, and only for a reason that `Storm` may cause."""
     for request_id in rig.requests:
         words = storm.words.get(request_id)
         if words is None:
@@ -160,7 +160,7 @@ def assert_right_prompt_logprobs(rig):
 
 
 def play(make_rig, steps, page_size, chunk, overlap, reuse, seed, policy):
-    """Play a storm over one memory, with every invariant checked; returns the rig."""
+    """Run a storm on one memory and check every invariant; return the rig."""
     rig = make_rig(
         num_pages=160 // page_size,
         page_size=page_size,
@@ -184,7 +184,7 @@ def play(make_rig, steps, page_size, chunk, overlap, reuse, seed, policy):
 
 
 @pytest.mark.parametrize(("page_size", "chunk", "overlap", "reuse", "seed", "policy"), CASES)
-def test_every_page_is_accounted_for_after_every_step(make_rig, page_size, chunk, overlap, reuse, seed, policy):
+def test_every_page_has_one_owner_after_every_step(make_rig, page_size, chunk, overlap, reuse, seed, policy):
     rig = play(make_rig, STEPS_PER_CASE, page_size, chunk, overlap, reuse, seed, policy)
     counters = rig.scheduler.counters
     assert len(rig.requests) > 150
@@ -199,7 +199,7 @@ def test_every_page_is_accounted_for_after_every_step(make_rig, page_size, chunk
         assert rig.scheduler.kv.evicted_pages > 0
 
 
-#: (page size, window, spare tokens, window pages for tokens, chunk, overlap, reuse, seed)
+#: (page size, window, spare tokens, tokens of window pages, chunk, overlap, reuse, seed)
 WINDOW_CASES = [
     (1, 8, 0, 40, 16, True, True, 11),
     (1, 1, 0, 40, 7, False, True, 12),
@@ -212,7 +212,7 @@ WINDOW_CASES = [
 
 
 def play_windows(make_rig, steps, page_size, window_tokens, spare_tokens, memory_tokens, chunk, overlap, reuse, seed):
-    """Play a storm over two memories, one of them for windows, with every invariant checked; returns the rig."""
+    """Run a storm on two memories, one of them for windows, and check every invariant; return the rig."""
     span = WindowSpan(window_tokens, page_size, spare_tokens)
     rig = make_rig(
         num_pages=160 // page_size,
@@ -242,7 +242,7 @@ def play_windows(make_rig, steps, page_size, window_tokens, spare_tokens, memory
 @pytest.mark.parametrize(
     ("page_size", "window_tokens", "spare_tokens", "memory_tokens", "chunk", "overlap", "reuse", "seed"), WINDOW_CASES
 )
-def test_every_window_finds_its_tokens_in_a_memory_too_small_for_all(
+def test_every_window_has_its_tokens_in_too_little_memory(
     make_rig, page_size, window_tokens, spare_tokens, memory_tokens, chunk, overlap, reuse, seed
 ):
     rig = play_windows(

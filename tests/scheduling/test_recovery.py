@@ -1,4 +1,4 @@
-"""What requests and the KV memory are after a failure of the bookkeeping."""
+"""The state of requests and KV memory after a failure of the engine's bookkeeping."""
 
 import pytest
 
@@ -8,13 +8,13 @@ from graftlm.types import FinishReason
 
 
 def fail_bookkeeping(rig):
-    """Raise within the cache, as a plugin with a bug does."""
+    """Raise within the cache, like a faulty plugin."""
     assert rig.loop.pin(None, 1.0) == 0
     rig.take(rig.loop.take_updates())
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_rows_are_free_and_waiting_requests_still_wait_when_the_new_cache_is_created(make_rig, overlap):
+def test_after_a_failure_rows_are_free_and_waiting_requests_still_wait(make_rig, overlap):
     rig = make_rig(num_rows=1, overlap=overlap)
     running, waiting = rig.add("running", [1, 2, 3], priority=1), rig.add("waiting", [4, 5])
     rig.step()
@@ -60,7 +60,7 @@ def test_without_a_new_cache_the_memory_is_reported_empty(make_rig, overlap):
     assert rig.finish("again").reason is FinishReason.LENGTH
 
 
-def test_only_a_second_failure_without_a_step_between_fails_waiting_requests(make_rig):
+def test_waiting_requests_fail_only_at_a_second_failure_without_a_step_between(make_rig):
     rig = make_rig(num_rows=1)
     rig.add("waiting", [7, 8], max_new_tokens=2)
     fail_bookkeeping(rig)

@@ -1,4 +1,4 @@
-"""Behaviour of the scheduler, its memory and its loop, over a device whose arithmetic shows any page mix-up."""
+"""The scheduler, its memory and its loop, on a device whose tokens show any mix-up of pages."""
 
 import itertools
 
@@ -14,14 +14,14 @@ SHAPES = list(itertools.product([1, 4, 16], [7, 64], [False, True], [True, False
 
 
 def prompts(seed, num, shared=40, longest=90):
-    """Return prompts, every second one beginning with a common prefix."""
+    """Return prompts; every second one starts with a common prefix."""
     rng = np.random.default_rng(seed)
     common = rng.integers(0, 50, shared).tolist()
     return [(common if i % 2 else []) + rng.integers(0, 50, int(rng.integers(1, longest))).tolist() for i in range(num)]
 
 
 @pytest.mark.parametrize(("page_size", "prefill_tokens", "overlap", "reuse"), SHAPES)
-def test_every_request_gets_the_tokens_it_would_get_alone(make_rig, page_size, prefill_tokens, overlap, reuse):
+def test_every_request_gets_the_same_tokens_as_alone(make_rig, page_size, prefill_tokens, overlap, reuse):
     rig = make_rig(
         num_pages=2048 // page_size, page_size=page_size, prefill_tokens=prefill_tokens, overlap=overlap, reuse=reuse
     )
@@ -35,7 +35,7 @@ def test_every_request_gets_the_tokens_it_would_get_alone(make_rig, page_size, p
 
 
 @pytest.mark.parametrize(("page_size", "prefill_tokens", "overlap", "reuse"), SHAPES)
-def test_retracted_requests_resume_where_they_were(make_rig, page_size, prefill_tokens, overlap, reuse):
+def test_retracted_requests_continue_where_they_were(make_rig, page_size, prefill_tokens, overlap, reuse):
     rig = make_rig(
         num_pages=160 // page_size, page_size=page_size, prefill_tokens=prefill_tokens, overlap=overlap, reuse=reuse
     )
@@ -48,7 +48,7 @@ def test_retracted_requests_resume_where_they_were(make_rig, page_size, prefill_
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_step_that_retracts_for_lack_of_pages_admits_nobody(make_rig, overlap):
+def test_a_step_that_retracts_for_lack_of_pages_admits_no_request(make_rig, overlap):
     rig = make_rig(num_pages=80, overlap=overlap)
     for i in range(8):
         rig.add(f"r{i}", [i, i + 1, i + 2], max_new_tokens=60)
@@ -65,7 +65,7 @@ def test_a_step_that_retracts_for_lack_of_pages_admits_nobody(make_rig, overlap)
         rig.assert_right(name)
 
 
-def test_a_prompt_is_computed_once_for_all_who_share_it_even_in_one_step(make_rig):
+def test_a_shared_prompt_is_computed_once_even_within_one_step(make_rig):
     rig = make_rig(num_pages=4096, num_rows=16, prefill_tokens=10_000)
     shared = list(range(40)) * 5
     for i in range(16):
@@ -78,7 +78,7 @@ def test_a_prompt_is_computed_once_for_all_who_share_it_even_in_one_step(make_ri
         rig.assert_right(request_id)
 
 
-def test_requests_that_started_together_do_not_compute_the_same_chunks(make_rig):
+def test_requests_that_start_together_do_not_compute_the_same_chunks(make_rig):
     rig = make_rig(num_pages=4096, prefill_tokens=50)
     shared = list(range(50)) * 6
     for i in range(4):
@@ -91,7 +91,7 @@ def test_requests_that_started_together_do_not_compute_the_same_chunks(make_rig)
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
-def test_the_second_time_every_full_page_but_the_last_tokens_is_cached(make_rig, page_size):
+def test_the_second_time_every_full_page_except_the_last_token_is_cached(make_rig, page_size):
     rig = make_rig(num_pages=512, page_size=page_size)
     lengths = [1, 2, 15, 16, 17, 32, 33, 60]
     for round_ in range(2):
@@ -103,7 +103,7 @@ def test_the_second_time_every_full_page_but_the_last_tokens_is_cached(make_rig,
         assert rig.tokens[f"1-{n}"] == rig.tokens[f"0-{n}"]
 
 
-def test_namespaces_never_share(make_rig):
+def test_namespaces_share_no_prefix(make_rig):
     rig = make_rig()
     for namespace in ("a", "b"):
         rig.add(namespace, range(30), namespace=namespace)
@@ -111,7 +111,7 @@ def test_namespaces_never_share(make_rig):
     assert rig.requests["b"].cached_tokens == 0
 
 
-def test_decoding_goes_on_while_a_long_prompt_is_read_in_chunks(make_rig):
+def test_decode_continues_while_a_long_prompt_is_prefilled_in_chunks(make_rig):
     rig = make_rig(num_pages=1024, prefill_tokens=16)
     rig.add("short", [1, 2, 3], max_new_tokens=30)
     rig.step()
@@ -148,7 +148,7 @@ def test_higher_priority_is_admitted_first_and_retracted_last(make_rig):
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("num_steps", range(6))
-def test_an_abort_at_any_moment_frees_the_pages_and_harms_nobody(make_rig, overlap, num_steps):
+def test_an_abort_at_any_step_frees_the_pages_and_affects_no_other_request(make_rig, overlap, num_steps):
     rig = make_rig(num_pages=256, prefill_tokens=8, overlap=overlap)
     rig.add("victim", range(20), max_new_tokens=10)
     rig.add("other", [*range(20), 3], max_new_tokens=10)
@@ -172,7 +172,7 @@ def test_an_abort_of_an_unknown_request_does_nothing(make_rig):
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_request_whose_time_is_up_ends_waiting_or_running(make_rig, overlap):
+def test_a_waiting_or_running_request_ends_at_its_timeout(make_rig, overlap):
     rig = make_rig(num_rows=1, overlap=overlap)
     rig.add("running", range(5), max_new_tokens=200, timeout_s=0.02)
     rig.add("waiting", range(9), max_new_tokens=5, timeout_s=0.01)
@@ -185,7 +185,7 @@ def test_a_request_whose_time_is_up_ends_waiting_or_running(make_rig, overlap):
     rig.assert_right("patient")
 
 
-def test_a_request_that_can_never_fit_is_refused_with_the_numbers(make_rig):
+def test_a_request_that_can_never_fit_is_refused_with_both_sizes(make_rig):
     rig = make_rig(num_pages=10, page_size=4)
     with pytest.raises(NeverFitsError, match="36 prompt tokens and up to 5 more need 11 KV pages, the engine has 10"):
         rig.add("big", range(36), max_new_tokens=5)
@@ -194,7 +194,7 @@ def test_a_request_that_can_never_fit_is_refused_with_the_numbers(make_rig):
     rig.assert_right("fits")
 
 
-def test_a_full_queue_refuses(make_rig):
+def test_a_full_queue_refuses_requests(make_rig):
     rig = make_rig(max_queued=2)
     rig.add("a", [1])
     rig.add("b", [2])
@@ -204,7 +204,7 @@ def test_a_full_queue_refuses(make_rig):
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_bad_logits_end_that_request_alone(make_rig, overlap):
+def test_bad_logits_fail_only_that_request(make_rig, overlap):
     rig = make_rig(overlap=overlap)
     rig.device.fail_rows = {3: 1}
     for i in range(3):
@@ -219,7 +219,7 @@ def test_bad_logits_end_that_request_alone(make_rig, overlap):
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("pooled", [False, True])
-def test_what_a_request_with_bad_numbers_has_computed_is_not_reused(make_rig, overlap, pooled):
+def test_tokens_computed_by_a_request_with_bad_logits_are_not_reused(make_rig, overlap, pooled):
     rig = make_rig(overlap=overlap)
     prompt = list(range(20))
     if pooled:
@@ -239,7 +239,7 @@ def test_what_a_request_with_bad_numbers_has_computed_is_not_reused(make_rig, ov
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("bad_step", [0, 1, 3])
-def test_a_step_that_raises_fails_its_requests_and_no_other(make_rig, overlap, bad_step):
+def test_a_step_that_raises_fails_only_its_requests(make_rig, overlap, bad_step):
     rig = make_rig(num_pages=512, num_rows=3, prefill_tokens=16, overlap=overlap)
     rig.device.fail_steps = {bad_step}
     for i in range(8):
@@ -254,7 +254,7 @@ def test_a_step_that_raises_fails_its_requests_and_no_other(make_rig, overlap, b
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_prompt_logprobs_cover_every_position_once_whatever_the_chunks(make_rig, overlap):
+def test_prompt_logprobs_cover_every_position_once_for_any_chunks(make_rig, overlap):
     params = SamplingParams(prompt_logprobs=0)
     rig = make_rig(num_pages=128, prefill_tokens=7, num_rows=4, overlap=overlap)
     rig.add("warm", range(30))
@@ -283,7 +283,7 @@ def positions_read(rig):
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("chunk", [7, 64])
 @pytest.mark.parametrize("start", [0, 1, 2, 17, 33, 49, 50, 1000])
-def test_prompt_logprobs_from_a_token_on_read_no_position_before_it(make_rig, start, chunk, page_size, overlap):
+def test_prompt_logprobs_with_a_start_compute_no_earlier_position(make_rig, start, chunk, page_size, overlap):
     rig = make_rig(num_pages=256 // page_size, page_size=page_size, prefill_tokens=chunk, overlap=overlap)
     rig.add("warm", range(50))
     rig.run()
@@ -299,7 +299,7 @@ def test_prompt_logprobs_from_a_token_on_read_no_position_before_it(make_rig, st
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("page_size", [1, 4])
-def test_prompt_logprobs_from_a_token_on_come_once_when_requests_are_sent_back(make_rig, page_size, overlap):
+def test_prompt_logprobs_with_a_start_are_reported_once_after_retractions(make_rig, page_size, overlap):
     params = SamplingParams(prompt_logprobs=0, prompt_logprobs_start=20)
     rig = make_rig(num_pages=128 // page_size, page_size=page_size, prefill_tokens=7, num_rows=4, overlap=overlap)
     for i in range(4):
@@ -312,7 +312,7 @@ def test_prompt_logprobs_from_a_token_on_come_once_when_requests_are_sent_back(m
         rig.assert_right(f"r{i}")
 
 
-def test_requests_that_read_the_same_prompts_end_compute_its_beginning_once(make_rig):
+def test_requests_for_the_logprobs_of_a_shared_prompt_compute_its_start_once(make_rig):
     rig = make_rig(page_size=4, prefill_tokens=128)
     params = SamplingParams(prompt_logprobs=0, prompt_logprobs_start=50)
     for i in range(8):
@@ -324,7 +324,7 @@ def test_requests_that_read_the_same_prompts_end_compute_its_beginning_once(make
 
 
 class WatchedPolicy(FirstComeFirstServed):
-    """Counts how often it is asked."""
+    """Counts the calls of `order`."""
 
     num_orders = 0
 
@@ -334,7 +334,7 @@ class WatchedPolicy(FirstComeFirstServed):
 
 
 @pytest.mark.parametrize("lacks", [{"num_rows": 2}, {"num_pages": 44}], ids=["rows", "pages"])
-def test_the_queue_is_put_in_order_only_when_one_of_it_could_enter(make_rig, lacks):
+def test_the_queue_is_ordered_only_if_a_request_could_be_admitted(make_rig, lacks):
     policy = WatchedPolicy()
     rig = make_rig(policy=policy, **lacks)
     for i in range(2):
@@ -376,7 +376,7 @@ class RaisingPolicy:
 
 
 @pytest.mark.parametrize("policy", [ForgetfulPolicy(), RaisingPolicy(), TuplePolicy()])
-def test_a_bad_policy_costs_its_order_and_no_request(make_rig, policy):
+def test_a_faulty_policy_loses_its_order_but_no_request(make_rig, policy):
     rig = make_rig(policy=policy)
     for i in range(5):
         rig.add(f"r{i}", [i])
@@ -387,7 +387,7 @@ def test_a_bad_policy_costs_its_order_and_no_request(make_rig, policy):
 
 @pytest.mark.parametrize("method", ["match", "insert", "lock", "unlock", "evict"])
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_cache_that_raises_fails_running_requests_and_the_engine_goes_on(make_rig, method, overlap):
+def test_a_cache_that_raises_fails_running_requests_and_the_engine_continues(make_rig, method, overlap):
     rig = make_rig(num_pages=64, num_rows=3, overlap=overlap)
     cache = rig.scheduler.kv.cache
     working = getattr(cache, method)
@@ -409,7 +409,7 @@ def test_a_cache_that_raises_fails_running_requests_and_the_engine_goes_on(make_
         rig.assert_right(request_id)
 
 
-def test_a_request_passed_over_too_long_goes_first(make_rig):
+def test_a_request_passed_over_for_too_long_is_admitted_first(make_rig):
     rig = make_rig(num_rows=1)
     rig.add("warm", [1, 1, 1, 1], max_new_tokens=1)
     rig.run()
@@ -429,14 +429,14 @@ def test_a_request_passed_over_too_long_goes_first(make_rig):
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_failure_that_does_not_go_away_ends_every_request(make_rig, overlap):
+def test_a_permanent_failure_ends_every_request(make_rig, overlap):
     rig = make_rig(overlap=overlap)
     for i in range(4):
         rig.add(f"r{i}", [i, 3], priority=i)
     rig.step()
     late = rig.add("late", [9])
     rig.add("later", [9])
-    late.priority = "high"  # nothing checks it here, and ordering the queue raises at each plan
+    late.priority = "high"  # the priority is not checked here, and ordering the queue raises at each plan
     rig.run(max_steps=20)
     assert rig.finish("late").reason is FinishReason.ERROR
     assert not rig.scheduler.has_work
@@ -444,7 +444,7 @@ def test_a_failure_that_does_not_go_away_ends_every_request(make_rig, overlap):
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize(("mix_chunks", "num_pages"), [(True, 256), (False, 256), (False, 24)])
-def test_a_step_holds_chunks_beside_decodes_only_where_they_may_mix(make_rig, mix_chunks, num_pages, overlap):
+def test_chunks_and_decodes_share_a_step_only_if_mix_chunks_is_on(make_rig, mix_chunks, num_pages, overlap):
     rig = make_rig(num_pages=num_pages, page_size=4, prefill_tokens=16, overlap=overlap, mix_chunks=mix_chunks)
     for i, prompt in enumerate(prompts(seed=3, num=8, longest=30)):
         rig.add(f"r{i}", prompt, max_new_tokens=6)
@@ -457,8 +457,8 @@ def test_a_step_holds_chunks_beside_decodes_only_where_they_may_mix(make_rig, mi
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_bad_logits_fail_only_their_request_even_if_it_was_retracted_meanwhile(make_rig, overlap):
-    """Every step of a run with retractions reports bad logits once, for each of its rows."""
+def test_bad_logits_fail_only_their_request_even_after_a_retraction(make_rig, overlap):
+    """In a run with retractions, every step reports bad logits once for each of its rows."""
     prompts = {f"r{i}": list(range(10 * i, 10 * i + 8)) for i in range(3)}
     retracted = 0
     for step_id in range(40):

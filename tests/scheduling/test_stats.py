@@ -1,9 +1,9 @@
-"""What `StepLoop.stats` says of work thrown back and of prefixes given up."""
+"""The figures of `StepLoop.stats` about retracted work and evicted prefixes."""
 
 import pytest
 
 
-def test_the_tokens_of_a_retraction_are_those_that_had_been_computed(make_rig):
+def test_a_retraction_counts_the_computed_tokens(make_rig):
     rig = make_rig(num_pages=256, prefill_tokens=64)
     rig.add("a", range(10), max_new_tokens=8)
     rig.add("b", range(20, 40), max_new_tokens=8)
@@ -28,11 +28,11 @@ def test_a_retraction_for_lack_of_pages_counts_its_tokens(make_rig):
     rig.run()
     stats = rig.loop.stats()
     assert stats.retractions > 0
-    assert stats.retracted_tokens >= 3 * stats.retractions  # of each at least the prompt
+    assert stats.retracted_tokens >= 3 * stats.retractions  # each retraction counts at least the prompt
 
 
 @pytest.mark.parametrize("page_size", [1, 4])
-def test_evicted_tokens_and_their_age_are_those_of_the_prefix_used_longest_ago(make_rig, page_size):
+def test_evicted_tokens_and_their_age_are_those_of_the_least_recently_used_prefix(make_rig, page_size):
     rig = make_rig(num_pages=64 // page_size, page_size=page_size)
     rig.add("old", range(32), max_new_tokens=1)
     rig.run()
