@@ -1,7 +1,7 @@
-"""The FlashInfer backend: over wrappers in plain PyTorch on any machine, over FlashInfer's own where there is a device.
+"""The FlashInfer backend: with wrappers in plain PyTorch on any machine, with FlashInfer's own wrappers on a GPU.
 
-The doubles take what FlashInfer's wrappers take, by the same names, and attend from nothing but the arrays they were
-planned with: so the numbers show whether the arrays are right.
+The doubles have the arguments of FlashInfer's wrappers, and compute attention only from the arrays that they were
+planned with. The results therefore show whether the arrays are right.
 """
 
 import importlib.util
@@ -34,7 +34,7 @@ LAYER = AttentionLayer(0, num_heads=4, num_kv_heads=2, head_dim=16, scale=0.25)
 
 
 class PrefillDouble:
-    """BatchPrefillWithPagedKVCacheWrapper."""
+    """Replaces BatchPrefillWithPagedKVCacheWrapper."""
 
     def __init__(self, float_workspace_buffer, kv_layout="NHD", backend="auto"):
         assert kv_layout == "NHD"
@@ -90,7 +90,7 @@ class PrefillDouble:
 
 
 class DecodeDouble(PrefillDouble):
-    """BatchDecodeWithPagedKVCacheWrapper; with graph buffers, it reads nothing else."""
+    """Replaces BatchDecodeWithPagedKVCacheWrapper; with graph buffers, it reads only these."""
 
     def __init__(
         self, float_workspace_buffer, kv_layout="NHD", use_cuda_graph=False, use_tensor_cores=False,
@@ -123,7 +123,7 @@ class DecodeDouble(PrefillDouble):
 
 
 class CascadeDouble:
-    """MultiLevelCascadeAttentionWrapper."""
+    """Replaces MultiLevelCascadeAttentionWrapper."""
 
     def __init__(self, num_levels, float_workspace_buffer, kv_layout="NHD"):
         self.levels = [PrefillDouble(float_workspace_buffer, kv_layout) for _ in range(num_levels)]
@@ -143,7 +143,7 @@ class CascadeDouble:
 
 
 class Recorder:
-    """Makes doubles, and remembers them: `made` by role, `planned` in order."""
+    """Creates doubles and records them: `made` by role, `planned` in order."""
 
     def __init__(self):
         self.made, self.planned = [], []
@@ -196,7 +196,7 @@ class TestTheContract(AttentionBackendConformance):
 
 
 def draw(requests, layers=(LAYER,), page_size=16, shared=0):
-    """Draw a scene whose requests' first `shared` pages are the same."""
+    """Draw a scene in which the first `shared` pages of all requests are the same."""
     tables, next_page = [], shared
     for past, new in requests:
         own = -(-(past + new) // page_size) - shared
@@ -225,14 +225,14 @@ WINDOWED = replace(LAYER, sliding_window=20)
         ([(70, 1)], LAYER, 4, {}, ["decode"]),
     ],
 )
-def test_a_step_takes_the_wrappers_that_fit_it(requests, layer, shared, options, roles):
+def test_a_step_uses_the_wrappers_that_fit_its_requests(requests, layer, shared, options, roles):
     scene, recorder = draw(requests, [layer], shared=shared), Recorder()
     outcome = scene.run(lambda context: backend(context, recorder, **options))
     torch.testing.assert_close(outcome.outputs, scene.run(ReferenceAttention).outputs, rtol=1e-5, atol=1e-5)
     assert recorder.planned == roles
 
 
-def test_layers_of_one_kind_share_a_plan():
+def test_layers_of_the_same_kind_share_a_plan():
     layers = [LAYER, replace(WINDOWED, layer_id=1), replace(LAYER, layer_id=2), replace(WINDOWED, layer_id=3)]
     scene, recorder = draw([(30, 1), (40, 9)], layers), Recorder()
     outcome = scene.run(lambda context: backend(context, recorder))
@@ -248,7 +248,7 @@ def test_large_groups_of_heads_decode_on_tensor_cores(num_heads, expected):
     assert wrapper.use_tensor_cores is expected
 
 
-def test_a_plan_is_not_written_before_the_last_one_has_been_copied():
+def test_a_plan_buffer_is_not_overwritten_before_the_last_plan_is_copied():
     events = []
     fence = SimpleNamespace(wait=lambda: events.append("wait"), record=lambda: events.append("record"))
     scene, recorder = draw([(30, 1), (5, 1)]), Recorder()
@@ -263,7 +263,7 @@ def test_a_plan_is_not_written_before_the_last_one_has_been_copied():
 
 
 def graph_batches(size, lens_of_steps, page_size=16, max_pages=8):
-    """Yield batches as graphs read them: all in the same tensors."""
+    """Yield batches in the form of graphs: all in the same tensors."""
     inputs = DecodeInputs(DecodeShape(8, 8, max_pages, page_size, (99,)), CPU)
     padded = inputs.fill(None, size)
     for lens in lens_of_steps:
@@ -276,7 +276,7 @@ def graph_batches(size, lens_of_steps, page_size=16, max_pages=8):
         yield replace(batch, seq_lens_cpu=np.array(lens, dtype=np.int32), page_table_cpu=tables)
 
 
-def test_a_graph_reads_each_step_from_the_buffers_it_was_captured_with():
+def test_a_graph_reads_each_step_from_the_captured_buffers():
     store = KVStore([LAYER], 100, 16, torch.float32, CPU)
     store.keys(0).normal_(), store.values(0).normal_()
     context = replace(draw([(3, 1)]).context, kv=store, max_requests=8, max_context_len=128)
@@ -308,7 +308,7 @@ def test_graphs_of_all_sizes_share_their_memory():
     assert wrappers[0].buffers[1].numel() == 8 * 8
 
 
-def test_a_cache_of_another_type_is_refused():
+def test_a_cache_of_another_dtype_is_refused():
     context = draw([(3, 1)]).context
     narrow = KVStore([LAYER], 4, 16, torch.bfloat16, CPU)
     with pytest.raises(ProviderUnavailableError, match=r"reads a cache of the model's type, torch\.float32"):
@@ -316,7 +316,7 @@ def test_a_cache_of_another_type_is_refused():
 
 
 @pytest.mark.parametrize("special", [{"sinks": torch.zeros(4)}, {"value_prefix_dim": 8}])
-def test_layers_that_it_does_not_serve_are_refused(special):
+def test_unsupported_layers_are_refused(special):
     context = draw([(3, 1)]).context
     with pytest.raises(
         ProviderUnavailableError, match="no attention sinks and no latent attention, which layer 0 needs"
@@ -324,7 +324,7 @@ def test_layers_that_it_does_not_serve_are_refused(special):
         backend(replace(context, layers=[replace(LAYER, **special)]))
 
 
-def test_forward_needs_a_prepared_batch_and_its_shapes():
+def test_forward_needs_a_prepared_batch_and_matching_shapes():
     scene = draw([(3, 1)])
     tested, (inputs,) = backend(scene.context), scene.inputs
     with pytest.raises(InvariantError, match="before prepare"):
@@ -335,7 +335,7 @@ def test_forward_needs_a_prepared_batch_and_its_shapes():
 
 
 class DoublePlugin:
-    """Offers the backend over doubles."""
+    """Offers the backend with doubles."""
 
     def __init__(self, recorder):
         self.recorder = recorder
@@ -358,7 +358,7 @@ class DoublePlugin:
     ("model", "page_size", "graphs", "roles"),
     [("llama", 16, True, {"decode", "prefill", "cascade"}), ("gemma2", 1, False, {"decode", "prefill", "cascade"})],
 )
-def test_an_engine_gives_transformers_greedy_tokens(checkpoint, model, page_size, graphs, roles):
+def test_an_engine_generates_transformers_greedy_tokens(checkpoint, model, page_size, graphs, roles):
     rng, recorder = np.random.default_rng(3), Recorder()
     shared = rng.integers(1, 300, 20).tolist()
     prompts = [shared + rng.integers(1, 300, n).tolist() for n in (3, 9, 17)]
@@ -408,7 +408,7 @@ class TestOnADevice(AttentionBackendConformance):
         return FlashInferAttention(FlashInferOptions(cascade_tokens=16), context, load_flashinfer())
 
     def scene(self, requests, *layers, dtype="bfloat16", **settings):
-        """Draw what the kit asks for in a type and a size of heads that FlashInfer has."""
+        """Draw the kit's scene with a dtype and a head size that FlashInfer supports."""
         layers = [replace(layer, head_dim=max(64, layer.head_dim)) for layer in layers or (LAYER,)]
         return super().scene(requests, *layers, dtype=dtype.replace("float32", "bfloat16"), **settings)
 
@@ -416,7 +416,7 @@ class TestOnADevice(AttentionBackendConformance):
 @pytest.mark.gpu
 @needs_flashinfer
 @pytest.mark.parametrize("num_heads", [4, 16])
-def test_a_captured_batch_replays_with_other_lengths(num_heads):
+def test_a_captured_batch_can_be_replayed_with_other_lengths(num_heads):
     device = torch.device("cuda")
     layer = AttentionLayer(0, num_heads=num_heads, num_kv_heads=2, head_dim=64, scale=0.125)
     scene = AttentionScene.draw(
@@ -425,7 +425,7 @@ def test_a_captured_batch_replays_with_other_lengths(num_heads):
     tested = FlashInferAttention(FlashInferOptions(), scene.context, load_flashinfer())
     batch = replace(scene.batch, in_graph=True)
     tested.prepare(batch)
-    tested.forward(*scene.inputs[0], layer)  # compiles, which a capture cannot
+    tested.forward(*scene.inputs[0], layer)  # compiles, which is not possible during a capture
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = tested.forward(*scene.inputs[0], layer)

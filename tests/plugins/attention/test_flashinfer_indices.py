@@ -1,4 +1,4 @@
-"""The index arrays against a list built request by request."""
+"""The index arrays compared with lists that are built request by request."""
 
 import random
 
@@ -11,7 +11,7 @@ from graftlm_attention.flashinfer_indices import ragged_pages, shared_pages, sha
 
 
 def draw_batch(seed, page_size):
-    """Draw requests of (past, new) tokens on scattered pages, one-token requests first."""
+    """Draw requests of (past, new) tokens on random pages, one-token requests first."""
     rng = random.Random(seed)
     requests = [(rng.choice((0, 1, 15, 16, 17, rng.randint(2, 90))), 1) for _ in range(rng.randint(1, 5))]
     requests += [(rng.choice((0, 16, rng.randint(1, 60))), rng.randint(2, 40)) for _ in range(rng.randint(0, 3))]
@@ -23,7 +23,7 @@ def draw_batch(seed, page_size):
 
 
 def naive(requests, tables, page_size, window=None, num_shared=0):
-    """Return indptr, indices and last_page_len: of each request the pages in which some query sees a token."""
+    """Return indptr, indices and last_page_len, with the pages of each request that contain a visible token."""
     indptr, indices, last = [0], [], []
     for (past, new), table in zip(requests, tables, strict=True):
         first_seen = 0 if window is None else max(0, past - window + 1)
@@ -57,7 +57,7 @@ LONG = list(range(300))
     ("requests", "tables", "expected"),
     [
         ([(48, 1), (48, 1)], [[3, 1, 2, 9], [3, 1, 2, 8]], 3),
-        ([(48, 1), (47, 1)], [[3, 1, 2, 9], [3, 1, 2]], 2),  # the second's token goes into the third page
+        ([(48, 1), (47, 1)], [[3, 1, 2, 9], [3, 1, 2]], 2),  # the token of the second request is in the third page
         ([(48, 1), (16, 33)], [[3, 1, 2, 9], [3, 1, 2, 8]], 1),
         ([(48, 1), (0, 20)], [[3, 1, 2, 9], [3, 1]], 0),
         ([(48, 1), (48, 1), (48, 1)], [[3, 1, 2, 9], [3, 7, 2, 8], [3, 1, 2, 5]], 1),
@@ -67,11 +67,11 @@ LONG = list(range(300))
         ([(4800, 1), (4800, 1)], [[*LONG[:64], 800, *LONG[65:], 900], [*LONG, 901]], 64),
     ],
 )
-def test_shared_pages_lie_at_the_front_of_all_requests_and_before_all_queries(requests, tables, expected):
+def test_shared_pages_are_at_the_front_of_all_requests_and_before_all_queries(requests, tables, expected):
     assert shared_pages(batch_of(requests, tables, 16), 16) == expected
 
 
-def test_a_shared_prefix_and_the_rest_are_all_pages():
+def test_the_shared_prefix_and_the_rest_are_all_pages():
     requests, tables = [(48, 1), (60, 1), (40, 30)], [[3, 1, 2, 9], [3, 1, 4, 8], [3, 1, 5, 6, 7]]
     batch = batch_of(requests, tables, 16)
     shared, rest = shared_prefix(batch, 2, 16), ragged_pages(batch, slice(0, 3), 16, num_shared=2)

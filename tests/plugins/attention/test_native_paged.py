@@ -28,7 +28,7 @@ class TestNativePagedAttention(AttentionBackendConformance):
 
 
 class TestNativePagedAttentionWithoutMatrixUnits(TestNativePagedAttention):
-    """What machines without them do; the same as above on such a machine."""
+    """The path of machines without AMX; on such a machine, the same as above."""
 
     parameters: ClassVar = {**TestNativePagedAttention.parameters, "dtype": ("bfloat16",)}
 
@@ -51,7 +51,7 @@ def draw(requests, layer=None, dtype=torch.float32, page_size=4, kv_dtype=None):
     [{}, {"soft_cap": 5.0}, {"sinks": torch.linspace(-3, 9, 6)}, {"value_prefix_dim": 16}],
     ids=["plain", "soft cap", "sinks", "value prefix"],
 )
-def test_the_number_of_threads_does_not_matter(kernel, num_threads, special, kv_dtype):
+def test_the_result_does_not_depend_on_the_number_of_threads(kernel, num_threads, special, kv_dtype):
     layer = AttentionLayer(0, num_heads=6, num_kv_heads=2, head_dim=32, scale=0.2, **special)
     scene = draw([(1999, 1), (700, 1), (3, 1), (400, 90)], layer, kv_dtype=kv_dtype)
     before = torch.get_num_threads()
@@ -65,29 +65,29 @@ def test_the_number_of_threads_does_not_matter(kernel, num_threads, special, kv_
 
 @pytest.mark.parametrize("magnitude", [1e-3, 1.0, 30.0, 1e4])
 @pytest.mark.parametrize("soft_cap", [None, 50.0])
-def test_scores_of_any_magnitude_are_weighted_exactly(kernel, magnitude, soft_cap):
+def test_scores_of_any_magnitude_are_weighted_correctly(kernel, magnitude, soft_cap):
     layer = AttentionLayer(0, num_heads=4, num_kv_heads=2, head_dim=16, scale=magnitude, soft_cap=soft_cap)
     scene = draw([(100, 1), (40, 20)], layer)
     out = scene.run(lambda context: NativePagedAttention(context, kernel)).outputs[0]
-    # A score's rounding error grows with its size, and with it the weights'.
+    # The rounding error of a score, and so of a weight, grows with its size.
     tolerance = 1e-5 * max(1.0, min(magnitude, 50.0 if soft_cap else magnitude))
     torch.testing.assert_close(out, scene.run(ReferenceAttention).outputs[0], rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("head_dim", [16, 48, 576])
-def test_products_of_int8_neither_overflow_nor_lose_what_is_small(kernel, head_dim):
+def test_int8_products_do_not_overflow_and_keep_small_numbers(kernel, head_dim):
     layer = AttentionLayer(0, num_heads=6, num_kv_heads=1, head_dim=head_dim, scale=1 / head_dim, value_prefix_dim=16)
     scene = draw([(700, 1), (0, 1), (60, 20)], layer, dtype=torch.bfloat16, kv_dtype=torch.int8)
     q, k, _ = scene.inputs[0]
-    q[0], k[0] = 3.0, -5.0  # all products as large as can be, of one sign
-    q[1, :, 1:] *= 1e-2  # most numbers far below the largest
+    q[0], k[0] = 3.0, -5.0  # all products have the largest possible size and one sign
+    q[1, :, 1:] *= 1e-2  # most numbers are far below the largest
     out = scene.run(lambda context: NativePagedAttention(context, kernel)).outputs[0]
     torch.testing.assert_close(out, scene.run(ReferenceAttention).outputs[0], rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("scale", [1e10, 1e25])
-def test_of_scores_without_bounds_the_largest_has_all_the_weight(kernel, scale):
-    """Their rounding errors are far greater than what an exponential of a difference can hold."""
+def test_with_unbounded_scores_the_largest_has_all_the_weight(kernel, scale):
+    """The rounding errors of such scores are far larger than the range of an exponential of a difference."""
     layer = AttentionLayer(0, num_heads=6, num_kv_heads=2, head_dim=16, scale=scale)
     scene = draw([(100, 1), (40, 20)], layer)
     out = scene.run(lambda context: NativePagedAttention(context, kernel)).outputs[0]
@@ -96,24 +96,24 @@ def test_of_scores_without_bounds_the_largest_has_all_the_weight(kernel, scale):
 
 @pytest.mark.parametrize("kv_dtype", [None, torch.int8])
 @pytest.mark.parametrize("scale", [0.25, 0.0, -0.25])
-def test_what_nobody_sees_has_no_weight_whatever_scores_are_multiplied_by(kernel, scale, kv_dtype):
+def test_masked_tokens_have_no_weight_for_any_scale(kernel, scale, kv_dtype):
     layer = AttentionLayer(0, num_heads=6, num_kv_heads=2, head_dim=16, scale=scale)
     scene = draw([(20, 1), (3, 1), (5, 30)], layer, dtype=torch.bfloat16, kv_dtype=kv_dtype)
-    scene = scene.with_input("q", slice(0, 1), 0.0)  # relative to its largest number, which is 0
+    scene = scene.with_input("q", slice(0, 1), 0.0)  # relative to the largest number, which is 0
     out = scene.run(lambda context: NativePagedAttention(context, kernel)).outputs[0]
     torch.testing.assert_close(out, scene.run(ReferenceAttention).outputs[0], rtol=2e-2, atol=2e-2)
 
 
 @pytest.fixture(params=[True, False], ids=["matrix units", "none"])
 def attend(request, kernel):
-    """Both ways in which a machine with matrix units can attend: outputs of a scene's first layer."""
+    """Compute attention in both ways of a machine with AMX; return the outputs of a scene's first layer."""
     return lambda scene: scene.run(
         lambda context: NativePagedAttention(context, kernel, matrix_units=request.param)
     ).outputs[0]
 
 
 def check(attend, requests, layer, **options):
-    """Compare with the oracle, which computes in float64 what the kernel rounds to bfloat16 here and there."""
+    """Compare with a float64 computation; the kernel rounds intermediate results to bfloat16."""
     scene = draw(requests, layer, dtype=torch.bfloat16, **options)
     torch.testing.assert_close(attend(scene), scene.run(ReferenceAttention).outputs[0], rtol=2e-2, atol=2e-2)
 
@@ -135,33 +135,33 @@ SPECIALS = {
 @pytest.mark.covering
 @pytest.mark.parametrize("kv_dtype", [None, torch.int8], ids=["bfloat16", "int8"])
 @pytest.mark.parametrize("special", SPECIALS)
-def test_every_kind_of_layer_on_whole_tiles_and_on_parts(attend, special, kv_dtype):
+def test_every_kind_of_layer_is_right_on_whole_and_partial_tiles(attend, special, kv_dtype):
     layer = AttentionLayer(0, **{"num_heads": 6, "num_kv_heads": 2, "head_dim": 48, "scale": 0.2} | SPECIALS[special])
     check(attend, [(700, 1), (0, 2), (31, 33), (200, 150), (300, 5)], layer, page_size=16, kv_dtype=kv_dtype)
 
 
 @pytest.mark.parametrize("kv_dtype", [None, torch.int8], ids=["bfloat16", "int8"])
 @pytest.mark.parametrize("head_dim", [16, 32, 48, 64, 80, 96, 112, 128, 192, 256, 576])
-def test_every_depth_and_width(attend, head_dim, kv_dtype):
+def test_every_head_size_and_value_size_is_right(attend, head_dim, kv_dtype):
     layer = AttentionLayer(0, num_heads=4, num_kv_heads=2, head_dim=head_dim, scale=head_dim**-0.5)
     check(attend, [(0, 21), (250, 40)], layer, page_size=8, kv_dtype=kv_dtype)
 
 
 @pytest.mark.parametrize("num_tokens", [*range(2, 35), 47, 48, 49, 63, 64, 65])
-def test_every_number_of_rows(attend, num_tokens):
+def test_every_number_of_rows_is_right(attend, num_tokens):
     layer = AttentionLayer(0, num_heads=1, num_kv_heads=1, head_dim=16, scale=0.25)
     check(attend, [(9, num_tokens)], layer)
 
 
 @pytest.mark.parametrize("window", [None, 40, 300])
 @pytest.mark.parametrize("context", [1, 30, 31, 32, 33, 63, 64, 65, 254, 255, 256, 257, 288, 511, 512, 513])
-def test_every_end_of_a_context(attend, context, window):
+def test_every_context_length_is_right(attend, context, window):
     layer = AttentionLayer(0, num_heads=3, num_kv_heads=1, head_dim=32, scale=0.2, sliding_window=window)
     check(attend, [(context, 13)], layer)
 
 
 @pytest.mark.parametrize("group", [1, 3, 5, 16, 33, 400])
-def test_every_number_of_heads_that_share_keys(attend, group):
+def test_every_number_of_query_heads_per_key_head_is_right(attend, group):
     layer = AttentionLayer(0, num_heads=group, num_kv_heads=1, head_dim=16, scale=0.25)
     check(attend, [(40, 3), (0, 20)], layer)
 
@@ -170,7 +170,7 @@ def test_every_number_of_heads_that_share_keys(attend, group):
 @pytest.mark.parametrize("kv_dtype", [None, torch.int8], ids=["bfloat16", "int8"])
 @pytest.mark.parametrize("group", [1, 2, 3, 8, 9, 16, 17, 40])
 @pytest.mark.parametrize("page_size", [1, 16, 40])
-def test_one_token_for_every_number_of_heads_that_share_keys(attend, page_size, group, kv_dtype):
+def test_one_token_is_right_for_every_number_of_query_heads_per_key_head(attend, page_size, group, kv_dtype):
     layer = AttentionLayer(0, num_heads=2 * group, num_kv_heads=2, head_dim=32, scale=0.2)
     check(attend, [(63, 1), (200, 1), (20, 1), (143, 1)], layer, page_size=page_size, kv_dtype=kv_dtype)
 
@@ -179,21 +179,21 @@ def test_one_token_for_every_number_of_heads_that_share_keys(attend, page_size, 
 @pytest.mark.parametrize("special", SPECIALS)
 @pytest.mark.parametrize("group", [3, 16])
 @pytest.mark.parametrize("kv_dtype", [None, torch.int8], ids=["bfloat16", "int8"])
-def test_one_token_of_every_kind_of_layer(attend, special, group, kv_dtype):
+def test_one_token_is_right_for_every_kind_of_layer(attend, special, group, kv_dtype):
     options = {"num_heads": 2 * group, "num_kv_heads": 2, "head_dim": 64, "scale": 0.2} | SPECIALS[special]
     if "value_prefix_dim" in options:
         options["value_prefix_dim"] = 32
     if "sinks" in options:
         options["sinks"] = torch.linspace(-3, 9, 2 * group)
     if options.get("sliding_window") == 45:
-        options["sliding_window"] = 145  # long enough for matrix units, and not where a tile begins
+        options["sliding_window"] = 145  # long enough for AMX, and not at the start of a tile
     check(attend, [(700, 1), (1300, 1), (99, 1)], AttentionLayer(0, **options), page_size=16, kv_dtype=kv_dtype)
 
 
 @pytest.mark.parametrize(
     ("head_dim", "prefix"), [(32, None), (96, None), (128, None), (160, 32), (256, None), (576, 512)]
 )
-def test_one_token_of_every_depth_and_width(attend, head_dim, prefix):
+def test_one_token_is_right_for_every_head_size_and_value_size(attend, head_dim, prefix):
     layer = AttentionLayer(
         0, num_heads=6, num_kv_heads=2, head_dim=head_dim, scale=head_dim**-0.5, value_prefix_dim=prefix
     )
@@ -202,13 +202,13 @@ def test_one_token_of_every_depth_and_width(attend, head_dim, prefix):
 
 @pytest.mark.parametrize("page_size", [7, 16])
 @pytest.mark.parametrize("context", [62, 63, 64, 79, 80, 81, 127, 128, 254, 255, 256, 512, 513, 600])
-def test_one_token_at_every_end_of_a_context(attend, context, page_size):
+def test_one_token_is_right_for_every_context_length(attend, context, page_size):
     layer = AttentionLayer(0, num_heads=6, num_kv_heads=2, head_dim=32, scale=0.2)
     check(attend, [(context, 1)], layer, page_size=page_size)
 
 
-def test_a_token_among_later_and_larger_scores_corrects_its_sums(attend):
-    """In a later tile than others, and for some heads only, so that other heads' sums stay."""
+def test_a_later_and_larger_score_rescales_the_sums_of_one_token(attend):
+    """The larger score is in a later tile, and only for some heads, so that the sums of other heads stay."""
     layer = AttentionLayer(0, num_heads=6, num_kv_heads=2, head_dim=32, scale=1.0)
     scene = draw([(70, 1), (150, 1), (0, 100)], layer, dtype=torch.bfloat16, page_size=16)
     scene.inputs[0].q[:2, ::3] *= 4.0
@@ -218,24 +218,25 @@ def test_a_token_among_later_and_larger_scores_corrects_its_sums(attend):
 
 @pytest.mark.parametrize("sink", [-1e4, 1e4])
 @pytest.mark.parametrize("context", [100, 2000])
-def test_a_token_whose_sink_is_far_from_its_scores(attend, context, sink):
-    """In one piece or in several, of which only the first has the sink."""
+def test_one_token_is_right_with_a_sink_far_from_its_scores(attend, context, sink):
+    """The context is in one piece or in several; only the first piece has the sink."""
     layer = AttentionLayer(0, num_heads=6, num_kv_heads=2, head_dim=32, scale=0.2, sinks=torch.full((6,), sink))
     check(attend, [(context, 1)], layer, page_size=16)
 
 
-def test_matrix_units_are_used_for_one_token_where_there_are_any(kernel):
+def test_amx_is_used_for_one_token_if_available(kernel):
     layer = AttentionLayer(0, num_heads=6, num_kv_heads=2, head_dim=64, scale=0.125)
     scene = draw([(300 + i, 1) for i in range(40)], layer, dtype=torch.bfloat16)
     on_units, without = (
         scene.run(lambda context, use=use: NativePagedAttention(context, kernel, matrix_units=use)).outputs[0]
         for use in (True, False)
     )
-    assert torch.equal(on_units, without) != bool(kernel.graftlm_has_matrix_units())  # they round at other places
+    # both paths round at different places
+    assert torch.equal(on_units, without) != bool(kernel.graftlm_has_matrix_units())
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
-def test_a_token_that_cannot_be_weighed_stays_apart_from_others(attend, number):
+def test_a_token_with_nan_does_not_affect_others(attend, number):
     layer = AttentionLayer(0, num_heads=6, num_kv_heads=2, head_dim=32, scale=0.2)
     scene = draw([(90, 1), (120, 1)], layer, dtype=torch.bfloat16, page_size=16)
     out, odd = attend(scene), attend(scene.with_input("q", slice(0, 1), number))
@@ -244,7 +245,7 @@ def test_a_token_that_cannot_be_weighed_stays_apart_from_others(attend, number):
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 64])
-def test_blocks_of_any_size_give_the_same(attend, num_threads):
+def test_the_result_does_not_depend_on_the_block_size(attend, num_threads):
     layer = AttentionLayer(0, num_heads=6, num_kv_heads=2, head_dim=64, scale=0.125)
     scene = draw([(100, 400), (0, 131)], layer, dtype=torch.bfloat16, page_size=16)
     expected = scene.run(ReferenceAttention).outputs[0]
@@ -258,15 +259,17 @@ def test_blocks_of_any_size_give_the_same(attend, num_threads):
 
 
 @pytest.mark.parametrize("scale", [1e10, -1e10, 1e25])
-def test_the_largest_of_scores_without_bounds_in_a_chunk_has_all_the_weight(attend, scale):
-    """Fused with the product, the difference from the largest score would be what rounding took from that."""
+def test_in_a_chunk_the_largest_of_unbounded_scores_has_all_the_weight(attend, scale):
+    """If the subtraction were fused with the product, the difference from the largest score would be its rounding
+    error.
+    """
     layer = AttentionLayer(0, num_heads=6, num_kv_heads=2, head_dim=16, scale=scale)
     scene = draw([(40, 20)], layer, dtype=torch.bfloat16)
     torch.testing.assert_close(attend(scene), scene.run(ReferenceAttention).outputs[0], rtol=1e-2, atol=1e-2)
 
 
-def test_a_later_and_larger_score_takes_the_weight_from_earlier_ones(attend):
-    """In other spans than theirs, so that their sums are corrected; in some rows only, so that others' are not."""
+def test_in_a_chunk_a_later_and_larger_score_takes_the_weight(attend):
+    """The larger scores are in later spans, so that sums are rescaled, and only in some rows."""
     layer = AttentionLayer(0, num_heads=2, num_kv_heads=1, head_dim=16, scale=1.0)
     scene = draw([(700, 40)], layer, dtype=torch.bfloat16).with_input("k", slice(20, 21), 30.0)
     scene = scene.with_input("q", slice(25, 26), 4.0)
@@ -278,23 +281,24 @@ def test_scores_of_minus_infinity_have_no_weight(attend):
     scene = draw([(40, 40)], layer, dtype=torch.bfloat16)
     scene = scene.with_input("q", slice(0, 40), 1.0).with_input("k", slice(3, 4), float("-inf"))
     out = attend(scene)
-    # Its own key: before it nobody sees the token, and from the next on others have all the weight.
+    # Its own key: earlier tokens do not see it, and from the next token on others have all the weight.
     assert out.isfinite().all()
     torch.testing.assert_close(out, scene.run(ReferenceAttention).outputs[0], rtol=2e-2, atol=2e-2)
 
 
-def test_matrix_units_are_used_where_there_are_any(kernel):
+def test_amx_is_used_for_chunks_if_available(kernel):
     layer = AttentionLayer(0, num_heads=4, num_kv_heads=2, head_dim=64, scale=0.125)
     scene = draw([(0, 300)], layer, dtype=torch.bfloat16)
     on_units, without = (
         scene.run(lambda context, use=use: NativePagedAttention(context, kernel, matrix_units=use)).outputs[0]
         for use in (True, False)
     )
-    assert torch.equal(on_units, without) != bool(kernel.graftlm_has_matrix_units())  # they round at other places
+    # both paths round at different places
+    assert torch.equal(on_units, without) != bool(kernel.graftlm_has_matrix_units())
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
-def test_rows_of_a_chunk_that_cannot_be_weighed_stay_apart_from_others(attend, number):
+def test_chunk_rows_with_nan_do_not_affect_others(attend, number):
     scene = draw([(20, 60), (0, 50)], dtype=torch.bfloat16)
     out, odd = attend(scene), attend(scene.with_input("q", slice(30, 32), number))
     assert odd[30:32].isnan().all()
@@ -302,11 +306,11 @@ def test_rows_of_a_chunk_that_cannot_be_weighed_stay_apart_from_others(attend, n
     torch.testing.assert_close(odd[kept], out[kept], rtol=0, atol=0)
 
 
-def test_many_threads_share_a_long_context_without_a_piece_past_its_end(kernel):
-    """509 pieces of 256 tokens and one token more: rounded up, 508 are enough."""
+def test_many_threads_share_a_long_context_without_an_empty_piece(kernel):
+    """The context has 509 pieces of 256 tokens and one token more; with rounding up, 508 pieces are enough."""
     layer = AttentionLayer(0, num_heads=8, num_kv_heads=1, head_dim=16, scale=0.25)
     scene = draw([(509 * 256, 1)], layer, page_size=64).with_input("q", slice(0, 1), 8.0)
-    scene.store.keys(0).fill_(-8.0)  # scores of -256: below whatever an empty piece may take for its largest
+    scene.store.keys(0).fill_(-8.0)  # scores of -256: below any value that an empty piece might use as its maximum
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(128)
@@ -316,7 +320,7 @@ def test_many_threads_share_a_long_context_without_a_piece_past_its_end(kernel):
     torch.testing.assert_close(out, scene.run(ReferenceAttention).outputs[0], rtol=1e-5, atol=1e-5)
 
 
-def test_nan_of_a_request_reaches_its_own_output(kernel):
+def test_nan_of_a_request_appears_in_its_output(kernel):
     scene = draw([(20, 1), (0, 10)])
     for tokens in (slice(0, 1), slice(1, 11)):
         out = scene.with_input("q", tokens, float("nan")).run(lambda c: NativePagedAttention(c, kernel)).outputs[0]
@@ -333,14 +337,14 @@ def test_nan_of_a_request_reaches_its_own_output(kernel):
         (torch.float32, 64, "cuda", "cuda"),
     ],
 )
-def test_an_obstacle_is_named(dtype, head_dim, device, reason):
+def test_an_obstacle_is_reported(dtype, head_dim, device, reason):
     layer = AttentionLayer(0, num_heads=2, num_kv_heads=1, head_dim=head_dim, scale=1.0)
     context = replace(draw([(0, 1)], dtype=dtype).context, layers=[layer], dtype=dtype, device=torch.device(device))
     obstacle = native_obstacle(context)
     assert obstacle is None if reason is None else reason in obstacle
 
 
-def test_tensors_that_do_not_fit_are_refused(kernel):
+def test_wrong_tensors_are_refused(kernel):
     scene = draw([(3, 1), (0, 5)])
     layer = scene.context.layers[0]
     q, k, v = scene.inputs[0]
@@ -354,7 +358,7 @@ def test_tensors_that_do_not_fit_are_refused(kernel):
         backend.forward(q, k.double(), v, layer)
 
 
-def test_one_openmp_runtime_serves_torch_and_the_kernel(kernel):
+def test_torch_and_the_kernel_use_one_openmp_runtime(kernel):
     maps = Path("/proc/self/maps")
     if not maps.exists():
         pytest.skip("needs /proc")
@@ -362,7 +366,7 @@ def test_one_openmp_runtime_serves_torch_and_the_kernel(kernel):
     assert len(runtimes) == 1
 
 
-def test_the_kit_notices_a_backend_that_ignores_the_window(kernel):
+def test_the_kit_finds_a_backend_that_ignores_the_window(kernel):
     class Forgetful(AttentionBackendConformance):
         parameters: ClassVar = {name: values[:2] for name, values in AttentionBackendConformance.parameters.items()}
 

@@ -1,4 +1,4 @@
-"""What this package offers, and where; nothing here imports Triton."""
+"""The attention providers and where they can run; no test here imports Triton."""
 
 import importlib.util
 from pathlib import Path
@@ -33,7 +33,7 @@ def with_triton():
     ],
 )
 @pytest.mark.usefixtures("with_triton")
-def test_triton_says_why_it_cannot_run(platform, reason):
+def test_the_reason_why_triton_cannot_run_is_reported(platform, reason):
     assert reason in triton().unavailable(platform)
 
 
@@ -47,7 +47,7 @@ def test_triton_is_the_first_choice_on_cuda():
 
 
 @pytest.mark.usefixtures("with_triton")
-def test_interpreted_triton_serves_float32_on_a_cpu_and_is_the_last_choice(monkeypatch):
+def test_interpreted_triton_supports_float32_on_a_cpu_with_the_lowest_rank(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     provider = triton()
     assert provider.unavailable(Platform("cpu")) is None
@@ -68,12 +68,12 @@ def flashinfer():
         (Platform("cuda", (7, 5)), "needs compute capability 8.0 (Ampere) or later, this device has 7.5"),
     ],
 )
-def test_flashinfer_says_why_it_cannot_run(platform, reason):
+def test_the_reason_why_flashinfer_cannot_run_is_reported(platform, reason):
     assert reason in flashinfer().unavailable(platform)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("flashinfer") is not None, reason="flashinfer is installed")
-def test_flashinfer_is_not_imported_to_know_that_it_is_missing():
+def test_a_missing_flashinfer_is_detected_without_an_import():
     assert flashinfer().unavailable(Platform("cuda", (9, 0))) == (
         "the package flashinfer-python is not installed: pip install graftlm[flashinfer]"
     )
@@ -88,7 +88,7 @@ def test_an_older_flashinfer_is_refused(version, tmp_path, monkeypatch):
     assert f"needs flashinfer-python 0.7 or later, {version} is installed" in flashinfer().unavailable(Platform("cuda"))
 
 
-def test_flashinfer_promises_what_its_kernels_were_made_for():
+def test_flashinfers_capabilities_match_its_kernels():
     can = flashinfer().capabilities
     assert (can.page_sizes, can.graph, can.cascade) == ((1, 16), True, True)
     assert not can.sinks
@@ -97,7 +97,7 @@ def test_flashinfer_promises_what_its_kernels_were_made_for():
 
 
 @pytest.mark.parametrize("split_tokens", [0, 64, 200, -128])
-def test_pieces_of_other_lengths_are_refused(split_tokens):
+def test_invalid_split_lengths_are_refused(split_tokens):
     with pytest.raises(ValidationError, match="split_tokens"):
         TritonOptions(split_tokens=split_tokens)
 

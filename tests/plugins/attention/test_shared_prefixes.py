@@ -1,4 +1,4 @@
-"""Which requests are found to share a prefix, and that attention reads it once to the same end."""
+"""Requests that share a prefix are found, and attention that reads the prefix once gives the same result."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 
 def table_of(rows, num_columns):
-    """Make a page table of rows (first pages in common, how many, all pages): others are nobody else's."""
+    """Make a page table with rows (first common page, number of common pages, all pages); other pages are unique."""
     table = np.arange(len(rows) * num_columns, dtype=np.int32).reshape(len(rows), -1) + 10_000
     for row, (first, count) in zip(table, rows, strict=True):
         row[:count] = np.arange(first, first + count)
@@ -37,13 +37,13 @@ def test_requests_with_the_same_pages_are_a_group():
     assert found([(0, 300)] * 5, [390, 380, 301, 399, 350]) == [([0, 1, 2, 3, 4], 300)]
 
 
-def test_groups_may_stand_in_any_order_beside_others():
+def test_groups_may_be_in_any_order_among_other_requests():
     rows = [(0, 300), (5000, 260), (0, 0), (0, 300), (5000, 260), (0, 320), (0, 300), (5000, 257), (5000, 260)]
     assert found(rows, [390] * 9) == [([0, 3, 5, 6], 300), ([1, 4, 7, 8], 257)]
 
 
-def test_a_groups_own_last_token_is_never_shared():
-    """Even if its page is: the token is written in this step, and every request has its own."""
+def test_the_last_token_of_a_group_is_never_shared():
+    """Even if its page is shared, the token is written in this step, and every request has its own."""
     assert found([(0, 390)] * 4, [300, 310, 320, 330]) == [([0, 1, 2, 3], 299)]
     assert found([(0, 40)] * 4, [320, 330, 340, 350], page_size=16, num_columns=50) == [([0, 1, 2, 3], 304)]
 
@@ -53,8 +53,8 @@ def test_prefixes_of_any_length_are_found(common):
     assert found([(0, common)] * 4, [1600] * 4, num_columns=1700) == [([0, 1, 2, 3], common)]
 
 
-def test_what_follows_the_first_difference_is_not_read():
-    """Steps do not get slower with contexts of which little is shared."""
+def test_tokens_after_the_first_difference_are_not_compared():
+    """The time of a step does not grow with contexts that share little."""
     compared = []
 
     class Table(np.ndarray):
@@ -71,14 +71,14 @@ def test_what_follows_the_first_difference_is_not_read():
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 128])
-def test_page_0_in_front_of_a_window_is_nothing_in_common(page_size):
+def test_page_0_before_a_window_does_not_count_as_shared(page_size):
     table = table_of([(0, 0)] * 6, 400)
     table[:, :390] = 0
     assert find_shared_prefixes(table, np.full(6, 400 * page_size, dtype=np.int32), 6, page_size) is None
 
 
-def test_pages_that_are_the_same_again_after_others_are_not_shared():
-    """No prefix cache gives such, and the answer does not depend on it."""
+def test_pages_that_are_equal_after_a_difference_are_not_shared():
+    """A prefix cache never produces such tables, and the result does not depend on it."""
     table = table_of([(0, 390)] * 4, 400)
     table[:, 20] = [7001, 7002, 7003, 7004]
     assert find_shared_prefixes(table, np.full(4, 395, dtype=np.int32), 4, 1) is None
@@ -99,12 +99,12 @@ def test_pages_that_are_the_same_again_after_others_are_not_shared():
     ],
     ids=["few requests", "few tokens", "short contexts", "chunks", "a narrow table", "nothing in common"],
 )
-def test_what_is_not_worth_it_is_no_group(rows, lens, options):
+def test_requests_that_would_gain_nothing_are_not_grouped(rows, lens, options):
     assert found(rows, lens, **options) == []
 
 
 def scene_of(layer, *, page_size, dtype, kv_dtype, num_sharing=(5, 4)):
-    """Two groups, requests that are in none between them, and a chunk that begins with a group's pages, too."""
+    """Draw two groups, requests in no group between them, and a chunk that starts with the pages of a group."""
     pasts = [(common, 300 + 17 * i) for common, num in zip((259, 300), num_sharing, strict=True) for i in range(num)]
     pasts += [(0, 280), (0, 3), (0, 0)]
     order = torch.randperm(len(pasts), generator=torch.Generator().manual_seed(1)).tolist()
@@ -142,7 +142,7 @@ LAYERS = {
     [(torch.float32, None), (torch.bfloat16, None), (torch.bfloat16, torch.int8), (torch.float32, torch.int8)],
 )
 @pytest.mark.parametrize("special", LAYERS.values(), ids=LAYERS.keys())
-def test_what_is_read_once_gives_what_the_reference_gives(
+def test_attention_with_shared_prefixes_equals_the_reference(
     kernel, monkeypatch, page_size, num_threads, dtype, kv_dtype, special
 ):
     found = []

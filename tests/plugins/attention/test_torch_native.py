@@ -37,7 +37,7 @@ def check(scene, options):
     return created[0].kernel
 
 
-def test_the_provider_speaks_this_api():
+def test_the_provider_has_the_current_api_version():
     assert (PROVIDER.name, PROVIDER.api_version) == ("torch_native", API_VERSION)
 
 
@@ -48,17 +48,17 @@ def test_importing_the_package_imports_no_torch():
 
 @needs_compiler
 @pytest.mark.parametrize("kernel", ["auto", "native"])
-def test_the_compiled_kernel_is_taken_where_it_can_be_built(scene, kernel_cache, kernel):
+def test_the_compiled_kernel_is_used_if_it_can_be_compiled(scene, kernel_cache, kernel):
     assert check(scene, TorchNativeOptions(kernel=kernel, kernel_cache_dir=kernel_cache)) == "native"
     assert list(kernel_cache.glob("paged_attention-*.so"))
 
 
-def test_torch_is_taken_when_asked_for(scene, tmp_path):
+def test_torch_is_used_if_configured(scene, tmp_path):
     assert check(scene, TorchNativeOptions(kernel="torch", kernel_cache_dir=tmp_path / "cache")) == "torch"
     assert not (tmp_path / "cache").exists()
 
 
-def test_without_a_compiler_auto_falls_back_and_says_so(scene, tmp_path, caplog):
+def test_without_a_compiler_auto_uses_torch_with_a_log_line(scene, tmp_path, caplog):
     options = TorchNativeOptions(compiler=str(tmp_path / "no-such-compiler"), kernel_cache_dir=tmp_path / "cache")
     with caplog.at_level(logging.INFO, logger="graftlm_attention"):
         assert check(scene, options) == "torch"
@@ -71,7 +71,7 @@ def test_without_a_compiler_native_fails(scene, tmp_path):
         PROVIDER.create(options, scene.context)
 
 
-def test_what_the_kernel_cannot_serve_falls_back(scene, tmp_path, caplog):
+def test_an_unsupported_dtype_uses_torch(scene, tmp_path, caplog):
     context = replace(scene.context, dtype=torch.float16)
     with caplog.at_level(logging.INFO, logger="graftlm_attention"):
         assert PROVIDER.create(TorchNativeOptions(), context).kernel == "torch"

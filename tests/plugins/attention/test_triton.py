@@ -1,6 +1,6 @@
-"""The Triton backend: in the interpreter on any machine, compiled where there is a device.
+"""The Triton backend: in the interpreter on any machine, compiled on a GPU.
 
-As a program, in an environment with TRITON_INTERPRET=1, this module runs what the interpreter can.
+As a program, in an environment with TRITON_INTERPRET=1, this module runs the cases that the interpreter supports.
 """
 
 import json
@@ -35,16 +35,16 @@ MIXED = [(140, 1), (0, 1), (3, 9), (0, 20)]
 
 
 class KitOfTriton(AttentionBackendConformance):
-    """The kit with the options that a YAML file gives by default."""
+    """The conformance kit with the default options of a YAML file."""
 
     def create(self, context):
         return TritonPagedAttention(TritonOptions(), context)
 
 
 class InterpretedKit(KitOfTriton):
-    """As much of the kit as the interpreter, 1,000 times slower than a device, does in seconds."""
+    """The part of the kit that the interpreter, 1,000 times slower than a GPU, runs in seconds."""
 
-    # fp8 has a test of its own: the interpreter rounds it otherwise
+    # fp8 has its own test, because the interpreter rounds it differently
     capabilities = AttentionCapabilities(dtypes=("float32",), sinks=True, kv_dtypes=("int8",))
     parameters: ClassVar = {
         "page_size": (16,),
@@ -74,7 +74,7 @@ def pages_of_any_size(device):
     layer = replace(LAYER, num_heads=7, num_kv_heads=1, sliding_window=50, soft_cap=4.0)
     for page_size, one in ((1, layer), (24, layer), (64, LAYER)):
         scene = draw(device, layer=one, page_size=page_size)
-        turned = replace(scene.batch, page_table=scene.batch.page_table.T.contiguous().T)  # of any layout, too
+        turned = replace(scene.batch, page_table=scene.batch.page_table.T.contiguous().T)  # also of any layout
         check(run(replace(scene, batch=turned)), scene.run(ReferenceAttention).outputs[0])
 
 
@@ -97,11 +97,11 @@ def rows_that_pad_a_batch_give_zeros(device):
 def a_cache_of_fp8_holds_what_it_can(device):
     scene = draw(device)
     q, k, v = scene.inputs[0]
-    if device == "cpu":  # the interpreter rounds otherwise, and its fp8 has no NaN
+    if device == "cpu":  # the interpreter rounds differently, and its fp8 has no NaN
         k, v = (tensor.to(torch.float8_e4m3fn).float() for tensor in (k, v))
     else:
-        v[3, 1, 0] = torch.nan  # must not be taken for a number
-    k[-1, 0, :2] = torch.tensor([1000.0, -1000.0])  # the type ends at 448
+        v[3, 1, 0] = torch.nan  # this must not be read as a number
+    k[-1, 0, :2] = torch.tensor([1000.0, -1000.0])  # the largest number of the type is 448
     narrow, wide = (_cache_like(scene, dtype) for dtype in (torch.float8_e4m3fn, torch.float32))
     rounded = LayerInputs(q, *(tensor.clamp(-448, 448).to(torch.float8_e4m3fn).float() for tensor in (k, v)))
 
@@ -115,7 +115,7 @@ def a_cache_of_fp8_holds_what_it_can(device):
 
 
 def _cache_like(scene, dtype):
-    """Return the scene's cache, its numbers rounded to fp8, in another type."""
+    """Return the scene's cache with numbers rounded to fp8, in another dtype."""
     store = KVStore([LAYER], scene.store.num_pages, scene.store.page_size, dtype, scene.store.device)
     for old, new in zip(caches(scene.store), caches(store), strict=True):
         new.copy_(old.to(torch.float8_e4m3fn).to(dtype))
@@ -129,7 +129,7 @@ def caches(store):
 def sinks_take_their_part_of_the_softmax_once(device):
     layer = replace(LAYER, sinks=torch.tensor([0.5, -2.0, 3.0, 0.0], device=device))
     scene = draw(device, layer=layer)
-    for options in (TritonOptions(), TritonOptions(split_tokens=128)):  # which cuts the longest context in two
+    for options in (TritonOptions(), TritonOptions(split_tokens=128)):  # this cuts the longest context into two pieces
         check(run(scene, options), scene.run(ReferenceAttention).outputs[0])
 
 
@@ -146,7 +146,7 @@ CASES = {
 
 
 def run_interpreted():
-    """Run everything on the CPU; return what failed, by name."""
+    """Run everything on the CPU; return the failures by name."""
     results = run_conformance(InterpretedKit)
     failures = {result.name: repr(result.error) for result in results if result.error is not None}
     for name, case in CASES.items():
@@ -173,7 +173,7 @@ def generate(path, prompts, max_tokens, graphs):
 
 needs_device = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
-#: The second has windows of 16 tokens, which the kit tries in the quick set, too.
+#: The second model has windows of 16 tokens, which the kit also tests in the quick set.
 MODELS = ("llama", "mistral")
 PROMPT_LENS = (3, 21, 40)
 MAX_TOKENS = 4
@@ -189,7 +189,7 @@ def prompts():
 def interpreted(request, checkpoint, prompts):
     """Results of one process in which Triton interprets its kernels: `failures` and `answers`.
 
-    The quick set has the answers of the first model without padding alone.
+    In the quick set, there are only the answers of the first model, without padding.
     """
     full = any(item.get_closest_marker("full") for item in request.session.items)
     models = {name: str(checkpoint(name)) for name in (MODELS if full else MODELS[:1])}
@@ -210,13 +210,15 @@ def test_the_interpreted_kernels_keep_the_contract(interpreted):
 
 
 @pytest.mark.parametrize("model", [MODELS[0], pytest.param(MODELS[1], marks=pytest.mark.full)])
-def test_an_engine_on_interpreted_kernels_gives_transformers_greedy_tokens(interpreted, checkpoint, prompts, model):
+def test_an_engine_with_interpreted_kernels_generates_transformers_greedy_tokens(
+    interpreted, checkpoint, prompts, model
+):
     oracle = HuggingFaceModel(checkpoint(model))
     assert interpreted["answers"][model] == [oracle.generate(prompt, MAX_TOKENS) for prompt in prompts]
 
 
 @pytest.mark.full
-def test_batches_padded_as_graphs_need_them_change_nothing(interpreted):
+def test_padding_as_for_graphs_does_not_change_tokens(interpreted):
     assert interpreted["answers"]["padded"] == interpreted["answers"][MODELS[0]]
 
 
@@ -238,17 +240,17 @@ class TestOnADevice(KitOfTriton):
 @pytest.mark.gpu
 @needs_device
 @pytest.mark.parametrize("name", CASES)
-def test_on_a_device(name):
+def test_the_case_passes_on_a_gpu(name):
     CASES[name]("cuda")
 
 
 @pytest.mark.gpu
 @needs_device
-def test_a_captured_batch_replays_with_other_lengths():
+def test_a_captured_batch_can_be_replayed_with_other_lengths():
     scene = draw("cuda", [(1300, 1), (20, 1), (600, 1)])
     backend = TritonPagedAttention(TritonOptions(), scene.context)
     backend.prepare(scene.batch)
-    backend.forward(*scene.inputs[0], LAYER)  # compiles, which a capture cannot
+    backend.forward(*scene.inputs[0], LAYER)  # compiles, which is not possible during a capture
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = backend.forward(*scene.inputs[0], LAYER)
@@ -262,7 +264,7 @@ def test_a_captured_batch_replays_with_other_lengths():
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    warnings.filterwarnings("ignore", category=RuntimeWarning)  # numpy's, of the NaN that some tests are about
+    warnings.filterwarnings("ignore", category=RuntimeWarning)  # numpy's warnings about the NaN that some tests use
     models, prompts, max_tokens, has_padded = json.loads(sys.argv[1])
     answers = {name: generate(path, prompts, max_tokens, graphs=False) for name, path in models.items()}
     if has_padded:

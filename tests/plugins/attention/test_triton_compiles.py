@@ -1,4 +1,4 @@
-"""The Triton kernels compile, for devices that are not here."""
+"""The Triton kernels compile for GPUs that this machine does not have."""
 
 import pytest
 import torch
@@ -9,7 +9,8 @@ from graftlm.testing.triton_compile import compile_kernel
 from graftlm_attention import triton_decode, triton_extend, triton_kv_write
 from graftlm_attention.triton_shapes import decode_shape, extend_shape
 
-#: The least shared memory a program may have among devices of capability 8.0 and later, in bytes: that of 8.6 and 8.9.
+#: The smallest maximum of shared memory per program on devices of capability 8.0 and later, in bytes: that of 8.6 and
+#: 8.9.
 SHARED_BYTES = 101376
 
 NO_SCALES = {"key_scales": None, "value_scales": None}

@@ -22,7 +22,7 @@ def test_pages_stay_with_the_caller():
     assert rig.cache.probe(rig.key(1, 2, 3)) == rig.cache.version == 0
 
 
-def test_one_unlock_too_many_is_an_error():
+def test_an_unlock_without_a_lock_is_an_error():
     rig = CacheRig(ChunkCache, page_size=4)
     handle = rig.hold(rig.key(1))
     rig.cache.unlock(handle)

@@ -1,4 +1,4 @@
-"""Files of blocks: what the kit asks, every kind of damage to real files, and media that refuse."""
+"""Files of blocks: the conformance kit, every kind of damage to real files, and media with errors."""
 
 import logging
 import os
@@ -26,7 +26,7 @@ BLOCK_BYTES = 1000
 FILE_BYTES = BLOCK_BYTES + HEADER_BYTES
 CONTEXT = StorageContext(b"model-1", BLOCK_BYTES)
 
-#: Where a byte of the header lies, by what it is part of.
+#: Positions of bytes in the header, by field.
 REGIONS = {"magic": 0, "version": 8, "padding": 12, "fingerprint": 16, "key": 50, "length": 80, "checksum": 90}
 FLIPS = REGIONS | {"first byte of data": HEADER_BYTES, "last byte of data": FILE_BYTES - 1}
 LENGTHS = {
@@ -40,7 +40,7 @@ LENGTHS = {
 
 
 class Clock:
-    """Time that passes when told to."""
+    """A clock that the test advances."""
 
     def __init__(self):
         self.now = time.time()
@@ -62,7 +62,7 @@ def key(number):
 
 
 def file_of(root, which, context=CONTEXT):
-    """Return a block's file, found by what the folder holds."""
+    """Return a block's file, found by the contents of the folder."""
     (found,) = [file for file in files_in(root) if file.name == Path(block_name("", which)).name]
     return found
 
@@ -165,7 +165,7 @@ def test_a_bad_file_is_counted_by_kind_and_deleted(storage, tmp_path, name, kind
     assert stats.num_bytes == 0
 
 
-def test_no_single_flipped_bit_is_ever_served(tmp_path):
+def test_no_block_with_a_flipped_bit_is_returned(tmp_path):
     storage = FileStorage(FileStorageOptions(path=tmp_path, max_bytes="1MiB"), StorageContext(b"small", 16))
     out = np.empty(16, np.uint8)
     for position in range(HEADER_BYTES + 16):
@@ -194,7 +194,7 @@ def test_a_file_of_another_model_is_foreign(storage, tmp_path):
     assert not mine.exists()
 
 
-def test_other_peoples_files_are_left_alone(tmp_path):
+def test_other_files_in_the_folder_are_not_touched(tmp_path):
     theirs = ["notes.txt", "0" * 32, "ab/cd.kv", f"{'0' * 32}/zz/{'0' * 40}.kv", f"{'0' * 32}/00/README"]
     for name in theirs:
         if name != "0" * 32:
@@ -207,10 +207,10 @@ def test_other_peoples_files_are_left_alone(tmp_path):
     assert [str(file.relative_to(tmp_path)) for file in files_in(tmp_path)] == sorted(set(theirs) - {"0" * 32})
 
 
-# -- Media that refuse
+# -- Media with errors
 
 
-def test_a_deleted_folder_is_made_anew(storage, tmp_path):
+def test_a_deleted_folder_is_created_again(storage, tmp_path):
     storage.put(key(1), block(1))
     shutil.rmtree(tmp_path)
     assert not got(storage, 1)
@@ -250,7 +250,7 @@ print(results, held, stats.failures > 0, stats.num_blocks)
 @pytest.mark.parametrize(
     ("how", "is_readable"), [("no space", True), ("no file handles", False), ("not allowed", None)]
 )
-def test_a_medium_that_refuses_is_counted_and_logged_once(tmp_path, how, is_readable):
+def test_an_error_of_the_medium_is_counted_and_logged_once(tmp_path, how, is_readable):
     done = subprocess.run(
         [sys.executable, "-c", REFUSING, how, str(tmp_path)], capture_output=True, text=True, check=False, timeout=60
     )
@@ -277,7 +277,7 @@ def test_failures_are_logged_once_per_kind(tmp_path, caplog):
     assert file.read_text() == "no folder"
 
 
-def test_a_folder_in_a_blocks_place_is_no_block(tmp_path):
+def test_a_folder_in_the_place_of_a_block_is_a_miss(tmp_path):
     storage = FileStorage(options(tmp_path, num_blocks=2), CONTEXT)
     storage.put(key(1), block(1))
     file = file_of(tmp_path, key(1))
@@ -290,7 +290,7 @@ def test_a_folder_in_a_blocks_place_is_no_block(tmp_path):
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
-def test_a_pipe_or_link_in_a_blocks_place_is_a_miss_and_written_anew(storage, tmp_path, make):
+def test_a_pipe_or_link_in_the_place_of_a_block_is_a_miss_and_replaced(storage, tmp_path, make):
     storage.put(key(1), block(1))
     file = file_of(tmp_path, key(1))
     file.unlink()
@@ -306,7 +306,7 @@ def test_a_pipe_or_link_in_a_blocks_place_is_a_miss_and_written_anew(storage, tm
 
 
 @pytest.mark.parametrize("length", LENGTHS.values())
-def test_a_truncated_file_is_written_anew(storage, tmp_path, length):
+def test_a_truncated_file_is_written_again(storage, tmp_path, length):
     storage.put(key(1), block(1))
     os.truncate(file_of(tmp_path, key(1)), length)
     assert storage.put(key(1), block(1))
@@ -318,7 +318,7 @@ def test_a_truncated_file_is_written_anew(storage, tmp_path, length):
 
 
 @pytest.mark.parametrize("call", ["get", "contains", "put"])
-def test_a_block_stored_while_it_is_missed_is_counted(storage, tmp_path, monkeypatch, call):
+def test_a_block_stored_during_a_miss_is_counted(storage, tmp_path, monkeypatch, call):
     def store_after_a_miss(look):
         def patched(path, *arguments, **options):
             try:
@@ -342,7 +342,7 @@ def test_a_block_stored_while_it_is_missed_is_counted(storage, tmp_path, monkeyp
     assert storage.stats().num_blocks == len(files_in(tmp_path)) == 1
 
 
-def test_a_block_stored_while_it_is_removed_is_counted(storage, tmp_path, monkeypatch):
+def test_a_block_stored_during_its_removal_is_counted(storage, tmp_path, monkeypatch):
     def store_after(unlink):
         def patched(path):
             unlink(path)
@@ -358,7 +358,7 @@ def test_a_block_stored_while_it_is_removed_is_counted(storage, tmp_path, monkey
     assert storage.stats().num_blocks == len(files_in(tmp_path)) == 1
 
 
-def test_a_block_removed_while_it_is_read_is_not_counted(storage, tmp_path, monkeypatch):
+def test_a_block_removed_during_a_read_is_not_counted(storage, tmp_path, monkeypatch):
     def clear_after(close):
         def patched(fd):
             close(fd)
@@ -376,7 +376,7 @@ def test_a_block_removed_while_it_is_read_is_not_counted(storage, tmp_path, monk
 # -- Other processes
 
 
-def test_what_another_process_adds_and_removes_is_seen(storage, tmp_path):
+def test_blocks_that_another_process_adds_or_removes_are_noticed(storage, tmp_path):
     other = FileStorage(options(tmp_path), CONTEXT)
     other.put(key(1), block(1))
     assert storage.contains([key(1)]) == 1
@@ -410,7 +410,7 @@ assert stats.evicted > 0
 """
 
 
-def test_processes_share_a_folder_and_nearly_keep_its_limit(tmp_path):
+def test_processes_share_a_folder_and_exceed_its_limit_only_slightly(tmp_path):
     limit = 40
     writers = [
         subprocess.Popen([sys.executable, "-c", SHARING, str(tmp_path), str(seed), str(limit * FILE_BYTES)])
@@ -422,7 +422,7 @@ def test_processes_share_a_folder_and_nearly_keep_its_limit(tmp_path):
     assert {file.suffix for file in files} == {".kv"}
 
 
-def test_two_storages_exceed_the_limit_by_a_twentieth_at_most(tmp_path):
+def test_two_storages_exceed_the_limit_by_at_most_a_twentieth(tmp_path):
     limit = 40
     storages = [FileStorage(options(tmp_path, limit), CONTEXT) for _ in range(2)]
     most = 0
@@ -432,7 +432,7 @@ def test_two_storages_exceed_the_limit_by_a_twentieth_at_most(tmp_path):
     assert limit * 0.9 < most <= limit * 21 / 20
 
 
-def test_a_file_can_be_read_by_its_owner_alone(storage, tmp_path):
+def test_only_the_owner_can_read_a_file(storage, tmp_path):
     storage.put(key(1), block(1))
     assert file_of(tmp_path, key(1)).stat().st_mode & 0o077 == 0
 
@@ -440,7 +440,7 @@ def test_a_file_can_be_read_by_its_owner_alone(storage, tmp_path):
 # -- The size limit
 
 
-def test_the_least_recently_used_goes_first(tmp_path):
+def test_the_least_recently_used_block_is_deleted_first(tmp_path):
     clock = Clock()
     storage = FileStorage(options(tmp_path, num_blocks=3), CONTEXT, clock)
     for number in (1, 2, 3):
@@ -453,7 +453,7 @@ def test_the_least_recently_used_goes_first(tmp_path):
     assert storage.stats().evicted == 1
 
 
-def test_a_hit_counts_after_a_restart(tmp_path):
+def test_a_hit_counts_for_the_order_after_a_restart(tmp_path):
     clock = Clock()
     clock.now += 100
     storage = FileStorage(options(tmp_path, num_blocks=3), CONTEXT, clock)
@@ -479,7 +479,7 @@ def test_a_file_is_not_touched_at_every_hit(tmp_path):
     assert times[0] == times[1] < times[2] == times[3]
 
 
-def test_the_limit_is_the_folders_whatever_the_model(tmp_path):
+def test_the_limit_applies_to_all_models_of_the_folder(tmp_path):
     old = FileStorage(options(tmp_path, num_blocks=4), StorageContext(b"old", BLOCK_BYTES))
     for number in range(4):
         old.put(key(number), block(number))
@@ -490,7 +490,7 @@ def test_the_limit_is_the_folders_whatever_the_model(tmp_path):
     assert (new.stats().num_blocks, new.stats().evicted) == (3, 3)
 
 
-def test_a_smaller_limit_holds_from_the_next_put_on(tmp_path):
+def test_a_smaller_limit_applies_from_the_next_put_on(tmp_path):
     large = FileStorage(options(tmp_path, num_blocks=50), CONTEXT)
     for number in range(50):
         large.put(key(number), block(number))
@@ -499,7 +499,7 @@ def test_a_smaller_limit_holds_from_the_next_put_on(tmp_path):
     assert len(files_in(tmp_path)) <= 10
 
 
-def test_what_dead_writers_left_is_removed_and_what_is_being_written_is_not(tmp_path):
+def test_files_of_dead_writers_are_removed_and_current_ones_are_not(tmp_path):
     clock = Clock()
     storage = FileStorage(options(tmp_path), CONTEXT, clock)
     storage.put(key(1), block(1))
@@ -513,7 +513,7 @@ def test_what_dead_writers_left_is_removed_and_what_is_being_written_is_not(tmp_
     assert again.stats().num_blocks == 1
 
 
-def test_what_others_have_not_finished_counts_against_the_limit(tmp_path):
+def test_unfinished_files_of_others_count_towards_the_limit(tmp_path):
     clock = Clock()
     FileStorage(options(tmp_path), CONTEXT, clock).put(key(1), block(1))
     (file,) = files_in(tmp_path)
@@ -531,7 +531,7 @@ def test_what_others_have_not_finished_counts_against_the_limit(tmp_path):
     assert FileStorage(options(tmp_path), CONTEXT, clock).stats().num_blocks >= 9, "what was left is removed at last"
 
 
-def test_files_dated_in_the_future_grow_old_too(tmp_path):
+def test_files_with_a_future_date_are_also_evicted(tmp_path):
     clock = Clock()
     storage = FileStorage(options(tmp_path), CONTEXT, clock)
     for number in range(5):
@@ -550,7 +550,7 @@ def test_files_dated_in_the_future_grow_old_too(tmp_path):
 
 
 @pytest.mark.parametrize("path", ["kv/a\0b", "~nosuchuser77/kv"])
-def test_a_path_that_cannot_be_is_refused(path):
+def test_an_impossible_path_is_refused(path):
     with pytest.raises(ValidationError, match=r"NUL|names no folder"):
         FileStorageOptions(path=path)
 
@@ -558,12 +558,12 @@ def test_a_path_that_cannot_be_is_refused(path):
 @pytest.mark.parametrize(
     ("given", "num_bytes"), [(5000, 5000), ("10GiB", 10 << 30), ("1.5 MiB", 3 << 19), ("2GB", 2 * 10**9)]
 )
-def test_sizes_are_numbers_or_have_units(given, num_bytes):
+def test_sizes_are_numbers_or_have_a_unit(given, num_bytes):
     assert FileStorageOptions(path="x", max_bytes=given).max_bytes == num_bytes
 
 
 @pytest.mark.parametrize("given", [0, -1, "10 gibbons", "", "-5MiB", None])
-def test_no_size_is_refused(given):
+def test_an_invalid_size_is_refused(given):
     with pytest.raises(ValidationError):
         FileStorageOptions(path="x", max_bytes=given)
 
@@ -573,19 +573,19 @@ def test_a_limit_below_one_block_is_refused(tmp_path):
         FileStorage(FileStorageOptions(path=tmp_path, max_bytes=1000), CONTEXT)
 
 
-def test_home_is_expanded(tmp_path, monkeypatch):
+def test_the_home_folder_is_expanded(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     FileStorage(FileStorageOptions(path="~/kv"), CONTEXT).put(key(1), block(1))
     assert len(files_in(tmp_path / "kv")) == 1
 
 
-def test_fsync_stores_the_same(tmp_path):
+def test_fsync_does_not_change_the_stored_block(tmp_path):
     storage = FileStorage(FileStorageOptions(path=tmp_path, fsync=True), CONTEXT)
     assert storage.put(key(1), block(1))
     assert got(storage, 1)
 
 
-def test_the_provider_creates_it(tmp_path):
+def test_the_provider_creates_a_file_storage(tmp_path):
     (provider,) = graftlm_cache.provide_kv_storages()
     assert provider.name == "file"
     assert isinstance(provider.create(provider.options(path=tmp_path), CONTEXT), FileStorage)

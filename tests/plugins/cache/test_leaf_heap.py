@@ -15,7 +15,7 @@ def leaf(last_access: float) -> RadixNode:
     return RadixNode(1, "", ROOT, bytes(4), bytes(4), NodeStats(created=0.0, last_access=last_access))
 
 
-def test_pops_the_lowest_priority_of_the_moment():
+def test_pop_returns_the_leaf_with_the_lowest_current_priority():
     heap = LeafHeap(OldestAccessFirst())
     early, late = leaf(1.0), leaf(2.0)
     for node in (late, early):
@@ -35,7 +35,7 @@ def test_a_touch_replaces_the_old_entry():
     assert [heap.pop(), heap.pop(), heap.pop()] == [third, second, None]
 
 
-def test_what_is_no_evictable_leaf_is_not_popped():
+def test_nodes_that_are_not_evictable_leaves_are_not_popped():
     heap = LeafHeap(OldestAccessFirst())
     locked, parent, kept = leaf(1.0), leaf(2.0), leaf(3.0)
     for node in (locked, parent, kept):
@@ -45,7 +45,7 @@ def test_what_is_no_evictable_leaf_is_not_popped():
     assert [heap.pop(), heap.pop()] == [kept, None]
 
 
-def test_a_discarded_node_returns_with_a_touch():
+def test_a_discarded_node_can_be_popped_again_after_a_touch():
     heap = LeafHeap(OldestAccessFirst())
     node, other = leaf(2.0), leaf(1.0)
     heap.touch(node)
@@ -57,7 +57,7 @@ def test_a_discarded_node_returns_with_a_touch():
     assert heap.pop() is node
 
 
-def test_equal_priorities_go_in_the_order_they_were_touched():
+def test_equal_priorities_are_popped_in_order_of_touch():
     heap = LeafHeap(OldestAccessFirst())
     nodes = [leaf(1.0) for _ in range(20)]
     for node in nodes:
@@ -65,7 +65,7 @@ def test_equal_priorities_go_in_the_order_they_were_touched():
     assert [heap.pop() for _ in nodes] == nodes
 
 
-def test_stale_entries_are_swept_out():
+def test_stale_entries_are_removed():
     heap = LeafHeap(OldestAccessFirst())
     nodes = [leaf(float(idx)) for idx in range(100)]
     for node in nodes:
@@ -81,7 +81,7 @@ def test_stale_entries_are_swept_out():
 
 
 class Answers(OldestAccessFirst):
-    """Gives the answers of a list in turn; raises those that are errors."""
+    """Returns the answers of a list one after the other; raises those that are exceptions."""
 
     def __init__(self, answers):
         self.answers = itertools.cycle(answers)
@@ -107,7 +107,7 @@ class Answers(OldestAccessFirst):
     ],
 )
 @pytest.mark.parametrize("num_leaves", [10, 700])
-def test_bad_answers_of_a_strategy_lose_no_leaf(answers, num_leaves, caplog):
+def test_invalid_priorities_of_a_strategy_lose_no_leaf(answers, num_leaves, caplog):
     heap = LeafHeap(Answers(answers))
     nodes = [leaf(1.0) for _ in range(num_leaves)]
     popped = []
@@ -124,7 +124,7 @@ def test_bad_answers_of_a_strategy_lose_no_leaf(answers, num_leaves, caplog):
     assert len(caplog.records) <= 2
 
 
-def test_what_a_strategy_cannot_place_goes_first():
+def test_leaves_without_a_valid_priority_are_popped_first():
     heap = LeafHeap(Answers([(-5.0,), (float("nan"),), None]))
     nodes = [leaf(1.0) for _ in range(3)]
     for node in nodes:

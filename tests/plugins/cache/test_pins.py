@@ -12,9 +12,9 @@ def leaf() -> RadixNode:
 
 
 @pytest.mark.parametrize("unpins", [False, True])
-def test_renewals_leave_nothing_behind(unpins):
+def test_renewed_pins_leave_no_stale_entries(unpins):
     pins, node, other = Pins(), leaf(), leaf()
-    pins.add("", b"other", other, 0.5)  # ends first, and so hides what is stale behind it
+    pins.add("", b"other", other, 0.5)  # this pin ends first, so it hides the stale entries after it
     for round_idx in range(2000):
         pins.add("", b"same", node, 1.0 + round_idx)
         if unpins:
@@ -33,7 +33,7 @@ def test_after_a_sweep_pins_still_end_in_order():
     assert pins.pop_first() is None
 
 
-def test_namespaces_are_pinned_apart():
+def test_namespaces_have_separate_pins():
     pins, one, other = Pins(), leaf(), leaf()
     pins.add("a", b"bc", one, 1.0)
     pins.add("ab", b"c", other, 1.0)
@@ -41,7 +41,7 @@ def test_namespaces_are_pinned_apart():
     assert len(pins) == 1
 
 
-def test_too_many_pins_are_refused_but_not_a_renewal():
+def test_too_many_pins_are_refused_but_a_renewal_is_accepted():
     pins = Pins(max_pins=2)
     for name in (b"a", b"b"):
         pins.add("", name, leaf(), 1.0)
@@ -51,7 +51,7 @@ def test_too_many_pins_are_refused_but_not_a_renewal():
     assert pins.has_room("", b"c")
 
 
-def test_pins_have_ended_for_whoever_walks_or_unpins():
+def test_expired_pins_are_not_reported_by_walk_or_unpin():
     rig = CacheRig(RadixCache, 1)
     rig.insert(rig.key(1, 2))
     rig.cache.pin(rig.key(1, 2), 10.0)
@@ -61,7 +61,7 @@ def test_pins_have_ended_for_whoever_walks_or_unpins():
     assert not rig.cache.unpin(rig.key(1, 2))
 
 
-def test_one_pin_too_many_is_refused_until_one_ends():
+def test_a_pin_beyond_the_limit_is_refused_until_another_ends():
     rig = CacheRig(RadixCache, 1)
     rig.insert(rig.key(1))
     for letter in range(MAX_PINS):

@@ -26,7 +26,7 @@ class NoWindows:
         ("swa_chunk", "ChunkCache", "ChunkCache", CacheCapabilities(reuses=False, window=True)),
     ],
 )
-def test_a_provider_creates_its_cache_and_says_what_it_can(name, class_name, windowed_class_name, can):
+def test_a_provider_creates_its_cache_and_declares_its_capabilities(name, class_name, windowed_class_name, can):
     provider = PROVIDERS[name]
     context = CacheContext(1, OldestAccessFirst(), TickingClock())
     assert type(provider.create(NoOptions(), context)).__name__ == class_name
@@ -37,5 +37,5 @@ def test_a_provider_creates_its_cache_and_says_what_it_can(name, class_name, win
     assert provider.unavailable(Platform()) is None
 
 
-def test_auto_is_radix():
+def test_auto_selects_radix():
     assert max(PROVIDERS.values(), key=lambda provider: provider.rank).name == "radix"

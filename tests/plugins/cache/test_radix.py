@@ -28,7 +28,7 @@ class FewestTokensFirst(EvictionStrategy):
 
 
 class CountingBytes(bytes):
-    """Tokens of a key that count how many of them comparisons read."""
+    """The tokens of a key, which count how many of them are compared."""
 
     num_compared: ClassVar[int] = 0
 
@@ -39,7 +39,7 @@ class CountingBytes(bytes):
 
 
 class CountingTokens(np.ndarray):
-    """Token ids whose bytes count."""
+    """Token ids whose bytes are counted."""
 
     def tobytes(self):
         return CountingBytes(super().tobytes())
@@ -65,12 +65,12 @@ def test_a_prompt_in_chunks_compares_each_token_at_most_once(page_size):
         rig.cache.unlock(handle)
         handle = match.handle
     assert handle.num_pages * page_size == num_tokens
-    # The tree's one run is longer than what is left of the key, so it is split without a look at all of it.
+    # The tree's single run is longer than the rest of the key, so it is split without a comparison of the whole run.
     assert 0 < CountingBytes.num_compared <= num_tokens + chunk
 
 
 @PAGE_SIZES
-def test_chunks_of_a_new_prompt_compare_nothing_that_stands_in_front(page_size):
+def test_chunks_of_a_new_prompt_compare_no_earlier_tokens(page_size):
     rig = CacheRig(RadixCache, page_size)
     key = counting_key(4096)
     handle = rig.hold(PrefixKey(key.token_ids[:0]))
@@ -83,7 +83,7 @@ def test_chunks_of_a_new_prompt_compare_nothing_that_stands_in_front(page_size):
     assert CountingBytes.num_compared == 0
 
 
-def test_evicting_few_of_many_leaves_looks_at_few():
+def test_evicting_few_of_many_leaves_computes_few_priorities():
     rig = CacheRig(RadixCache, page_size=1)
     for letter in range(2000):
         rig.insert(rig.key(letter))
@@ -95,7 +95,7 @@ def test_evicting_few_of_many_leaves_looks_at_few():
     assert 0 < rig.strategy.num_priorities <= 2 * 50
 
 
-def test_touches_between_evictions_cost_one_priority():
+def test_several_touches_between_evictions_cost_one_priority():
     rig = CacheRig(RadixCache, page_size=1)
     rig.insert(rig.key(1))
     for _ in range(100):
@@ -105,7 +105,7 @@ def test_touches_between_evictions_cost_one_priority():
     assert rig.strategy.num_priorities == 1
 
 
-def test_what_leaves_the_tree_leaves_memory():
+def test_removed_nodes_free_their_memory():
     gc.collect()
     num_before = num_nodes_in_memory()
     rig = CacheRig(RadixCache, page_size=1)
@@ -133,7 +133,7 @@ def test_a_split_copies_so_that_an_evicted_half_frees_its_memory():
     assert {sys.getsizeof(run) for node in nodes for run in (node.run, node.pages)} == {sys.getsizeof(bytes(4))}
 
 
-def test_walk_gives_no_way_to_change_the_tree():
+def test_views_of_walk_cannot_change_the_tree():
     rig = CacheRig(RadixCache, page_size=4)
     rig.insert(rig.key(1, 2, 3))
     rig.insert(rig.key(1, 2, 4))
@@ -159,7 +159,7 @@ def test_a_path_of_many_nodes_needs_no_recursion():
     assert len(rig.cache.reset()) == 2000
 
 
-def test_a_split_starts_the_upper_half_with_the_figures_of_the_whole():
+def test_the_upper_half_of_a_split_starts_with_the_stats_of_the_whole():
     rig = CacheRig(RadixCache, page_size=4)
     rig.insert(rig.key(1, 2, 3, priority=2))
     rig.cache.match(rig.key(1, 2, 3))
@@ -172,7 +172,7 @@ def test_a_split_starts_the_upper_half_with_the_figures_of_the_whole():
     assert upper.last_access > lower.last_access
 
 
-def test_one_unlock_too_many_is_an_error_even_below_a_lock():
+def test_an_unlock_without_a_lock_is_an_error_even_below_a_lock():
     rig = CacheRig(RadixCache, page_size=1)
     rig.insert(rig.key(1, 2))
     upper, _lower = rig.hold(rig.key(1)), rig.hold(rig.key(1, 2))
@@ -182,7 +182,7 @@ def test_one_unlock_too_many_is_an_error_even_below_a_lock():
     assert rig.cache.locked_pages == 2
 
 
-def test_a_void_handle_is_refused():
+def test_the_handle_of_an_evicted_node_is_refused():
     rig = CacheRig(RadixCache, page_size=1)
     handle = rig.insert(rig.key(1, 2)).handle
     rig.cache.evict(2)
@@ -203,7 +203,7 @@ def test_a_handle_of_another_cache_class_is_refused():
         rig.cache.lock(stranger.hold(stranger.key(1)))
 
 
-def test_a_handle_does_not_cross_namespaces():
+def test_a_handle_of_another_namespace_is_refused():
     rig = CacheRig(RadixCache, page_size=1)
     handle = rig.insert(rig.key(1)).handle
     with pytest.raises(InvariantError, match="namespace"):
@@ -219,7 +219,7 @@ def test_a_handle_does_not_cross_namespaces():
         (np.arange(8, dtype=np.int32), NO_PAGES, "got 0 pages .* expected 2 pages"),
     ],
 )
-def test_a_malformed_offer_is_refused_and_changes_nothing(token_ids, pages, message):
+def test_a_malformed_insert_is_refused_and_changes_nothing(token_ids, pages, message):
     rig = CacheRig(RadixCache, page_size=4)
     start = rig.cache.match(rig.key()).handle
     with pytest.raises(InvariantError, match=message):
@@ -227,7 +227,7 @@ def test_a_malformed_offer_is_refused_and_changes_nothing(token_ids, pages, mess
     assert rig.cached_pages() == []
 
 
-def test_no_single_eviction_orders_all_that_was_touched():
+def test_one_eviction_does_not_recompute_all_priorities():
     rig = CacheRig(RadixCache, page_size=1)
     for letter in range(2000):
         rig.insert(rig.key(letter))
@@ -236,7 +236,7 @@ def test_no_single_eviction_orders_all_that_was_touched():
     assert rig.strategy.num_priorities < 300
 
 
-def test_a_split_finds_the_lower_half_a_new_place_in_the_order():
+def test_the_lower_half_of_a_split_gets_a_new_priority():
     rig = CacheRig(RadixCache, page_size=4, inner_strategy=FewestTokensFirst())
     long = rig.insert(rig.key(1, 2, 3, 4)).pages
     short = rig.insert(rig.key(5, 6)).pages
@@ -246,7 +246,7 @@ def test_a_split_finds_the_lower_half_a_new_place_in_the_order():
     assert [rig.cache.evict(1).tolist() for _ in range(3)] == [long[3:].tolist(), short.tolist(), long[:3].tolist()]
 
 
-def test_the_age_at_eviction_is_that_of_the_leaf_that_went_last():
+def test_the_eviction_age_is_that_of_the_last_evicted_leaf():
     rig = CacheRig(RadixCache, page_size=4)
     for letter in (1, 2, 3):
         rig.insert(rig.key(letter))
@@ -256,4 +256,4 @@ def test_the_age_at_eviction_is_that_of_the_leaf_that_went_last():
     age_s = rig.clock.now - sorted(used_s)[1]
     assert rig.cache.eviction_age_s == age_s
     rig.cache.reset()
-    assert rig.cache.eviction_age_s == age_s  # a flush is no eviction
+    assert rig.cache.eviction_age_s == age_s  # a flush is not an eviction

@@ -37,7 +37,7 @@ class TestSWARadixCacheWithWindows(WindowCacheConformance):
         return create(context)
 
 
-def test_a_longer_run_gives_up_what_lies_in_front_of_its_last_window():
+def test_of_a_long_run_the_part_before_the_last_window_is_evicted_first():
     rig = make_rig(reach_pages=3)
     key = rig.key(*range(1, 11))
     rig.insert(key)
@@ -48,7 +48,7 @@ def test_a_longer_run_gives_up_what_lies_in_front_of_its_last_window():
     assert rig.cache.evictable_window_pages == 3
 
 
-def test_a_leaf_without_its_window_leaves_with_all_that_no_match_can_end_in():
+def test_a_leaf_without_its_window_is_evicted_with_its_bare_part():
     rig = make_rig(reach_pages=3)
     rig.insert(rig.key(*range(1, 11)))
     rig.cache.evict_window(1)
@@ -58,24 +58,24 @@ def test_a_leaf_without_its_window_leaves_with_all_that_no_match_can_end_in():
     rig.check_mirror()
 
 
-def test_eviction_takes_what_it_leaves_bare():
+def test_eviction_includes_the_bare_nodes_that_it_leaves():
     rig = make_rig(reach_pages=3)
     rig.insert(rig.key(*range(1, 11)))
     rig.cache.evict_window(1)
     assert sorted(as_list(rig.cache.evict(1))) == list(range(10))
 
 
-def test_a_branch_keeps_the_bare_run_it_stands_on():
+def test_a_branch_keeps_the_bare_run_before_it():
     rig = make_rig(reach_pages=2)
     rig.insert(rig.key(1, 2, 3, 4, 5, 6))
     rig.insert(rig.key(1, 2, 3, 4, 8, 9))
     for _ in range(2):
-        rig.cache.evict_window(2)  # the trunk's front, then its last window
+        rig.cache.evict_window(2)  # the first part of the trunk, then its last window
     assert rig.cache.probe(rig.key(1, 2, 3, 4)) == 0
     assert rig.cache.probe(rig.key(1, 2, 3, 4, 5, 6)) == rig.cache.probe(rig.key(1, 2, 3, 4, 8, 9)) == 6
 
 
-def test_the_window_that_was_used_last_goes_last():
+def test_the_most_recently_used_window_is_evicted_last():
     rig = make_rig(reach_pages=1)
     for letter in (1, 2, 3):
         rig.insert(rig.key(letter))
@@ -86,7 +86,7 @@ def test_the_window_that_was_used_last_goes_last():
     assert [as_list(rig.cache.evict_window(1).pages) for _ in range(3)] == [[1], [2], [0]]
 
 
-def test_one_window_unlock_too_many_is_an_error():
+def test_an_unlock_window_without_a_lock_is_an_error():
     rig = make_rig(reach_pages=2)
     rig.insert(rig.key(1, 2, 3))
     handle = rig.hold(rig.key(1, 2, 3))

@@ -1,4 +1,4 @@
-"""What the grammars of the formats allow a model to write is read as calls that meet the schemas."""
+"""Text that the grammars of the formats allow is parsed as calls that match the schemas."""
 
 import json
 
@@ -19,7 +19,8 @@ def engine():
         yield it
 
 
-@pytest.mark.parametrize("name", sorted(FORMATS.keys() - {"pythonic"}))  # which refuses references in strict tools
+# this format refuses references in strict tools
+@pytest.mark.parametrize("name", sorted(FORMATS.keys() - {"pythonic"}))
 def test_a_parameter_may_have_the_name_of_a_keyword(engine, name):
     number = {"$defs": {"n": {"enum": [7]}}, "properties": {"default": {"$ref": "#/$defs/n"}}, "required": ["default"]}
     schema = {"type": "object", "additionalProperties": False} | number
@@ -34,7 +35,7 @@ def test_a_parameter_may_have_the_name_of_a_keyword(engine, name):
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("parallel", [False, True])
-def test_a_required_call_meets_its_schema(engine, name, parallel):
+def test_a_required_call_matches_its_schema(engine, name, parallel):
     format_ = FORMATS[name].create(NoOptions(), ChatFormatContext())
     spec = format_.grammar(TOOLS[:1], ToolChoice.REQUIRED, parallel=parallel).spec
     params = SamplingParams(temperature=0, max_tokens=80, **{spec.kind.value: spec.text}, strict=spec.strict)

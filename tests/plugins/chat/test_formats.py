@@ -1,4 +1,4 @@
-"""The chat formats keep their contracts, and read what their models write."""
+"""The chat formats keep their contracts, and parse the output of their models."""
 
 import json
 import re
@@ -106,7 +106,7 @@ def read(name, text, *, enforced=False):
         ("pythonic", "[f(a='\\d')]", "", [["f", '{"a": "\\\\d"}']]),
     ],
 )
-def test_what_models_write_is_read(name, text, content, calls):
+def test_the_output_of_models_is_parsed(name, text, content, calls):
     said, called = read(name, text)
     assert said == (text if content is None else content)
     assert called == calls if calls is not None else all(isinstance(json.loads(text), dict) for _, text in called)
@@ -114,7 +114,7 @@ def test_what_models_write_is_read(name, text, content, calls):
 
 
 @pytest.mark.parametrize("text", ["[" * 10**6, "[f(a=[" + "[]," * 30_000, "[f(), " * 20_000])
-def test_what_may_be_a_list_of_python_calls_is_held_back_up_to_a_limit(text):
+def test_text_that_may_be_python_calls_is_held_back_up_to_a_limit(text):
     parser = make(CALLS["pythonic"]).parser(TOOLS, enforced=False)
     assert not parser.push(text[:65_536])
     deltas = [*parser.push(text[65_536])]
@@ -123,7 +123,7 @@ def test_what_may_be_a_list_of_python_calls_is_held_back_up_to_a_limit(text):
     assert "".join(delta.text for delta in [*deltas, *parser.finish()]) == text
 
 
-def test_enforced_python_calls_are_told_one_by_one():
+def test_enforced_python_calls_are_returned_one_by_one():
     parser = make(CALLS["pythonic"]).parser(TOOLS, enforced=True)
     pieces = ["[f(a=1", ", b=[2])", ", get", "_x()", " ]", "."]
     news = [[getattr(delta, "name", delta) for delta in parser.push(piece)] for piece in pieces]
@@ -140,13 +140,13 @@ def test_enforced_python_calls_are_told_one_by_one():
         ("[f(", []),
     ],
 )
-def test_whole_python_calls_before_a_cut_are_told(text, names, enforced):
+def test_complete_python_calls_before_a_truncation_are_returned(text, names, enforced):
     parser = make(CALLS["pythonic"]).parser(TOOLS, enforced=enforced)
     deltas = [delta for piece in [*text] for delta in parser.push(piece)] + [*parser.cut_off()]
     assert [delta.name for delta in deltas if delta.name is not None] == names
 
 
-def test_python_that_turns_out_to_be_no_call_is_content_from_there_on():
+def test_python_text_that_is_not_a_call_is_content_from_there_on():
     text = "[f(), g(), f()]"
     assert read("pythonic", text) == (text, [])
     assert read("pythonic", text, enforced=True) == (", g(), f()]", [["f", "{}"]])
@@ -162,7 +162,7 @@ def test_a_list_of_python_calls_that_is_too_long_is_content(length):
         assert deltas[-1].text.endswith(".")
 
 
-def test_an_enforced_call_that_is_cut_short_is_told_as_far_as_it_goes():
+def test_a_truncated_enforced_call_is_returned_as_far_as_it_goes():
     text = '<tool_call>\n{"name": "f", "arguments": {"a": 1'
     assert read("hermes", text, enforced=True) == ("", [["f", '{"a": 1']])
     assert read("hermes", text) == (text, [])
@@ -186,20 +186,20 @@ def test_an_enforced_call_that_is_cut_short_is_told_as_far_as_it_goes():
     ],
 )
 @pytest.mark.parametrize("enforced", [False, True])
-def test_what_begins_a_call_and_is_cut_off_is_left_out(name, text, content, enforced):
+def test_the_start_of_a_call_that_is_cut_off_is_left_out(name, text, content, enforced):
     parser = make(CALLS[name]).parser(TOOLS, enforced=enforced)
     deltas = [delta for piece in [*text] for delta in parser.push(piece)] + [*parser.cut_off()]
     assert "".join(delta.text for delta in deltas if not isinstance(delta, ToolCallDelta)) == content
 
 
-def test_arguments_come_in_fragments_after_the_name():
+def test_arguments_are_streamed_in_fragments_after_the_name():
     parser = make(CALLS["hermes"]).parser(TOOLS, enforced=True)
     pieces = ["<tool_", 'call>{"name": "f", "arg', 'uments": ', '{"a"', ": 1}", "}</tool_call>"]
     news = [[(delta.name, delta.arguments) for delta in parser.push(piece)] for piece in pieces]
     assert news == [[], [], [], [("f", ""), (None, '{"a"')], [(None, ": 1}")], []]
 
 
-def test_references_of_a_tool_hold_in_the_schema_of_a_list():
+def test_references_in_a_tools_schema_are_valid_in_the_list_schema():
     schema = {"type": "object", "properties": {"a": {"$ref": "#/$defs/A"}, "b": {"const": {"$ref": "#"}}}}
     grammar = make(CALLS["mistral"]).grammar([Tool("f", parameters=schema)], ToolChoice.REQUIRED, parallel=False)
     moved = json.loads(grammar.spec.text)["$defs"]["tool0"]["properties"]
@@ -218,7 +218,7 @@ def test_references_of_a_tool_hold_in_the_schema_of_a_list():
         {"const": 1, "enum": [1]},
     ],
 )
-def test_pythonic_refuses_what_it_cannot_enforce_of_a_strict_tool(extra):
+def test_pythonic_refuses_unenforceable_keywords_of_a_strict_tool(extra):
     schema = {"type": "object", "properties": {"a": {"type": "integer"} | extra}}
     with pytest.raises(GrammarError, match=re.escape(f"$.properties.a.{next(iter(extra))}")):
         make(CALLS["pythonic"]).grammar([Tool("f", parameters=schema, strict=True)], ToolChoice.REQUIRED, parallel=True)
@@ -238,7 +238,7 @@ def test_pythonic_refuses_what_it_cannot_enforce_of_a_strict_tool(extra):
         ({"enum": [1, "a", None, 2.5], "type": ["string", "integer"]}, """("1" | "'a'")"""),
     ],
 )
-def test_pythonic_literals_follow_types_items_and_enumerations(schema, literals):
+def test_pythonic_literals_match_types_items_and_enumerations(schema, literals):
     tool = Tool("f", parameters={"type": "object", "properties": {"a": schema, "b": False}}, strict=True)
     grammar = make(CALLS["pythonic"]).grammar([tool], ToolChoice.REQUIRED, parallel=False)
     assert f'call0_0 ::= "a=" {literals} call0_1_more' in grammar.spec.text
@@ -262,7 +262,7 @@ def test_pythonic_literals_follow_types_items_and_enumerations(schema, literals)
         ("<think>\n", "So</think>\n", "So", ""),
     ],
 )
-def test_reasoning_is_told_from_the_answer(prompt_end, text, reasoning, content):
+def test_reasoning_is_separated_from_the_answer(prompt_end, text, reasoning, content):
     format_ = make(REASONING["think"])
     parser = format_.parser(is_open=format_.is_open(prompt_end))
     deltas = [delta for char in text for delta in parser.push(char)] + [*parser.finish()]

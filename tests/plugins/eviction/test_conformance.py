@@ -32,7 +32,7 @@ def test_a_radix_cache_evicts_in_the_order_of_a_full_sort(provider):
     check_random_histories(rig, max_examples=8)
 
 
-def test_names_are_those_of_the_field():
+def test_the_package_offers_all_strategies():
     names = ["lru", "slru", "lfu", "fifo", "filo", "mru", "priority", "reuse_odds"]
     assert [provider.name for provider in PROVIDERS] == names
     assert {provider.api_version for provider in PROVIDERS} == {API_VERSION}

@@ -29,13 +29,13 @@ def create(name):
         ("priority", [UNIMPORTANT, OLD, OLD_USED_OFTEN, NEW, OLD_USED_LATE, IMPORTANT]),
     ],
 )
-def test_leaves_go_in_this_order(name, order):
+def test_leaves_are_evicted_in_this_order(name, order):
     strategy = create(name)
     wrong_way_round = order[::-1]
     assert sorted(wrong_way_round, key=strategy.priority) == order
 
 
 @pytest.mark.parametrize("name", ["fifo", "filo"])
-def test_a_hit_does_not_move_a_leaf(name):
+def test_a_hit_does_not_change_the_order(name):
     strategy = create(name)
     assert strategy.priority(OLD) == strategy.priority(OLD_USED_LATE) == strategy.priority(OLD_USED_OFTEN)

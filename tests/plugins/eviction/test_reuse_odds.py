@@ -32,12 +32,12 @@ def hit(strategy: ReuseOdds, node: NodeStats, now: float) -> None:
         ({"hits": 3, "now": 0.0}, {"hits": 0, "now": 1000.0}),
     ],
 )
-def test_before_anything_is_learned_the_first_of_these_goes_first(first, second):
+def test_without_experience_the_prior_decides(first, second):
     strategy = new_strategy()
     assert strategy.priority(insert(strategy, **first)) < strategy.priority(insert(strategy, **second))
 
 
-def test_kinds_that_return_get_ahead_of_kinds_that_do_not():
+def test_kinds_that_are_used_again_are_kept_longer():
     strategy = new_strategy()
     documents, questions = {"tokens": 20_000}, {"tokens": 100, "depth": 3_000}
     assert strategy.priority(insert(strategy, **documents)) < strategy.priority(insert(strategy, **questions))
@@ -47,7 +47,7 @@ def test_kinds_that_return_get_ahead_of_kinds_that_do_not():
     assert strategy.priority(insert(strategy, **documents)) > strategy.priority(insert(strategy, **questions))
 
 
-def test_what_a_kind_did_long_ago_fades():
+def test_old_experience_with_a_kind_fades():
     strategy = new_strategy(return_time_s=1.0)
     for _ in range(100_000):
         strategy.on_evict(insert(strategy))
@@ -60,14 +60,14 @@ def test_what_a_kind_did_long_ago_fades():
 
 
 @pytest.mark.parametrize("seconds", [2.0, 30.0, 4000.0])
-def test_the_return_time_follows_what_is_seen(seconds):
+def test_the_return_time_is_learned_from_hits(seconds):
     strategy = new_strategy()
     for _ in range(3_000):
         hit(strategy, insert(strategy), now=seconds)
     assert strategy.return_time_s == pytest.approx(0.75 * seconds, rel=0.05)
 
 
-def test_hits_of_a_prompt_that_all_share_do_not_set_the_return_time():
+def test_hits_of_a_shared_prompt_do_not_change_the_return_time():
     strategy = new_strategy()
     system_prompt = insert(strategy)
     hit(strategy, system_prompt, now=100.0)
@@ -77,20 +77,20 @@ def test_hits_of_a_prompt_that_all_share_do_not_set_the_return_time():
     assert strategy.return_time_s == before
 
 
-def test_a_given_return_time_is_not_learned():
+def test_a_configured_return_time_is_not_learned():
     strategy = new_strategy(return_time_s=5.0)
     for _ in range(1_000):
         hit(strategy, insert(strategy), now=900.0)
     assert strategy.return_time_s == 5.0
 
 
-def test_without_a_return_time_it_is_lru():
+def test_with_return_time_zero_the_order_is_lru():
     strategy = new_strategy(return_time_s=0.0)
     often = insert(strategy, now=1.0, tokens=1, hits=50)
     assert strategy.priority(often) == (1.0, 1.0)
 
 
-def test_a_weight_of_costs_keeps_what_stands_deep():
+def test_cost_weight_keeps_deep_nodes_longer():
     deep, shallow = {"tokens": 4_000, "depth": 60_000}, {"tokens": 500, "depth": 7_500}
     orders = [
         strategy.priority(insert(strategy, **deep)) < strategy.priority(insert(strategy, **shallow))
@@ -103,6 +103,6 @@ def test_a_weight_of_costs_keeps_what_stands_deep():
     "options",
     [{"return_time_s": -1.0}, {"return_time_s": float("inf")}, {"cost_weight": -0.1}, {"cost_weight": float("nan")}],
 )
-def test_options_that_order_nothing_are_refused(options):
+def test_options_that_give_no_order_are_refused(options):
     with pytest.raises(ValidationError, match=next(iter(options))):
         ReuseOddsOptions(**options)

@@ -8,13 +8,13 @@ from graftlm_eviction.slru import SegmentedLRU, SegmentedLRUOptions
 
 
 def segments(protected_tokens: int) -> SegmentedLRU:
-    """Return a strategy that protects so many tokens, of twice as many."""
+    """Return a strategy that protects this number of tokens, of twice as many."""
     context = EvictionContext(total_pages=2 * protected_tokens, page_size=1)
     return SegmentedLRU(SegmentedLRUOptions(protected_share=0.5), context)
 
 
 class Nodes:
-    """Nodes that come and are hit, one event a second."""
+    """Nodes that are inserted and hit, one event per second."""
 
     def __init__(self, strategy: SegmentedLRU) -> None:
         self.strategy = strategy
@@ -46,27 +46,27 @@ def nodes() -> Nodes:
     return Nodes(segments(protected_tokens=4))
 
 
-def test_a_scan_of_any_length_goes_before_what_was_hit(nodes):
+def test_a_scan_of_any_length_is_evicted_before_hit_nodes(nodes):
     kept = nodes.insert()
     nodes.hit(kept)
     scan = [nodes.insert() for _ in range(1000)]
     assert nodes.order() == [*scan, kept]
 
 
-def test_probation_goes_by_latest_access(nodes):
+def test_probation_is_ordered_by_latest_access(nodes):
     first, second, third = (nodes.insert() for _ in range(3))
-    first.last_access = 10.0  # inserted anew, which is no hit
+    first.last_access = 10.0  # inserted again, which is not a hit
     assert nodes.order() == [second, third, first]
 
 
-def test_protected_nodes_go_in_the_order_of_their_hits(nodes):
+def test_protected_nodes_are_ordered_by_their_latest_hit(nodes):
     first, second = nodes.insert(), nodes.insert()
     nodes.hit(second)
     nodes.hit(first)
     assert nodes.order() == [second, first]
 
 
-def test_a_full_segment_demotes_its_least_recently_used_to_the_young_end_of_probation(nodes):
+def test_a_full_segment_demotes_its_least_recently_hit_node_to_the_end_of_probation(nodes):
     demoted, old, *others = [nodes.insert() for _ in range(6)]
     for node in [demoted, *others]:
         nodes.hit(node)
@@ -76,7 +76,7 @@ def test_a_full_segment_demotes_its_least_recently_used_to_the_young_end_of_prob
     assert nodes.order() == [old, demoted, young, *others]
 
 
-def test_what_is_hit_all_the_time_does_not_push_out_the_others():
+def test_a_node_with_constant_hits_does_not_demote_others():
     nodes = Nodes(segments(protected_tokens=100))
     others = [nodes.insert() for _ in range(50)]
     system_prompt = nodes.insert(tokens=10)
@@ -107,7 +107,7 @@ HAPPENINGS = st.lists(
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 60), HAPPENINGS)
-def test_never_more_than_the_share_is_protected(protected_tokens, happenings):
+def test_the_protected_tokens_never_exceed_the_share(protected_tokens, happenings):
     nodes = Nodes(segments(protected_tokens))
     for what, number in happenings:
         if what == "insert":
@@ -118,6 +118,6 @@ def test_never_more_than_the_share_is_protected(protected_tokens, happenings):
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.5, 1.5, "most"])
-def test_a_share_that_leaves_a_segment_empty_is_refused(share):
+def test_a_share_with_an_empty_segment_is_refused(share):
     with pytest.raises(ValidationError, match="protected_share"):
         SegmentedLRUOptions(protected_share=share)

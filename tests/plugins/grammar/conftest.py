@@ -1,4 +1,4 @@
-"""A tokenizer whose tokens are bytes, so that tests can speak of texts."""
+"""A tokenizer whose tokens are bytes, so that tests can use texts."""
 
 import json
 
@@ -26,7 +26,7 @@ def byte_tokenizer():
 
 
 class Texts:
-    """Says which texts a specification accepts."""
+    """Returns the texts that a specification accepts."""
 
     def __init__(self, backend):
         self.backend = backend
@@ -50,19 +50,19 @@ class Texts:
 
 @pytest.fixture(scope="session")
 def byte_context():
-    """A vocabulary of bytes and END."""
+    """A grammar context with a vocabulary of bytes and END."""
     return GrammarContext(byte_tokenizer().to_str(), 257, (END,))
 
 
 @pytest.fixture(scope="session")
 def texts_of():
-    """Return a function of a backend."""
+    """Return a function from a backend to its `Texts`."""
     return Texts
 
 
 @pytest.fixture(scope="session")
 def texts_with(byte_context):
-    """Return a function of options."""
+    """Return a function from options to `Texts`."""
     return lambda options: Texts(XGrammarBackend(options, byte_context))
 
 

@@ -1,4 +1,4 @@
-"""Choices: what is read, what is refused and what is accepted."""
+"""Choices: parsing, refusals and accepted texts."""
 
 import json
 
@@ -33,14 +33,14 @@ def test_malformed_choices_are_refused_with_their_path(byte_backend, text, said)
         assert str(caught.value).startswith(said)
 
 
-def test_ten_thousand_choices_are_taken_and_no_more():
+def test_ten_thousand_choices_are_accepted_and_more_are_refused():
     texts = [str(i) for i in range(10_001)]
     assert len(parse_choices(json.dumps(texts[:-1]))) == 10_000
     with pytest.raises(GrammarError, match=r"^choice: 10001 choices are too many, at most 10000 are taken$"):
         parse_choices(json.dumps(texts))
 
 
-def test_choices_are_read_once_each_in_order():
+def test_duplicate_choices_are_dropped_and_the_order_is_kept():
     assert parse_choices('["b", "a", "b", "", "a"]') == ("b", "a", "")
 
 
@@ -56,11 +56,11 @@ def test_choices_are_read_once_each_in_order():
     ],
     ids=["plain", "one the start of another", "empty", "quotes and controls", "beyond ASCII", "notation"],
 )
-def test_the_choices_and_nothing_else_is_accepted(texts, choices):
+def test_only_the_choices_are_accepted(texts, choices):
     others = [one + "a" for one in choices if one + "a" not in choices] + [one[:-1] for one in choices if one]
     others = [one for one in others if one not in choices]
     assert texts.accepted("choice", json.dumps(choices), choices + others) == choices
 
 
-def test_a_choice_is_spelt_without_what_ebnf_reads_otherwise():
+def test_choices_are_escaped_for_ebnf():
     assert choices_to_ebnf(['a"\\', "\n"]) == r'root ::= "a\u0022\u005c" | "\u000a"'

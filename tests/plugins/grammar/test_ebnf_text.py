@@ -1,4 +1,4 @@
-"""Expressions are written so that they are read alike."""
+"""Expressions are written so that they are parsed to the same expressions."""
 
 import pytest
 
@@ -19,7 +19,7 @@ from graftlm_grammar.ebnf_text import ebnf_text
         ('root ::= ("a" ("b" | ("c" "")?) root)?', None),
     ],
 )
-def test_a_grammar_is_read_from_its_text_as_it_was(text, written):
+def test_a_written_grammar_is_parsed_unchanged(text, written):
     rules = read_ebnf(text)
     assert written in (None, ebnf_text(rules))
     once = read_ebnf(ebnf_text(rules))

@@ -1,4 +1,4 @@
-"""What no finite text meets is refused, by rule or path; what has a base is not."""
+"""Rules and schemas without a finite text are refused by rule or path; those with a base are accepted."""
 
 import json
 
@@ -24,7 +24,7 @@ from graftlm_grammar.endless import endless_rules
         ('root ::= "x" root{2}', ("root",)),
     ],
 )
-def test_rules_that_nothing_completes_are_found(ebnf, endless):
+def test_rules_without_a_finite_text_are_found(ebnf, endless):
     assert sorted(endless_rules(read_ebnf(ebnf))) == sorted(endless)
 
 
@@ -42,7 +42,7 @@ def test_rules_that_nothing_completes_are_found(ebnf, endless):
         'root ::= "x"\nunused ::= "y" unused',
     ],
 )
-def test_rules_with_a_base_are_not(ebnf, byte_backend):
+def test_rules_with_a_base_are_accepted(ebnf, byte_backend):
     assert endless_rules(read_ebnf(ebnf)) == ()
     byte_backend.check(GrammarSpec(GrammarKind.EBNF, ebnf))
 
@@ -50,14 +50,14 @@ def test_rules_with_a_base_are_not(ebnf, byte_backend):
 @pytest.mark.parametrize(
     ("ebnf", "rule"), [('root ::= "x" root', "root"), ('root ::= "x" | tail\ntail ::= "y" tail', "tail")]
 )
-def test_an_endless_grammar_is_refused_by_its_rule(byte_backend, ebnf, rule):
+def test_a_grammar_without_a_finite_text_is_refused_by_its_rule(byte_backend, ebnf, rule):
     for method in (byte_backend.check, byte_backend.compile):
         with pytest.raises(GrammarError, match=rf"^ebnf: rule {rule}: no finite text meets it"):
             method(GrammarSpec(GrammarKind.EBNF, ebnf))
 
 
 def node(**more):
-    """Return the schema of an object that may hold another of its kind."""
+    """Return the schema of an object that may contain another object of its kind."""
     return {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}, **more}
 
 

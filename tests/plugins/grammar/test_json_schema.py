@@ -1,4 +1,4 @@
-"""JSON schemas: every keyword is enforced or refused, and whatever is generated is valid."""
+"""JSON schemas: every keyword is enforced or refused, and every generated text is valid."""
 
 import json
 import random
@@ -32,7 +32,7 @@ LINKED = {
 CAT = {"type": "object", "properties": {"kind": {"const": "cat"}, "lives": INTEGER}, "required": ["kind"]}
 DOG = {"type": "object", "properties": {"kind": {"const": "dog"}, "tricks": INTEGER}, "required": ["kind"]}
 
-#: (type or "", keyword) -> schema, texts it accepts, texts it rejects.
+#: (type or "", keyword) -> schema, accepted texts, rejected texts.
 KEYWORDS = {
     ("string", "minLength"): ({**STRING, "minLength": 2}, ['"ab"', '"éé"', '"abc"'], ['"a"', '"é"', '"\\n"', '"\t\t"']),
     ("string", "maxLength"): ({**STRING, "maxLength": 2}, ['""', '"éé"'], ['"abc"', '"\t"', '"""']),
@@ -91,7 +91,7 @@ KEYWORDS = {
 }
 
 
-def test_every_enforced_keyword_has_its_experiment():
+def test_every_enforced_keyword_has_a_case():
     enforced = {(name, key) for name, keys in ENFORCED.items() for key in keys} | {("", key) for key in COMBINED}
     assert enforced == set(KEYWORDS)
 
@@ -133,13 +133,13 @@ def test_a_keyword_is_enforced(texts, schema, accepted, rejected):
         ({"$schema": "s", "$id": "i", "$comment": "c", **INTEGER}, ["1"], ["a"]),
     ],
 )
-def test_schemas_mean_what_they_say(texts, schema, accepted, rejected):
+def test_schemas_accept_and_reject_the_right_texts(texts, schema, accepted, rejected):
     assert texts.accepted_by_schema(schema, accepted) == accepted
     assert texts.accepted_by_schema(schema, rejected) == []
 
 
 @pytest.mark.parametrize("length", [0, 1, 16, 17])
-def test_whitespace_between_the_parts_is_bounded(texts, length):
+def test_whitespace_between_the_parts_is_limited(texts, length):
     blank = (" \n\t\r" * 5)[:length]
     text = f'{{{blank}"x"{blank}:{blank}1{blank},{blank}"y":2{blank}}}'
     assert texts.accepted_by_schema(POINT, [text]) == ([text] if length <= 16 else [])
@@ -214,12 +214,12 @@ def test_whitespace_between_the_parts_is_bounded(texts, length):
         ([], r"\$: a schema is an object or true, got array"),
     ],
 )
-def test_what_is_not_enforced_is_refused_by_keyword_and_path(schema, said):
+def test_an_unenforceable_keyword_is_refused_by_name_and_path(schema, said):
     with pytest.raises(GrammarError, match=f"^json_schema: .*{said}"):
         translate_schema(json.dumps(schema), XGrammarOptions())
 
 
-#: Schema, what of it is left out, texts that are accepted then, texts that are not.
+#: Schema, ignored keywords, texts that are then accepted, texts that are rejected.
 LENIENT = [
     ({"type": "array", "items": INTEGER, "uniqueItems": True}, ["$.uniqueItems"], ["[1,1]"], ['["a"]']),
     ({**POINT, "dependentRequired": {"x": ["y"]}}, ["$.dependentRequired"], ['{"x":1}'], ['{"x":"a"}']),
@@ -260,7 +260,7 @@ LENIENT = [
 
 
 @pytest.mark.parametrize(("schema", "unenforced", "accepted", "rejected"), LENIENT)
-def test_a_lenient_translation_leaves_out_what_is_not_enforced_and_names_it(
+def test_a_lenient_translation_ignores_and_reports_unenforceable_keywords(
     texts, schema, unenforced, accepted, rejected
 ):
     spec = GrammarSpec(GrammarKind.JSON_SCHEMA, json.dumps(schema), strict=False)
@@ -290,7 +290,7 @@ def test_a_lenient_translation_leaves_out_what_is_not_enforced_and_names_it(
         {"allOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
     ],
 )
-def test_what_is_malformed_or_has_no_value_is_refused_in_any_case(schema):
+def test_malformed_schemas_and_those_without_a_value_are_always_refused(schema):
     for strict in (True, False):
         with pytest.raises(GrammarError, match=r"^json_schema: "):
             translate_schema(json.dumps(schema), XGrammarOptions(), strict)
@@ -299,7 +299,7 @@ def test_what_is_malformed_or_has_no_value_is_refused_in_any_case(schema):
 @pytest.mark.parametrize(
     ("whitespace", "separators"), [("spaced", (", ", ": ")), ("compact", (",", ":")), ("flexible", (" ,\n", " : "))]
 )
-def test_whitespace_is_written_as_the_option_says(texts_with, whitespace, separators):
+def test_whitespace_follows_the_option(texts_with, whitespace, separators):
     texts = texts_with(XGrammarOptions(whitespace=whitespace))
     cases = [
         ({}, {"a": [1, {"b": None}], "c": {}}),
@@ -323,7 +323,7 @@ def test_whitespace_is_written_as_the_option_says(texts_with, whitespace, separa
 
 
 @pytest.mark.parametrize("text", ["", "{", "{'a': 1}", '{"const": NaN}', '{"minimum": Infinity}', "\x00", "[" * 10**5])
-def test_what_is_not_json_is_refused(text):
+def test_text_that_is_not_json_is_refused(text):
     with pytest.raises(GrammarError, match=r"^json_schema: "):
         translate_schema(text, XGrammarOptions())
 
@@ -340,15 +340,15 @@ def test_deep_nesting_is_refused_and_recursion_is_not():
     translate_schema(json.dumps(LINKED), XGrammarOptions())
 
 
-def test_annotations_and_assertions_do_not_mix():
+def test_annotations_and_assertions_are_disjoint():
     assert not ANNOTATIONS & (set().union(*ENFORCED.values()) | set(COMBINED))
 
 
-# -- Whatever comes out is valid
+# -- Every generated text is valid
 
 
 def generate(matcher, draw, limit=300):
-    """Sample bytes at random, mostly printable ones, and the end as soon as it may come; None if it gets too long."""
+    """Sample random bytes, mostly printable ones, and the end as soon as possible; None if the text gets too long."""
     mask, out = np.zeros((1, 9), dtype=np.int32), bytearray()
     while len(out) < limit:
         matcher.fill_bitmask(mask, 0)
@@ -365,7 +365,7 @@ def generate(matcher, draw, limit=300):
 
 
 class SchemaMaker:
-    """Draws schemas of the enforced keywords."""
+    """Draws random schemas with the enforced keywords."""
 
     def __init__(self, seed):
         self.draw = random.Random(seed)
@@ -423,7 +423,7 @@ class SchemaMaker:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_whatever_is_generated_is_valid(texts, seed):
+def test_every_generated_text_is_valid(texts, seed):
     maker = SchemaMaker(seed)
     schema = maker.schema()
     checker = jsonschema.FormatChecker(["date", "ipv4"])
@@ -434,7 +434,7 @@ def test_whatever_is_generated_is_valid(texts, seed):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_formats_can_be_met(texts, name):
+def test_texts_of_every_format_can_be_generated(texts, name):
     draw = random.Random(1)
     matchers = [texts.matcher("json_schema", json.dumps({**STRING, "format": name})) for _ in range(10)]
     assert any(generate(matcher, draw) for matcher in matchers)
@@ -459,13 +459,13 @@ def test_formats_are_enforced(texts, name, right, wrong):
     assert texts.accepted_by_schema(schema, map(json.dumps, wrong)) == []
 
 
-# -- The page about it
+# -- The docs page
 
 PAGE = (Path(__file__).parents[3] / "docs" / "structured-generation.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", sorted({*ENFORCED["object"], *ENFORCED["string"], *COMBINED, *FORMATS}))
-def test_the_docs_name_what_is_enforced(name):
+def test_the_docs_name_the_enforced_keywords(name):
     assert f"`{name}`" in PAGE
 
 
@@ -486,12 +486,12 @@ def test_the_docs_list_the_keywords_of_each_type(name, keywords):
         {"exclusiveMinimum": 2.5, "maximum": 2.5},
     ],
 )
-def test_no_number_lies_between_bounds_that_cross(bounds):
+def test_crossing_bounds_are_refused(bounds):
     with pytest.raises(GrammarError, match="no number lies between these bounds"):
         translate_schema(json.dumps({**NUMBER, **bounds}), XGrammarOptions())
 
 
-def test_branches_that_take_too_long_to_compare_are_refused_soon():
+def test_branches_that_take_too_long_to_compare_are_refused_quickly():
     names = [f"p{i}" for i in range(100)]
     left, right = (
         {"type": "object", "required": names, "properties": {n: {"$ref": f"#/$defs/{d}"} for n in names}} for d in "BA"
@@ -503,7 +503,7 @@ def test_branches_that_take_too_long_to_compare_are_refused_soon():
     assert time.process_time() - before_s < 20
 
 
-def test_so_are_branches_with_many_values():
+def test_branches_with_many_values_are_refused_quickly():
     def branch(letter):
         values = {"enum": [f"{letter}{i}" for i in range(900)]}
         return {"type": "object", "required": ["a"], "properties": {"a": values}}
@@ -520,14 +520,14 @@ def test_so_are_branches_with_many_values():
         translate_schema(json.dumps(many), XGrammarOptions())
 
 
-def test_a_reference_may_lead_through_a_list(texts):
+def test_a_reference_may_go_through_a_list(texts):
     schema = {"type": "array", "prefixItems": [{"const": "a"}], "items": {"$ref": "#/prefixItems/0"}}
     assert texts.accepted_by_schema(schema, ['["a","a"]', '["a","b"]', '["a"]']) == ['["a","a"]', '["a"]']
     with pytest.raises(GrammarError, match="leads nowhere"):
         translate_schema(json.dumps({**schema, "items": {"$ref": "#/prefixItems/1"}}), XGrammarOptions())
 
 
-def test_what_is_left_out_is_told_up_to_a_limit():
+def test_the_list_of_ignored_keywords_is_limited():
     names = {f"a{i}": {"type": "null", "uniqueItems": True} for i in range(1500)}
     schema = {"type": "object", "properties": {"n" * 10_000: {"type": "object", "properties": names}}}
     with pytest.raises(GrammarError, match="the paths of what is not enforced have over 131,072 characters"):
@@ -552,7 +552,7 @@ def test_a_bound_with_a_point_is_not_rounded_by_llguidance(texts_of, byte_contex
 
 
 @pytest.mark.parametrize("required", [[], ["a" * 101]])
-def test_names_beside_long_ones_are_told_from_them(texts, required):
+def test_long_property_names_are_distinguished(texts, required):
     name = "a" * 101
     schema = {
         "type": "object",
@@ -586,13 +586,13 @@ def test_bounds_with_very_many_decimals_are_refused_with_their_path(translate, k
 )
 @pytest.mark.parametrize("translate", TRANSLATIONS)
 @pytest.mark.parametrize("is_ascii", [False, True])
-def test_halves_of_characters_are_refused_with_their_path(translate, schema, path, is_ascii):
+def test_unpaired_surrogates_are_refused_with_their_path(translate, schema, path, is_ascii):
     with pytest.raises(GrammarError, match=re.escape(f"json_schema: {path}: half of a surrogate pair")):
         translate(json.dumps(schema, ensure_ascii=is_ascii), JsonOptions(), strict=False)
     translate('{"enum": ["\\ud83d\\ude00", "\\\\ud800"]}', JsonOptions(), strict=True)
 
 
-def test_likeness_is_looked_for_only_where_it_is_told():
+def test_similar_names_are_searched_only_if_they_are_reported():
     schema = json.dumps({f"minLenth{i}": 1 for i in range(4000)})
     start_s = time.thread_time()
     assert len(translate_schema(schema, JsonOptions(), strict=False).unenforced) == 4000
@@ -607,7 +607,7 @@ def test_likeness_is_looked_for_only_where_it_is_told():
 
 
 @pytest.mark.parametrize("length", [1000, 1001, 10_000])
-def test_lengths_are_enforced_as_far_as_the_docs_say(texts, texts_of, byte_context, length):
+def test_lengths_are_enforced_up_to_the_documented_limit(texts, texts_of, byte_context, length):
     schema = {"type": "string", "maxLength": length}
     llg = texts_of(LLGuidanceBackend(LLGuidanceOptions(), byte_context))
     right, wrong = json.dumps("a" * length), json.dumps("a" * (length + 1))
@@ -620,7 +620,7 @@ def test_lengths_are_enforced_as_far_as_the_docs_say(texts, texts_of, byte_conte
 
 
 @pytest.mark.parametrize("translate", TRANSLATIONS)
-def test_lengths_beyond_are_refused_with_their_path(translate):
+def test_lengths_above_the_limit_are_refused_with_their_path(translate):
     schema = json.dumps({"properties": {"a": {"type": "string", "maxLength": 10_001}}})
     with pytest.raises(GrammarError, match=r"\$\.properties\.a\.maxLength: expected .* 10000, got 10001"):
         translate(schema, JsonOptions(), strict=True)
@@ -630,7 +630,7 @@ def test_lengths_beyond_are_refused_with_their_path(translate):
 @pytest.mark.parametrize(
     "schema", [{"type": "object", "properties": {}}, {"properties": {}, "additionalProperties": False}]
 )
-def test_an_object_of_no_properties_has_none(texts, texts_of, byte_context, schema):
+def test_an_object_without_allowed_properties_is_empty(texts, texts_of, byte_context, schema):
     llg = texts_of(LLGuidanceBackend(LLGuidanceOptions(), byte_context))
     schema = {"type": "object", **schema}
     for one in (texts, llg):
@@ -640,13 +640,13 @@ def test_an_object_of_no_properties_has_none(texts, texts_of, byte_context, sche
 
 @pytest.mark.parametrize("value", [1e300, 1e23, -1e300, 123456789012345678901234567890.0])
 @pytest.mark.parametrize("place", ["const", "enum", "within"])
-def test_floats_that_llguidance_would_write_as_other_numbers_are_refused(value, place):
+def test_floats_that_llguidance_would_write_differently_are_refused(value, place):
     schema = {"const": {"const": value}, "enum": {"enum": ["a", value]}, "within": {"const": {"a": [value]}}}[place]
     with pytest.raises(GrammarError, match=r"\$\.(enum|const): whole numbers beyond"):
         prepare_schema(json.dumps(schema), LLGuidanceOptions())
 
 
-def test_more_properties_than_compile_soon_are_refused():
+def test_more_properties_than_compile_quickly_are_refused():
     def schema(num_optional, num_required=0):
         names = [f"k{i}" for i in range(num_optional + num_required)]
         properties = {name: {"type": "integer"} for name in names}

@@ -1,4 +1,4 @@
-"""Counts above 128: xgrammar's masks agree with `accept` for every kind of class, wherever the count comes from."""
+"""For counts above 128, xgrammar's masks agree with `accept` for every kind of class, in every position."""
 
 import json
 import random
@@ -50,7 +50,7 @@ def accepted_tokens(matcher):
 
 
 def assert_masks_are_right(backend, kind, text, num_checked=4):
-    """Walk to the end, or for 400 tokens; try every token at the start, and wherever another 50 tokens were taken."""
+    """Walk to the end, or for 400 tokens; try every token at the start, and after every 50 tokens."""
     matcher, draw = backend.compile(GrammarSpec(GrammarKind(kind), text)).matcher(), random.Random(text)
     for step in range(400):
         allowed = allowed_tokens(matcher)
@@ -86,7 +86,7 @@ def test_masks_are_right_for_a_repeated_class(backend, chars, count):
         ("regex", "[^\\n]{100,300}b[^a]{50}"),
     ],
 )
-def test_masks_are_right_wherever_the_count_stands(backend, kind, text):
+def test_masks_are_right_for_a_count_in_any_position(backend, kind, text):
     assert_masks_are_right(backend, kind, text)
 
 
@@ -101,7 +101,7 @@ def test_masks_are_right_within_structural_tags(backend):
 
 @pytest.mark.parametrize("count", ["{129}", "{300,}", "{120,140}", "{0,260}"])
 @pytest.mark.parametrize("chars", ["[^ae]", r"[a-z\u00e9]"])
-def test_the_counts_are_those_asked_for(texts, chars, count):
+def test_the_allowed_counts_are_those_of_the_grammar(texts, chars, count):
     least, _, most = count.strip("{}").partition(",")
     least, most = int(least), int(most or (least if "," not in count else 10**6))
     lengths = sorted({0, 119, 120, 127, 128, 129, 130, 139, 140, 141, 256, 257, 260, 261, 299, 300, 301})
@@ -112,7 +112,7 @@ def test_the_counts_are_those_asked_for(texts, chars, count):
 
 
 class LibraryMatcher(GrammarMatcher):
-    """A grammar as the library alone reads it."""
+    """A grammar in the library's own reading."""
 
     def __init__(self, matcher):
         self.matcher = matcher
@@ -138,7 +138,7 @@ class LibraryMatcher(GrammarMatcher):
 
 
 @pytest.mark.parametrize("count", ["{10,200}", "{300}", "{300,}"])
-def test_a_grammar_that_the_library_reads_wrongly_is_found_when_it_is_compiled(tokenizer, count):
+def test_a_grammar_that_the_library_misreads_is_found_during_compilation(tokenizer, count):
     text = rf"root ::= [\u0000-`b-df-\ud7ff\ue000-\U0010ffff]{count}"
     vocab = [tokenizer.decode([i]).encode() for i in range(256, VOCAB_SIZE - 3)]
     info = xgrammar.TokenizerInfo(vocab, xgrammar.VocabType.RAW, vocab_size=len(vocab), stop_token_ids=[0])

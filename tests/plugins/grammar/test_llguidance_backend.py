@@ -1,4 +1,4 @@
-"""The `llguidance` backend against its contract, and what its own code adds to the library."""
+"""The `llguidance` backend keeps its contract, and its own code on top of the library is right."""
 
 import itertools
 import json
@@ -35,12 +35,12 @@ def compact(texts_of, byte_context):
     return texts_of(LLGuidanceBackend(LLGuidanceOptions(whitespace="compact"), byte_context))
 
 
-def test_the_provider_is_there_where_the_library_is():
+def test_the_provider_is_available_if_the_library_is_installed():
     assert PROVIDER.api_version == API_VERSION
     assert PROVIDER.unavailable(Platform()) is None
 
 
-def test_what_can_be_chosen_automatically_stays_xgrammar():
+def test_auto_still_selects_xgrammar():
     best = max(graftlm_grammar.provide_grammar_backends(), key=lambda provider: provider.rank)
     assert best.name == "xgrammar"
 
@@ -90,11 +90,11 @@ ENDLESS = NODE | {"required": ["next"]}
         ({"minimum": 3}, ["3", '"a"'], ["2"]),
         (True, ["1", "{}"], [""]),
         (NAMED_AS_KEYWORDS, ['{"enum":{}}'], ['{"$ref":1}']),
-        # An endless branch is not entered.
+        # A branch without a finite text is never taken.
         ({"anyOf": [{"type": "null"}, {"$ref": "#/$defs/n"}], "$defs": {"n": ENDLESS}}, ["null"], ["{"]),
     ],
 )  # fmt: skip
-def test_keywords_are_enforced_together(llg, schema, accepted, rejected):
+def test_several_keywords_are_enforced_together(llg, schema, accepted, rejected):
     assert llg.accepted_by_schema(schema, [*accepted, *rejected]) == accepted
 
 
@@ -146,7 +146,7 @@ UNENFORCED = [
 
 
 @pytest.mark.parametrize(("schema", "path"), UNENFORCED)
-def test_what_is_not_enforced_is_refused_or_left_out_by_its_path(llg, schema, path):
+def test_an_unenforceable_keyword_is_refused_or_ignored_by_its_path(llg, schema, path):
     text = json.dumps(schema)
     for method in (llg.backend.check, llg.backend.compile):
         with pytest.raises(GrammarError, match=re.escape(f"json_schema: {path}: ")):
@@ -165,7 +165,7 @@ def test_what_is_not_enforced_is_refused_or_left_out_by_its_path(llg, schema, pa
         ({"allOf": [{"type": "integer", "$ref": "http://x.org/y"}]}, ["$.allOf[0].$ref"], ["4"], ['"a"']),
     ],
 )
-def test_what_a_lenient_schema_leaves_out_takes_no_more_with_it(llg, schema, unenforced, accepted, rejected):
+def test_a_lenient_schema_ignores_only_the_unenforceable_keywords(llg, schema, unenforced, accepted, rejected):
     spec = GrammarSpec(GrammarKind.JSON_SCHEMA, json.dumps(schema), strict=False)
     assert unenforced is None or llg.backend.check(spec) == tuple(unenforced)
     assert llg.accepted_by_spec(spec, [*accepted, *rejected]) == accepted
@@ -195,7 +195,7 @@ def test_what_a_lenient_schema_leaves_out_takes_no_more_with_it(llg, schema, une
     ],
 )
 @pytest.mark.parametrize("strict", [True, False])
-def test_what_is_malformed_or_has_no_value_is_refused_even_if_lenient(llg, schema, said, strict):
+def test_malformed_schemas_and_those_without_a_value_are_refused_even_if_lenient(llg, schema, said, strict):
     for method in (llg.backend.check, llg.backend.compile):
         with pytest.raises(GrammarError, match=f"json_schema: .*{said}"):
             method(GrammarSpec(GrammarKind.JSON_SCHEMA, json.dumps(schema), strict))
@@ -209,7 +209,7 @@ def test_what_is_malformed_or_has_no_value_is_refused_even_if_lenient(llg, schem
         ("flexible", ['{"a":[1,2]}', '{"a": [1, 2]}', '{\n "a" :[1\n  ,2]}']),
     ],
 )
-def test_whitespace_is_as_the_options_say(texts_of, byte_context, whitespace, accepted):
+def test_whitespace_follows_the_options(texts_of, byte_context, whitespace, accepted):
     schema = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "integer"}}}}
     backend = LLGuidanceBackend(LLGuidanceOptions(whitespace=whitespace, max_whitespace=3), byte_context)
     texts = ['{"a":[1,2]}', '{"a": [1, 2]}', '{\n "a" :[1\n  ,2]}', '{"a":    [1]}', ' {"a":[]}', '{"a":[]} ']
@@ -226,7 +226,9 @@ def allowed(matcher):
 
 
 def walk(matcher, draw, num_free=12, limit=400):
-    """Return a text that the masks lead to, ended as soon as may be after some tokens; None if it gets too long."""
+    """Return a text of a random walk under the masks, ended as soon as possible after some tokens; None if it gets
+    too long.
+    """
     output = bytearray()
     for num in range(limit):
         token_ids = allowed(matcher)
@@ -246,7 +248,7 @@ def go_along(matcher, text):
 
 
 def some_schema(draw, depth=0):
-    """Return a schema, most often of keywords that meet."""
+    """Return a random schema, mostly with combined keywords."""
     name = draw.choice(["object", "array", "string", "integer", "number", "null"])
     if depth > 2:
         return {"type": draw.choice(["string", "integer", "boolean"])}
@@ -282,7 +284,7 @@ def some_schema(draw, depth=0):
     return schema
 
 
-def test_whatever_the_masks_lead_to_is_valid(compact):
+def test_every_text_under_the_masks_is_valid(compact):
     draw, num_valid = random.Random(5), 0
     for _ in range(150):
         schema = some_schema(draw)
@@ -303,7 +305,7 @@ REGEXES = [r"(ab|a)*c{2,3}", r"\d{3}-\w+", "[^a]{1,4}", "a|bc|", "(?:x|yy){2}[-.
 
 
 @pytest.mark.parametrize("regex", REGEXES)
-def test_a_regular_expression_is_matched_as_a_whole(llg, regex):
+def test_a_regular_expression_must_match_the_whole_text(llg, regex):
     draw = random.Random(7)
     compiled = llg.backend.compile(GrammarSpec(GrammarKind.REGEX, regex))
     for _ in range(20):
@@ -312,7 +314,7 @@ def test_a_regular_expression_is_matched_as_a_whole(llg, regex):
 
 
 @pytest.mark.parametrize("regex", ["(?=a)b", r"a\b", r"(a)\1", "(a{1,500}){1,500}", "a^b", "(?i)a", r"\p{L}"])
-def test_what_a_regular_expression_cannot_say_is_refused(llg, regex):
+def test_unsupported_regular_expressions_are_refused(llg, regex):
     with pytest.raises(GrammarError, match="regular expression"):
         llg.backend.check(GrammarSpec(GrammarKind.REGEX, regex))
 
@@ -331,12 +333,12 @@ EBNF = [
 
 
 @pytest.mark.parametrize("ebnf", EBNF)
-def test_a_grammar_has_the_language_that_another_library_gives_it(llg, texts, ebnf):
+def test_a_grammar_accepts_the_same_language_as_with_xgrammar(llg, texts, ebnf):
     some = ["".join(letters) for length in range(5) for letters in itertools.product("abc", repeat=length)]
     assert llg.accepted("ebnf", ebnf, some) == texts.accepted("ebnf", ebnf, some)
 
 
-def test_branches_without_an_end_are_not_entered(llg):
+def test_branches_without_a_finite_text_are_never_taken(llg):
     ebnf = 'root ::= "a" | endless\nendless ::= "b" endless\nunused ::= (unused){2}'
     assert llg.accepted("ebnf", ebnf, ["a", "b"]) == ["a"]
     assert allowed(llg.matcher("ebnf", ebnf)) == [ord("a")]
@@ -392,11 +394,11 @@ TWO = {
         ({"at_least_one": True, "stop_after_first": True}, ["[[a]]", "<f=a>{}</f>"], ["", "x[[a]]", "[[a]]x"]),
     ],
 )
-def test_free_text_goes_on_as_a_structure_after_a_trigger(compact, flags, accepted, rejected):
+def test_free_text_continues_as_a_structure_after_a_trigger(compact, flags, accepted, rejected):
     assert compact.accepted("structural_tag", json.dumps(TWO | flags), [*accepted, *rejected]) == accepted
 
 
-def test_one_structure_may_begin_with_the_beginning_of_another(compact):
+def test_the_begin_of_a_structure_may_start_another_begin(compact):
     tag = {
         "triggers": ["<"],
         "structures": [
@@ -408,7 +410,7 @@ def test_one_structure_may_begin_with_the_beginning_of_another(compact):
     assert compact.accepted("structural_tag", json.dumps(tag), [*texts, "<{}>", "<b>"]) == texts
 
 
-def test_a_trigger_without_a_structure_never_comes(compact):
+def test_a_trigger_without_a_structure_is_never_generated(compact):
     tag = {"triggers": ["<<", "ab"], "structures": [{"begin": "<<", "regex": "x", "end": ""}]}
     assert compact.accepted("structural_tag", json.dumps(tag), ["a", "ab", "<<x", "<<xab"]) == ["a", "<<x"]
 
@@ -424,13 +426,13 @@ def test_a_trigger_without_a_structure_never_comes(compact):
         ({"regex": "("}, r"structural_tag: \$\.structures\[0\]\.regex: "),
     ],
 )
-def test_what_a_structure_cannot_say_is_refused_by_its_path(llg, structure, said):
+def test_an_unsupported_structure_is_refused_by_its_path(llg, structure, said):
     tag = {"triggers": ["<"], "structures": [{"begin": "<", "end": ">", **structure}]}
     with pytest.raises(GrammarError, match=said):
         llg.backend.check(GrammarSpec(GrammarKind.STRUCTURAL_TAG, json.dumps(tag)))
 
 
-def test_a_lenient_structure_names_what_it_leaves_out(llg):
+def test_a_lenient_structure_reports_ignored_keywords(llg):
     tag = {"triggers": ["<"], "structures": [{"begin": "<", "schema": {"items": {"not": {}}}, "end": ">"}]}
     spec = GrammarSpec(GrammarKind.STRUCTURAL_TAG, json.dumps(tag), strict=False)
     assert llg.backend.check(spec) == ("$.structures[0].schema.items.not",)
@@ -451,7 +453,7 @@ def test_nothing_is_forced_where_the_text_may_end(llg):
     assert (matcher.forced_text(), list(matcher.forced_tokens())) == ("", [])
 
 
-def test_every_stop_token_comes_where_the_text_is_complete_and_nowhere_else(byte_context):
+def test_every_stop_token_is_allowed_only_after_a_complete_text(byte_context):
     backend = LLGuidanceBackend(LLGuidanceOptions(), GrammarContext(byte_context.tokenizer_json, 280, (END, 270, 999)))
     matcher = backend.compile(GrammarSpec(GrammarKind.REGEX, "ab?")).matcher()
     assert allowed(matcher) == [ord("a")]
@@ -471,19 +473,19 @@ def test_a_vocabulary_without_a_stop_token_is_refused(byte_context):
         LLGuidanceBackend(LLGuidanceOptions(), GrammarContext(byte_context.tokenizer_json, 100, (END,)))
 
 
-def test_what_the_vocabulary_cannot_spell_is_refused(byte_context):
+def test_a_text_outside_the_vocabulary_is_refused(byte_context):
     backend = LLGuidanceBackend(LLGuidanceOptions(), GrammarContext(byte_context.tokenizer_json, 100, (50,)))
     with pytest.raises(GrammarError, match="regex: the vocabulary spells no text"):
         backend.compile(GrammarSpec(GrammarKind.REGEX, "z"))
 
 
-def test_a_text_that_can_be_read_in_too_many_ways_fails_with_an_error_of_grammars(llg):
+def test_a_text_with_too_many_parses_fails_with_a_grammar_error(llg):
     matcher = llg.matcher("ebnf", 'root ::= (("(" root ")" | "x"){1,1000}){1,1000}')
     with pytest.raises(GrammarError, match="llguidance: "):
         go_along(matcher, "x" * 200)
 
 
-def test_a_grammar_whose_every_text_is_long_is_refused(byte_context):
+def test_a_grammar_with_only_long_texts_is_refused(byte_context):
     backend = LLGuidanceBackend(LLGuidanceOptions(), byte_context)
     text = f'root ::= {"a " * 17}\na ::= "b"{{1000}}'
     with pytest.raises(GrammarError, match="its shortest text has more than 16384 characters"):

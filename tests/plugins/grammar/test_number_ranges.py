@@ -1,4 +1,4 @@
-"""Expressions for numbers between bounds: exactly those numbers."""
+"""Expressions for numbers between bounds match exactly these numbers."""
 
 import random
 import re
@@ -12,7 +12,7 @@ NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")
 
 
 def candidates(draw, bounds):
-    """Return numbers near some others, in various spellings."""
+    """Return numbers near the given ones, in various spellings."""
     steps = ["0", "0.1", "-0.1", "0.001", "-0.001", "1", "-1", "0.05", "10", "-100"]
     values = [bound.value + Decimal(step) for bound in bounds for step in steps]
     values += [Decimal(draw.randint(-3000, 3000)) / 100 for _ in range(20)] + [Decimal(10) ** n for n in range(7)]
@@ -31,7 +31,7 @@ def within(value, low, high):
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_numbers_between_bounds(texts, seed):
+def test_expressions_match_exactly_the_numbers_between_bounds(texts, seed):
     draw = random.Random(seed)
     values = sorted([draw_value(draw), draw_value(draw)])
     low, high = (draw.choice([None, Bound(value, True), Bound(value, False)]) for value in values)
@@ -45,7 +45,7 @@ def test_numbers_between_bounds(texts, seed):
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_integers_between_bounds(texts, seed):
+def test_expressions_match_exactly_the_integers_between_bounds(texts, seed):
     draw = random.Random(seed)
     values = sorted([int(draw_value(draw)), int(draw_value(draw))])
     low, high = (draw.choice([None, value, value]) for value in values)
@@ -63,7 +63,7 @@ def test_an_empty_range_has_no_expression():
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 7, 10, 64])
-def test_multiples(texts, step):
+def test_expressions_match_exactly_the_multiples(texts, step):
     rules = multiples_of(step, "m")
     grammar = "root ::= m\n" + "\n".join(f"{name} ::= {body}" for name, body in rules.items())
     numbers = [str(n) for n in range(-150, 300)] + ["-0", "00", "010", ""]

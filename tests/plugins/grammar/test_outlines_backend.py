@@ -1,4 +1,4 @@
-"""The `outlines` backend against its contract, and what its own code adds to the library."""
+"""The `outlines` backend keeps its contract, and its own code on top of the library is right."""
 
 import json
 import random
@@ -41,7 +41,7 @@ def outlines(outlines_with):
     return outlines_with()
 
 
-def test_the_provider_is_there_where_the_library_is():
+def test_the_provider_is_available_if_the_library_is_installed():
     assert PROVIDER.api_version == API_VERSION
     assert PROVIDER.unavailable(Platform()) is None
 
@@ -66,14 +66,14 @@ LINKED = {"$defs": {"n": {"type": "object", "properties": {"n": {"$ref": "#/$def
         ("choice", json.dumps(["x" * 1000 + str(i) for i in range(60)]), "choice: too large"),
     ],
 )
-def test_what_is_not_enforced_is_refused_by_name(outlines, kind, text, said):
+def test_an_unsupported_specification_is_refused_by_name(outlines, kind, text, said):
     for method in (outlines.backend.check, outlines.backend.compile):
         with pytest.raises(GrammarError, match=said):
             method(GrammarSpec(GrammarKind(kind), text))
 
 
 @pytest.mark.parametrize("regex", ["(a|b)*a(a|b){40}", "[^a]{0,20}[b-z]{0,20}" * 40])
-def test_what_the_library_never_finishes_is_refused_in_time(outlines_with, regex):
+def test_a_compilation_that_never_ends_is_refused_in_time(outlines_with, regex):
     texts, start = outlines_with(max_compile_s=0.5, max_index_mib=64), time.monotonic()
     with pytest.raises(GrammarError, match=r"regex: (not compiled by outlines|outlines needs more)"):
         texts.matcher("regex", regex)
@@ -81,8 +81,8 @@ def test_what_the_library_never_finishes_is_refused_in_time(outlines_with, regex
     assert texts.accepted("regex", "a|ab", ["a", "ab", "b"]) == ["a", "ab"]
 
 
-def test_repetitions_of_what_the_text_starts_with_are_compiled(outlines):
-    """The library alone takes time exponential in the count."""
+def test_repetitions_of_the_first_characters_are_compiled(outlines):
+    """The library alone takes time that is exponential in the count."""
     texts = ["b1", "b" * 61 + "1", "b" * 62 + "1"]
     assert outlines.accepted("regex", "b[a-z]{0,60}[0-9]", texts) == texts[:2]
 
@@ -99,7 +99,7 @@ def test_repetitions_of_what_the_text_starts_with_are_compiled(outlines):
         (r"[\[\]&~-]+", ["[]&~-", "a"], ["[]&~-"]),
     ],
 )
-def test_expressions_mean_what_they_say(outlines, regex, texts, accepted):
+def test_expressions_accept_and_reject_the_right_texts(outlines, regex, texts, accepted):
     assert outlines.accepted("regex", regex, texts) == accepted
 
 
@@ -107,7 +107,7 @@ def test_expressions_mean_what_they_say(outlines, regex, texts, accepted):
     ("whitespace", "accepted"),
     [("compact", ['{"a":1}']), ("spaced", ['{"a": 1}']), ("flexible", ['{"a":1}', '{"a": 1}', '{ "a"\n:1}'])],
 )
-def test_whitespace_is_that_of_the_options(outlines_with, whitespace, accepted):
+def test_whitespace_follows_the_options(outlines_with, whitespace, accepted):
     texts = outlines_with(whitespace=whitespace, max_whitespace=1)
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     assert texts.accepted_by_schema(schema, ['{"a":1}', '{"a": 1}', '{ "a"\n:1}', '{"a":  1}']) == accepted
@@ -123,7 +123,7 @@ SCHEMAS = [
 
 
 def walk(matcher, draw, max_len=60):
-    """Return a text of random allowed tokens, None if it gets long."""
+    """Return a text of random allowed tokens; None if it gets too long."""
     mask, text = np.zeros((1, 9), dtype=np.int32), b""
     while len(text) < max_len:
         matcher.fill_bitmask(mask, 0)
@@ -137,7 +137,7 @@ def walk(matcher, draw, max_len=60):
 
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=json.dumps)
-def test_whatever_masks_allow_is_valid(outlines, schema):
+def test_every_text_under_the_masks_is_valid(outlines, schema):
     compiled = outlines.backend.compile(GrammarSpec(GrammarKind.JSON_SCHEMA, json.dumps(schema)))
     ended = [text for seed in range(60) if (text := walk(compiled.matcher(), random.Random(seed))) is not None]
     assert ended
@@ -146,7 +146,7 @@ def test_whatever_masks_allow_is_valid(outlines, schema):
 
 
 @pytest.mark.parametrize("regex", ["(a|ab)(c|bcd)*", "[é-ü]{1,3}|x?", "[^a-y]+z"])
-def test_whatever_masks_allow_matches(outlines, regex):
+def test_every_text_under_the_masks_matches_the_expression(outlines, regex):
     compiled = outlines.backend.compile(GrammarSpec(GrammarKind.REGEX, regex))
     ended = [text for seed in range(60) if (text := walk(compiled.matcher(), random.Random(seed))) is not None]
     assert ended
@@ -154,7 +154,7 @@ def test_whatever_masks_allow_matches(outlines, regex):
 
 
 @pytest.mark.parametrize("additional", [False, {"type": "null"}])
-def test_many_properties_may_be_left_out(outlines, additional):
+def test_many_properties_may_be_optional(outlines, additional):
     values = {f"f{i}": True for i in range(20)}
     schema = {
         "type": "object",
@@ -169,7 +169,7 @@ def test_many_properties_may_be_left_out(outlines, additional):
     ]
 
 
-def test_anything_nests_two_deep(outlines):
+def test_unconstrained_values_nest_at_most_two_deep(outlines):
     assert outlines.accepted_by_schema({}, ['[{"a":[]}]', "[[1]]", '{"a":{"b":1}}', "[[[1]]]"]) == [
         "[[1]]",
         '{"a":{"b":1}}',
@@ -180,12 +180,12 @@ def test_anything_nests_two_deep(outlines):
     ("regex", "text", "tokens"),
     [("ab(é|è)", "ab", [*b"ab", 0xC3]), ("éa?", "é", [0xC3, 0xA9]), ("a*", "", []), ("ab", "ab", [*b"ab", END])],
 )
-def test_what_must_come_is_forced(outlines, regex, text, tokens):
+def test_text_without_alternatives_is_forced(outlines, regex, text, tokens):
     matcher = outlines.matcher("regex", regex)
     assert (matcher.forced_text(), matcher.forced_tokens()) == (text, tokens)
 
 
-def test_rollbacks_longer_than_the_library_undoes(outlines):
+def test_rollbacks_may_be_longer_than_the_librarys_limit(outlines):
     matcher = outlines.matcher("regex", "a(ba)*c")
     assert all(matcher.accept(byte) for byte in b"ab" * 1500 + b"ac")
     assert matcher.accept(END)
@@ -193,7 +193,7 @@ def test_rollbacks_longer_than_the_library_undoes(outlines):
     assert matcher.forced_tokens() == [ord("a")]
 
 
-def test_multiples_are_refused_by_their_path_and_may_be_left_out(outlines_with):
+def test_multiples_are_refused_by_their_path_and_can_be_ignored(outlines_with):
     backend = outlines_with().backend
     text = json.dumps({"type": "array", "items": {"type": "integer", "multipleOf": 3}})
     with pytest.raises(GrammarError, match=r"^json_schema: \$\.items\.multipleOf: not enforced by outlines"):
@@ -203,7 +203,7 @@ def test_multiples_are_refused_by_their_path_and_may_be_left_out(outlines_with):
     assert outlines_with().accepted_by_spec(spec, ["[3]", "[4]", "[a]"]) == ["[3]", "[4]"]
 
 
-def test_what_is_wrong_with_an_expression_is_told_as_others_tell_it(outlines_with, byte_backend):
+def test_errors_in_an_expression_have_the_same_message_as_in_xgrammar(outlines_with, byte_backend):
     said = []
     for backend in (outlines_with().backend, byte_backend):
         with pytest.raises(GrammarError) as caught:

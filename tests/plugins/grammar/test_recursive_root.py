@@ -1,4 +1,4 @@
-"""A root rule that rules refer to: xgrammar's masks contain the tokens that reach beyond an inner root."""
+"""If rules refer to the root rule, xgrammar's masks contain the tokens that cross the end of an inner root."""
 
 import json
 
@@ -30,13 +30,13 @@ def backend(tokenizer):
 
 @pytest.fixture(scope="module")
 def pairs(tokenizer):
-    """Tokens of two digits."""
+    """Return pairs of tokens with two digits."""
     tokens = [tokenizer.id_to_token(i) for i in range(VOCAB_SIZE)]
     return [token for token in tokens if len(token) == 2 and token.isascii() and token.isdigit()]
 
 
 def disagreements(backend, tokenizer, ebnf, text):
-    """Return the tokens for which mask and `accept` differ after a text."""
+    """Return the tokens for which mask and `accept` disagree after a text."""
     matcher = backend.compile(GrammarSpec(GrammarKind.EBNF, ebnf)).matcher()
     for character in text:
         assert matcher.accept(tokenizer.token_to_id(character))
@@ -62,15 +62,17 @@ def disagreements(backend, tokenizer, ebnf, text):
         'root ::= "(" inner "{last}" | "{first}"\ninner ::= root',
     ],
 )
-def test_masks_contain_tokens_that_reach_beyond_an_inner_root(backend, tokenizer, pairs, form, is_long, monkeypatch):
+def test_masks_contain_tokens_that_cross_the_end_of_an_inner_root(
+    backend, tokenizer, pairs, form, is_long, monkeypatch
+):
     first, last = next(pair for pair in pairs if pair[0] != pair[1])
     ebnf = form.replace("{first}", first).replace("{last}", last)
-    if is_long:  # as a grammar that is too long to be rewritten for speed
+    if is_long:  # like a grammar that is too long to be rewritten for speed
         monkeypatch.setattr(xgrammar_backend, "_MAX_REWRITTEN_LEN", 0)
     assert disagreements(backend, tokenizer, ebnf, "((") == set()
 
 
-def test_a_schema_that_refers_to_itself_is_masked_rightly(backend, tokenizer):
+def test_masks_of_a_schema_that_refers_to_itself_are_right(backend, tokenizer):
     schema = {"type": "object", "properties": {"a": {"$ref": "#"}}, "additionalProperties": False}
     matcher = backend.compile(GrammarSpec(GrammarKind.JSON_SCHEMA, json.dumps(schema))).matcher()
     for character in '{"a":{':
@@ -85,7 +87,7 @@ def test_a_schema_that_refers_to_itself_is_masked_rightly(backend, tokenizer):
         assert accepted == bool(bits[token_id]), tokenizer.id_to_token(token_id)
 
 
-def test_no_rule_refers_to_the_root_afterwards():
+def test_after_the_rewrite_no_rule_refers_to_the_root():
     rules = read_ebnf('root ::= "a" root? | (root_ | "b" root){2,3}\nroot_ ::= root "c"')
     separate = with_separate_root(rules)
     assert next(iter(separate)) == "root"
@@ -93,6 +95,6 @@ def test_no_rule_refers_to_the_root_afterwards():
     assert set(separate) == {"root", "root__", "root_"}
 
 
-def test_rules_without_such_a_reference_stay():
+def test_rules_without_a_reference_to_the_root_are_unchanged():
     rules = read_ebnf('root ::= "a" b\nb ::= "c" b | ""')
     assert with_separate_root(rules) == rules

@@ -1,4 +1,4 @@
-"""Regular expressions as EBNF: they mean what Python's mean, or are refused."""
+"""Regular expressions as EBNF match the same texts as in Python, or are refused."""
 
 import itertools
 import random
@@ -82,13 +82,13 @@ def test_a_regular_expression_matches_whole_texts(texts, regex, accepted, reject
         ("((a{11}){10}){10}", 17, "1000 counted"),
     ],
 )
-def test_what_a_grammar_cannot_say_is_refused(regex, position, said):
+def test_unsupported_expressions_are_refused(regex, position, said):
     with pytest.raises(GrammarError, match=rf"position {position}: .*{said}"):
         regex_to_ebnf(regex)
 
 
 @pytest.mark.parametrize("regex", ['"', "\\\\", "\n", "\\x1f", "[\\t]", '["\\\\]'])
-def test_what_json_escapes_cannot_be_matched_in_a_json_string(regex):
+def test_characters_that_json_escapes_cannot_be_matched_in_a_json_string(regex):
     regex_to_ebnf(regex)
     with pytest.raises(GrammarError, match="nothing can match here"):
         regex_to_ebnf(regex, IN_JSON_STRING)
@@ -113,14 +113,14 @@ def test_a_bracket_in_a_class_is_a_character(texts):
 
 
 @pytest.mark.parametrize("regex", [".", '[^a"]', "[ -~]", "\\W", "\\S", "[\\s\\S]"])
-def test_classes_in_a_json_string_leave_out_what_json_escapes(texts, regex):
+def test_classes_in_a_json_string_exclude_characters_that_json_escapes(texts, regex):
     schema = {"type": "string", "pattern": regex}
     assert texts.accepted_by_schema(schema, ['"-"']) == ['"-"']
     assert texts.accepted_by_schema(schema, ['"""', '"\\"', '"\n"', '"\x7f\x00"']) == []
 
 
 class RegexMaker:
-    """Draws regular expressions over a, b and c."""
+    """Draws random regular expressions over a, b and c."""
 
     QUANTIFIERS = ("*", "+", "?", "{2}", "{1,3}", "{0,2}", "{2,}", "{0}", "*?", "+?")
 
@@ -139,7 +139,7 @@ class RegexMaker:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_random_expressions_match_what_pythons_do(texts, seed):
+def test_random_expressions_match_the_same_texts_as_in_python(texts, seed):
     maker = RegexMaker(seed)
     for _ in range(10):
         regex = maker.regex()
@@ -156,22 +156,22 @@ def test_random_expressions_match_what_pythons_do(texts, seed):
         ("^b$|c", ["b", "ac", "cb"], ["ab", "ba"]),
     ],
 )
-def test_a_search_finds_it_anywhere(texts, regex, accepted, rejected):
+def test_search_finds_a_match_anywhere(texts, regex, accepted, rejected):
     ebnf = f"root ::= {regex_to_ebnf(regex, search=True)}"
     assert texts.accepted("ebnf", ebnf, [*accepted, *rejected]) == accepted
 
 
-def test_zeros_before_a_count_change_nothing(texts):
+def test_leading_zeros_of_a_count_are_ignored(texts):
     ebnf = f"root ::= {regex_to_ebnf('a{' + '0' * 5000 + '2}')}"
     assert texts.accepted("ebnf", ebnf, ["a", "aa", "aaa"]) == ["aa"]
 
 
-def test_only_digits_of_ascii_count():
+def test_only_ascii_digits_are_counts():
     with pytest.raises(GrammarError, match=r"\{ needs something to repeat"):
         regex_to_ebnf("a{\u0663}")
 
 
 @pytest.mark.parametrize("regex", ["a{" + "9" * 5000 + "}", "a{1," + "9" * 5000 + "}"])
-def test_counts_of_any_length_are_read(regex):
+def test_counts_with_many_digits_are_parsed(regex):
     with pytest.raises(GrammarError, match="repetitions"):
         regex_to_ebnf(regex)

@@ -33,7 +33,7 @@ def masks(matcher: xgrammar.GrammarMatcher, vocab_size: int) -> np.ndarray:
 
 
 def assert_alike(context: GrammarContext, before: str, after: str, rng: random.Random) -> None:
-    """Walk along tokens that both allow."""
+    """Walk along tokens that both grammars allow."""
     compiler = XGrammarBackend(XGrammarOptions(), context)._compiler
     grammars = [compiler.compile_grammar(xgrammar.Grammar.from_ebnf(text)) for text in (before, after)]
     for _ in range(6):
@@ -53,12 +53,12 @@ def assert_alike(context: GrammarContext, before: str, after: str, rng: random.R
 
 
 @pytest.mark.parametrize("text", GRAMMARS.values(), ids=GRAMMARS)
-def test_the_new_rules_accept_what_the_old_ones_do(byte_context, text):
+def test_the_new_rules_accept_the_same_texts_as_the_old_ones(byte_context, text):
     assert_alike(byte_context, text, ebnf_text(right_linear(read_ebnf(text))), random.Random(0))
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_random_rules_accept_what_they_did(byte_context, seed):
+def test_random_rules_accept_the_same_texts_after_the_rewrite(byte_context, seed):
     rng = random.Random(seed)
     rules = {name: random_expression(rng, 3) for name in NAMES}
     rules["root"] = Sequence((Chars(((60, 60),)), rules["root"]))  # so that no rule is left-recursive through `root`
@@ -75,7 +75,7 @@ def random_expression(rng: random.Random, depth: int) -> Expression:
         least = rng.randint(0, 2)
         return Repeated(random_expression(rng, depth - 1), least, rng.choice([None, least + rng.randint(1, 3)]))
     if kind == "reference":
-        # Behind a character of its own, and not the only way: each rule ends.
+        # After a character of its own, and with an alternative, so that each rule ends.
         name = rng.choice(NAMES)
         return Alternatives((Sequence((random_chars(rng), Reference(name))), random_chars(rng)))
     return random_chars(rng)
@@ -91,11 +91,11 @@ def random_chars(rng: random.Random) -> Chars:
     [
         ('root ::= a ";" a\na ::= [a-z]+', True),
         ('root ::= a ";" a\na ::= "(" a ")" | "."', False),
-        ("root ::= " + " ".join(["a"] * 300) + '\na ::= "0123456789"', False),  # too often
+        ("root ::= " + " ".join(["a"] * 300) + '\na ::= "0123456789"', False),  # used too often
     ],
     ids=["small", "recursive", "often"],
 )
-def test_small_rules_are_written_out(text, is_written_out):
+def test_small_rules_are_inlined(text, is_written_out):
     assert ("a" not in right_linear(read_ebnf(text))) is is_written_out
 
 
@@ -110,6 +110,6 @@ def test_small_rules_are_written_out(text, is_written_out):
     ],
     ids=["long", "chain", "doubling", "deep", "repeated in each other"],
 )
-def test_what_is_written_stays_in_proportion(text):
+def test_the_size_of_the_rewritten_grammar_is_limited(text):
     rules = right_linear(read_ebnf(text))
     assert len(ebnf_text(rules)) < 10 * len(text) + 100_000

@@ -1,4 +1,4 @@
-"""The vocabulary of JSON schemas: misspelt keywords are told from those that are not enforced."""
+"""The vocabulary of JSON schemas: misspelt keywords are distinguished from unenforceable ones."""
 
 import re
 
@@ -25,7 +25,7 @@ from graftlm_grammar.schema_keywords import asserted, leave_out_unknown
         ("if", "this keyword is not enforced; leave it out, or set strict to false"),
     ],
 )
-def test_a_misspelt_keyword_is_refused_with_the_one_that_was_meant(key, said):
+def test_a_misspelt_keyword_is_refused_with_the_nearest_name(key, said):
     with pytest.raises(NotEnforcedError) as caught:
         leave_out_unknown(Enforcement(strict=True), {key: {}}, key, "$.a")
     assert str(caught.value) == f"$.a.{key}: {said}"
@@ -39,7 +39,7 @@ def test_a_misspelt_keyword_is_refused_with_the_one_that_was_meant(key, said):
         ('{"anyOf": [{}], "minLenght": 3}', "$.minLenght"),
     ],
 )
-def test_every_reading_of_schemas_says_what_was_meant(read, schema, path):
+def test_every_backend_reports_the_nearest_keyword(read, schema, path):
     with pytest.raises(
         GrammarError, match=re.escape(f"json_schema: {path}: unknown keyword; did you mean 'minLength'?")
     ):
@@ -57,11 +57,11 @@ def test_every_reading_of_schemas_says_what_was_meant(read, schema, path):
         ('{"type": "integer", "exclusiveMaximum": false}', "got false; write the bound itself"),
     ],
 )
-def test_what_older_drafts_wrote_is_refused_with_what_to_write(read, schema, said):
+def test_keywords_of_older_drafts_are_refused_with_their_replacement(read, schema, said):
     for strict in (True, False):
         with pytest.raises(GrammarError, match=re.escape(said)):
             read(schema, JsonOptions(), strict=strict)
 
 
-def test_what_asserts_nothing_is_told_apart():
+def test_annotations_are_distinguished_from_assertions():
     assert asserted({"title": "t", "x-mine": 1, "uniqueItems": False, "type": "array"}) == ["type"]

@@ -1,4 +1,4 @@
-"""Structural tags: what is refused, and that structures are always valid and the text between them free."""
+"""Structural tags: refusals, and the rule that structures are always valid and the text between them is free."""
 
 import json
 import random
@@ -64,20 +64,20 @@ def test_malformed_tags_are_refused_with_their_path(byte_backend, text, said):
         assert str(caught.value).startswith(f"structural_tag: {said}")
 
 
-def test_null_is_as_if_absent(texts):
+def test_null_means_the_same_as_a_missing_key(texts):
     nulls = {"type": None, "at_least_one": None, "stop_after_first": None}
     text = json.dumps(tag(structures=[{**NUMBER, "regex": None}, {**WORD, "schema": None}], **nulls))
     assert texts.accepted("structural_tag", text, ["", "<n>1</n>a[w]a[/w]", "<n>a"]) == ["", "<n>1</n>a[w]a[/w]"]
 
 
-def test_what_a_lenient_schema_leaves_out_is_named_with_its_structure(byte_backend):
+def test_ignored_keywords_are_reported_with_their_structure(byte_backend):
     text = json.dumps(structure(schema={"type": "integer", "not": {"const": 1}}))
     spec = GrammarSpec(GrammarKind.STRUCTURAL_TAG, text, strict=False)
     assert byte_backend.check(spec) == ("$.structures[1].schema.not",)
 
 
 def walk(matcher, seed, num_bytes=120):
-    """Return the text of a random walk over the masks, which often writes a trigger or ends."""
+    """Return the text of a random walk under the masks, which often writes a trigger or ends."""
     rng = random.Random(seed)
     mask = np.zeros((1, 9), dtype=np.int32)
     text, planned = b"", b""
@@ -100,7 +100,7 @@ def walk(matcher, seed, num_bytes=120):
 
 
 def parts(text):
-    """Return the free texts and the structures of a text, and assert that no trigger is left."""
+    """Return the free texts and the structures of a text, and assert that no trigger is left over."""
     free = VALID.split(text)[:: VALID.groups + 1]
     assert not [one for one in free if "<n>" in one or "[w]" in one], text
     return free, [found.group() for found in VALID.finditer(text)]
@@ -108,7 +108,7 @@ def parts(text):
 
 @pytest.mark.parametrize("at_least_one", [False, True])
 @pytest.mark.parametrize("stop_after_first", [False, True])
-def test_structures_are_valid_whatever_is_sampled(byte_backend, at_least_one, stop_after_first):
+def test_structures_are_valid_for_any_sampling(byte_backend, at_least_one, stop_after_first):
     text = json.dumps(tag(at_least_one=at_least_one, stop_after_first=stop_after_first))
     compiled = byte_backend.compile(GrammarSpec(GrammarKind.STRUCTURAL_TAG, text))
     counts = []
@@ -131,7 +131,7 @@ def test_text_between_structures_is_free(texts):
     assert texts.accepted("structural_tag", json.dumps(tag()), around) == around
 
 
-def test_a_trigger_leads_into_one_of_its_structures(texts):
+def test_a_trigger_continues_as_one_of_its_structures(texts):
     two = tag(triggers=["<t:"], structures=[{**NUMBER, "begin": "<t:n>"}, {**WORD, "begin": "<t:w>"}])
     good = ["<t:n>1</n>", "a <t:w>ab[/w] b<t:n>-2</n>"]
     bad = ["<t:", "<t:x>1</n>", "<t:n>ab</n>", "<t:w>1[/w]", "<t:n>1[/w]", "a<t:n>1"]

@@ -1,4 +1,4 @@
-"""The bytes of tokens, of each kind of tokenizer."""
+"""The bytes of tokens for each kind of tokenizer."""
 
 import pytest
 import tokenizers
@@ -30,7 +30,7 @@ SENTENCEPIECE = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFa
         (tokenizer(["a", "##a", "é", "."], decoders.WordPiece(cleanup=False)), [b" a", b"a", " é".encode(), b" ."]),
     ],
 )
-def test_a_token_stands_for_what_it_adds_to_a_text(text, expected):
+def test_a_token_has_the_bytes_that_it_adds_to_a_text(text, expected):
     special, added, missing = b"", "<tool> ▁".encode(), b""
     assert token_bytes(text, 7) == [*expected, special, added, missing]
     assert token_bytes(text, 2) == expected[:2]

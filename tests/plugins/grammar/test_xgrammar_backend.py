@@ -1,4 +1,4 @@
-"""The `xgrammar` backend against its contract, and what its own code adds to the library."""
+"""The `xgrammar` backend keeps its contract, and its own code on top of the library is right."""
 
 import json
 
@@ -22,7 +22,7 @@ class TestXGrammar(GrammarBackendConformance):
         return PROVIDER.create(PROVIDER.options(), context)
 
 
-def test_the_provider_is_there_where_the_library_is():
+def test_the_provider_is_available_if_the_library_is_installed():
     assert PROVIDER.api_version == API_VERSION
     assert PROVIDER.unavailable(Platform()) is None
 
@@ -45,13 +45,13 @@ def test_malformed_specifications_are_refused_with_a_reason(byte_backend, kind, 
             method(GrammarSpec(GrammarKind(kind), text))
 
 
-def test_halves_of_surrogate_pairs_are_no_characters(byte_backend):
+def test_unpaired_surrogates_are_not_characters(byte_backend):
     for ebnf in ("root ::= [^a]", "root ::= ."):
         matcher = byte_backend.compile(GrammarSpec(GrammarKind.EBNF, ebnf)).matcher()
         assert [matcher.accept(byte) for byte in b"\xed\xa0"] == [True, False]
 
 
-def test_braces_in_literals_are_no_repetitions(byte_backend):
+def test_braces_in_literals_are_not_repetitions(byte_backend):
     byte_backend.check(GrammarSpec(GrammarKind.EBNF, 'root ::= "a{5000}" [{5000}]* # {5000}'))
 
 
@@ -61,7 +61,7 @@ def test_forced_text_ends_with_a_whole_character(byte_backend):
     assert list(matcher.forced_tokens()) == [*b"ab", 0xC3]
 
 
-def test_many_forced_tokens_are_cut(byte_backend):
+def test_many_forced_tokens_are_truncated(byte_backend):
     matcher = byte_backend.compile(GrammarSpec(GrammarKind.EBNF, 'root ::= "a"{200}')).matcher()
     assert list(matcher.forced_tokens()) == [ord("a")] * 64
 
@@ -74,7 +74,7 @@ def test_a_trigger_without_a_structure_is_refused_by_name(byte_backend):
 
 
 def sentencepiece_like():
-    """Return a tokenizer whose tokens spell blanks as U+2581, and bytes as <0x..>."""
+    """Return a tokenizer whose tokens have blanks as U+2581 and bytes as <0x..>."""
     words = ["<unk>", "</s>", "x", "▁x", "▁", "é", *[f"<0x{byte:02X}>" for byte in range(256)]]
     tokenizer = tokenizers.Tokenizer(
         models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=[], byte_fallback=True, unk_token="<unk>")
@@ -97,7 +97,7 @@ def sentencepiece_like():
         ("<tool> x", ["<tool> x"]),
     ],
 )
-def test_tokens_stand_for_the_text_that_they_decode_to(regex, tokens):
+def test_tokens_have_the_text_that_they_decode_to(regex, tokens):
     tokenizer = sentencepiece_like()
     end = tokenizer.token_to_id("</s>")
     backend = XGrammarBackend(XGrammarOptions(), GrammarContext(tokenizer.to_str(), 300, (end,)))
@@ -105,7 +105,7 @@ def test_tokens_stand_for_the_text_that_they_decode_to(regex, tokens):
     assert all(matcher.accept(tokenizer.token_to_id(token)) for token in [*tokens, "</s>"])
 
 
-def test_special_tokens_are_no_text_even_if_they_look_like_it():
+def test_special_tokens_are_not_text_even_if_they_look_like_it():
     tokenizer = sentencepiece_like()
     context = GrammarContext(tokenizer.to_str(), 300, (tokenizer.token_to_id("</s>"), 999))
     matcher = XGrammarBackend(XGrammarOptions(), context).compile(GrammarSpec(GrammarKind.REGEX, ".*")).matcher()

@@ -1,4 +1,4 @@
-"""What the tests of all model families share: one question put to transformers and to a model."""
+"""Helpers for the tests of all model families: comparisons of a model with transformers."""
 
 import json
 import random
@@ -19,7 +19,9 @@ AssertParity = Callable[[Callable[[ModelContext], Model], Path], None]
 
 @pytest.fixture
 def assert_parity() -> AssertParity:
-    """Check that ragged, chunked, paged logits are those of transformers at every position of every prompt."""
+    """Check that logits in ragged batches, chunks and pages equal those of transformers at every position of every
+    prompt.
+    """
 
     def check(create: Callable[[ModelContext], Model], checkpoint: Path) -> None:
         config = load_model_config(checkpoint)
@@ -38,7 +40,7 @@ def assert_parity() -> AssertParity:
 
 
 def _run_ragged(model: Model, prompts: list[list[int]], draw: random.Random) -> list[torch.Tensor]:
-    """Run prompts side by side in chunks of random lengths; returns the hidden states of each."""
+    """Run prompts together in chunks of random lengths; return the hidden states of each."""
     paged = PagedModel(model, page_size=3, max_context_len=48)
     pieces: list[list[torch.Tensor]] = [[] for _ in prompts]
     done = [0] * len(prompts)
@@ -55,7 +57,7 @@ def _run_ragged(model: Model, prompts: list[list[int]], draw: random.Random) -> 
 
 @pytest.fixture
 def new_context() -> Callable[[Path], ModelContext]:
-    """Make the context that a checkpoint's model is created with."""
+    """Make the context with which a checkpoint's model is created."""
 
     def make(checkpoint: Path) -> ModelContext:
         return ModelContext(load_model_config(checkpoint), torch.device("cpu"), torch.float32)

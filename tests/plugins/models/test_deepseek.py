@@ -48,12 +48,14 @@ CASES: dict[str, tuple[Family, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("family", "sizes"), CASES.values(), ids=CASES.keys())
-def test_logits_are_those_of_transformers(family: Family, sizes: dict[str, Any], tmp_path: Path, assert_parity) -> None:
+def test_logits_equal_those_of_transformers(
+    family: Family, sizes: dict[str, Any], tmp_path: Path, assert_parity
+) -> None:
     assert_parity(DeepseekForCausalLM, write_tiny_checkpoint(tmp_path, family, **sizes))
 
 
 def test_the_config_file_of_v2_lite_is_read(tmp_path: Path, assert_parity, rewrite_config) -> None:
-    """As DeepSeek wrote it: an older rope entry, and the entries of its own code."""
+    """The file has DeepSeek's own form: an older rope entry, and the entries of its own code."""
     write_tiny_checkpoint(tmp_path, "deepseek_v2", rope_parameters=YARN)
     rope = {("type" if name == "rope_type" else name): YARN[name] for name in YARN if name != "rope_theta"}
     absent = ("rope_parameters", "head_dim", "qk_head_dim", "mlp_bias")
@@ -68,11 +70,11 @@ def test_a_token_caches_its_latent_vector_and_one_rotated_key(family: Family, tm
     for layer in model.attention_layers:
         assert isinstance(layer, AttentionLayer)
         assert (layer.num_heads, layer.num_kv_heads, layer.head_dim, layer.value_dim) == (4, 1, 48, 32)
-        assert layer.numbers_per_token == 48  # 4 heads of 32 + 24 would be 224
+        assert layer.numbers_per_token == 48  # 4 heads of 32 + 24 numbers would be 224
 
 
-def test_layers_that_only_draft_tokens_are_left_out(tmp_path: Path, new_context) -> None:
-    write_tiny_checkpoint(tmp_path, "deepseek_v3")  # whose config.json says one such layer
+def test_layers_for_speculative_drafts_are_left_out(tmp_path: Path, new_context) -> None:
+    write_tiny_checkpoint(tmp_path, "deepseek_v3")  # its config.json names one such layer
     weights = dict(iter_weights(tmp_path))
     draft = {"model.layers.2.eh_proj.weight": torch.zeros(64, 128), "model.layers.2.enorm.weight": torch.zeros(64)}
     model, other = DeepseekForCausalLM(new_context(tmp_path)), DeepseekForCausalLM(new_context(tmp_path))
@@ -85,7 +87,7 @@ def test_layers_that_only_draft_tokens_are_left_out(tmp_path: Path, new_context)
         other.load_weights({**weights, "model.layers.3.enorm.weight": torch.zeros(64)}.items())
 
 
-def test_the_number_of_layers_that_draft_tokens_costs_nothing(tmp_path: Path, new_context, rewrite_config) -> None:
+def test_a_large_number_of_draft_layers_costs_no_time(tmp_path: Path, new_context, rewrite_config) -> None:
     write_tiny_checkpoint(tmp_path, "deepseek_v3", num_layers=1)
     rewrite_config(tmp_path, num_nextn_predict_layers=10**12)
     model, weights = DeepseekForCausalLM(new_context(tmp_path)), dict(iter_weights(tmp_path))
@@ -111,7 +113,7 @@ def test_the_number_of_layers_that_draft_tokens_costs_nothing(tmp_path: Path, ne
         ("deepseek_v3", {"quantization_config": {"quant_method": "hqq"}}, UnsupportedArchitectureError, "hqq"),
     ],
 )
-def test_what_cannot_be_served_exactly_is_refused(
+def test_a_model_that_cannot_be_served_exactly_is_refused(
     family: Family,
     entries: dict[str, Any],
     error: type[ModelError],
@@ -146,7 +148,7 @@ class TestDeepseekConformance(ModelConformance):
     def _write(self, tmp_path_factory):
         self.folder = tmp_path_factory.getbasetemp() / "deepseek-conformance"
         if not self.folder.exists():
-            config = {"n_routed_experts": 4, "n_group": 2, "topk_group": 1}  # few, so that each matters
+            config = {"n_routed_experts": 4, "n_group": 2, "topk_group": 1}  # few, so that each one matters
             write_tiny_checkpoint(self.folder, "deepseek_v3", config=config)
 
     def create(self, context: ModelContext) -> Model:

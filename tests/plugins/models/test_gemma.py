@@ -46,7 +46,9 @@ CASES: dict[str, tuple[Family, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("family", "sizes"), CASES.values(), ids=CASES.keys())
-def test_logits_are_those_of_transformers(family: Family, sizes: dict[str, Any], tmp_path: Path, assert_parity) -> None:
+def test_logits_equal_those_of_transformers(
+    family: Family, sizes: dict[str, Any], tmp_path: Path, assert_parity
+) -> None:
     assert_parity(GemmaForCausalLM, write_tiny_checkpoint(tmp_path, family, **sizes))
 
 
@@ -150,7 +152,7 @@ def test_each_layer_declares_its_scale_and_soft_cap(
         ("gemma3_text", {"rope_scaling": {"rope_type": "spiral"}}, UnsupportedArchitectureError, "spiral"),
     ],
 )
-def test_what_cannot_be_served_exactly_is_refused(
+def test_a_model_that_cannot_be_served_exactly_is_refused(
     family: Family,
     entries: dict[str, Any],
     error: type[ModelError],
@@ -169,7 +171,7 @@ def test_what_cannot_be_served_exactly_is_refused(
     ("published", "windows"),
     [
         (
-            {  # as of the 2B model
+            {  # entries of the 2B model
                 "architectures": ["Gemma2ForCausalLM"],
                 "attention_bias": False,
                 "attn_logit_softcapping": 50.0,
@@ -192,7 +194,7 @@ def test_what_cannot_be_served_exactly_is_refused(
             [4096, None] * 13,
         ),
         (
-            {  # as of the 1B model
+            {  # entries of the 1B model
                 "architectures": ["Gemma3ForCausalLM"],
                 "attention_bias": False,
                 "attn_logit_softcapping": None,
@@ -219,19 +221,17 @@ def test_what_cannot_be_served_exactly_is_refused(
     ],
     ids=["gemma2", "gemma3"],
 )
-def test_config_files_as_published_are_read(
-    published: dict[str, Any], windows: list[int | None], tmp_path: Path
-) -> None:
+def test_published_config_files_are_read(published: dict[str, Any], windows: list[int | None], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(published))
     context = ModelContext(load_model_config(tmp_path), torch.device("meta"), torch.bfloat16)
     model = GemmaForCausalLM(context)
     assert [layer.sliding_window for layer in model.attention_layers] == windows
     assert {(layer.head_dim, layer.scale) for layer in model.attention_layers} == {(256, 1 / 16)}
-    assert model.lm_head is None  # tied, though the file does not say so
+    assert model.lm_head is None  # tied, although the file does not say so
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gemma3_text"])
-def test_bfloat16_logits_are_near_those_of_transformers(family: Family, tmp_path: Path) -> None:
+def test_bfloat16_logits_are_close_to_those_of_transformers(family: Family, tmp_path: Path) -> None:
     checkpoint = write_tiny_checkpoint(tmp_path, family, dtype=torch.bfloat16, config=MIXED)
     model = GemmaForCausalLM(ModelContext(load_model_config(checkpoint), torch.device("cpu"), torch.bfloat16))
     model.load_weights(iter_weights(checkpoint))

@@ -40,7 +40,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("sizes", CASES.values(), ids=CASES.keys())
-def test_logits_are_those_of_transformers(sizes: dict[str, Any], tmp_path: Path, assert_parity) -> None:
+def test_logits_equal_those_of_transformers(sizes: dict[str, Any], tmp_path: Path, assert_parity) -> None:
     assert_parity(GptOssForCausalLM, write_tiny_checkpoint(tmp_path, "gpt_oss", **sizes))
 
 
@@ -52,7 +52,7 @@ def test_older_config_files_are_read(rope: dict[str, Any], tmp_path: Path, asser
     assert_parity(GptOssForCausalLM, tmp_path)
 
 
-def test_sinks_are_read_from_where_they_are_loaded(tmp_path: Path, new_context) -> None:
+def test_sinks_are_loaded_from_their_tensors(tmp_path: Path, new_context) -> None:
     model = GptOssForCausalLM(new_context(write_tiny_checkpoint(tmp_path, "gpt_oss")))
     weights = dict(iter_weights(tmp_path))
     model.load_weights(weights.items())
@@ -62,7 +62,7 @@ def test_sinks_are_read_from_where_they_are_loaded(tmp_path: Path, new_context) 
         assert torch.equal(sinks, weights[f"model.layers.{layer.layer_id}.self_attn.sinks"])
 
 
-def test_experts_in_mxfp4_give_what_their_plain_numbers_give(tmp_path: Path, new_context, rewrite_config) -> None:
+def test_experts_in_mxfp4_equal_their_decoded_numbers(tmp_path: Path, new_context, rewrite_config) -> None:
     write_tiny_checkpoint(tmp_path, "gpt_oss", hidden_size=64, intermediate_size=96)
     plain, packed = dict(iter_weights(tmp_path)), {}
     generator = torch.Generator().manual_seed(0)
@@ -96,7 +96,7 @@ def _hidden(model: Model, weights: dict[str, torch.Tensor]) -> torch.Tensor:
         ({"quantization_config": {"quant_method": "hqq"}}, UnsupportedArchitectureError, "hqq"),
     ],
 )
-def test_what_cannot_be_served_exactly_is_refused(
+def test_a_model_that_cannot_be_served_exactly_is_refused(
     entries: dict[str, Any], error: type[ModelError], message: str, tmp_path: Path, new_context, rewrite_config
 ) -> None:
     write_tiny_checkpoint(tmp_path, "gpt_oss")

@@ -1,4 +1,4 @@
-"""Models without an output projection, with a head and without one."""
+"""Models without an output projection, with and without a score head."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class TestHeadlessConformance(ModelConformance):
-    """A classifier is a model like any other."""
+    """A classifier passes the kit of models."""
 
     @pytest.fixture(autouse=True)
     def _folder(self, classifier: Path) -> None:
@@ -38,7 +38,7 @@ class TestHeadlessConformance(ModelConformance):
         return self._path
 
 
-def test_some_tensors_can_be_replaced_and_all_be_read(classifier: Path, new_context) -> None:
+def test_some_tensors_can_be_replaced_and_all_can_be_read(classifier: Path, new_context) -> None:
     model = create("sequence_classification", new_context(classifier))
     weights = dict(iter_weights(classifier))
     model.load_weights(weights.items())
@@ -50,7 +50,7 @@ def test_some_tensors_can_be_replaced_and_all_be_read(classifier: Path, new_cont
         model.update_weights([("score.bias", torch.ones(3))])
 
 
-def test_without_a_head_there_are_no_scores(classifier: Path, new_context) -> None:
+def test_without_a_score_head_there_are_no_scores(classifier: Path, new_context) -> None:
     context = new_context(classifier)
     with pytest.raises(UnsupportedArchitectureError, match=r"Available: LlamaModel, .*Gemma3TextModel"):
         create("text_embedding", context)

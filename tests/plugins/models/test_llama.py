@@ -49,7 +49,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("sizes", CASES.values(), ids=CASES.keys())
-def test_logits_are_those_of_transformers(sizes: dict[str, Any], tmp_path: Path, assert_parity) -> None:
+def test_logits_equal_those_of_transformers(sizes: dict[str, Any], tmp_path: Path, assert_parity) -> None:
     assert_parity(LlamaForCausalLM, write_tiny_checkpoint(tmp_path, "llama", **sizes))
 
 
@@ -64,7 +64,7 @@ def test_logits_are_those_of_transformers(sizes: dict[str, Any], tmp_path: Path,
     ],
     ids=["theta", "no scaling", "linear by type", "llama3", "neither"],
 )
-def test_rope_of_older_config_files_is_read(
+def test_rope_entries_of_older_config_files_are_read(
     rope: dict[str, Any], tmp_path: Path, assert_parity, rewrite_config
 ) -> None:
     write_tiny_checkpoint(tmp_path, "llama")
@@ -72,7 +72,7 @@ def test_rope_of_older_config_files_is_read(
     assert_parity(LlamaForCausalLM, tmp_path)
 
 
-def test_absent_optional_sizes_are_derived(tmp_path: Path, assert_parity, rewrite_config) -> None:
+def test_missing_optional_sizes_are_derived(tmp_path: Path, assert_parity, rewrite_config) -> None:
     write_tiny_checkpoint(tmp_path, "llama", num_kv_heads=4)
     rewrite_config(tmp_path, remove=("num_key_value_heads", "head_dim", "tie_word_embeddings", "attention_bias"))
     assert_parity(LlamaForCausalLM, tmp_path)
@@ -98,7 +98,7 @@ def test_absent_optional_sizes_are_derived(tmp_path: Path, assert_parity, rewrit
         ({"attention_bias": "yes"}, CheckpointError, "attention_bias"),
     ],
 )
-def test_what_cannot_be_served_exactly_is_refused(
+def test_a_model_that_cannot_be_served_exactly_is_refused(
     entries: dict[str, Any], error: type[ModelError], message: str, tmp_path: Path, new_context, rewrite_config
 ) -> None:
     write_tiny_checkpoint(tmp_path, "llama")
@@ -107,7 +107,7 @@ def test_what_cannot_be_served_exactly_is_refused(
         LlamaForCausalLM(new_context(tmp_path))
 
 
-def test_another_familys_windows_are_refused(tmp_path: Path, new_context, rewrite_config) -> None:
+def test_the_windows_of_another_family_are_refused(tmp_path: Path, new_context, rewrite_config) -> None:
     write_tiny_checkpoint(tmp_path, "mistral")
     with pytest.raises(UnsupportedArchitectureError, match=r"MistralForCausalLM gives sliding_window 16.*to auto"):
         LlamaForCausalLM(new_context(tmp_path))
@@ -116,7 +116,7 @@ def test_another_familys_windows_are_refused(tmp_path: Path, new_context, rewrit
 
 
 @pytest.mark.parametrize("name", ["lm_head.weight", "model.embed_tokens.weight"])
-def test_tied_weights_come_under_either_name(name: str, tmp_path: Path, new_context) -> None:
+def test_tied_weights_may_have_either_name(name: str, tmp_path: Path, new_context) -> None:
     write_tiny_checkpoint(tmp_path, "llama", tie_word_embeddings=True)
     weights = dict(iter_weights(tmp_path))
     embedding = weights.pop("model.embed_tokens.weight")
@@ -125,7 +125,7 @@ def test_tied_weights_come_under_either_name(name: str, tmp_path: Path, new_cont
     assert torch.equal(model.logits(torch.eye(64)).T, embedding)
 
 
-def test_forward_without_a_backend_says_so(tmp_path: Path, new_context) -> None:
+def test_forward_without_a_backend_is_an_error(tmp_path: Path, new_context) -> None:
     write_tiny_checkpoint(tmp_path, "llama")
     model = LlamaForCausalLM(new_context(tmp_path))
     model.load_weights(iter_weights(tmp_path))

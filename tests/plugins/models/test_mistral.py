@@ -35,11 +35,13 @@ CASES: dict[str, tuple[Family, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("family", "sizes"), CASES.values(), ids=CASES.keys())
-def test_logits_are_those_of_transformers(family: Family, sizes: dict[str, Any], tmp_path: Path, assert_parity) -> None:
+def test_logits_equal_those_of_transformers(
+    family: Family, sizes: dict[str, Any], tmp_path: Path, assert_parity
+) -> None:
     assert_parity(MistralForCausalLM, write_tiny_checkpoint(tmp_path, family, **sizes))
 
 
-def test_mixtrals_theta_is_a_million_where_the_file_does_not_say(tmp_path: Path, assert_parity, rewrite_config) -> None:
+def test_mixtrals_default_theta_is_a_million(tmp_path: Path, assert_parity, rewrite_config) -> None:
     write_tiny_checkpoint(tmp_path, "mixtral")
     rewrite_config(tmp_path, remove=("rope_parameters", "rope_theta"))
     assert_parity(MistralForCausalLM, tmp_path)
@@ -95,7 +97,7 @@ def test_each_layer_declares_its_window(
         ("ministral", {"layer_types": 2}, CheckpointError, "layer_types"),
     ],
 )
-def test_what_cannot_be_served_exactly_is_refused(
+def test_a_model_that_cannot_be_served_exactly_is_refused(
     family: Family,
     entries: dict[str, Any],
     error: type[ModelError],

@@ -12,7 +12,8 @@ from graftlm.testing.model import ModelConformance
 from graftlm.testing.tiny_models import write_tiny_checkpoint
 from graftlm_models.phi import PhiForCausalLM
 
-HEADS = {"num_heads": 4, "head_dim": 16}  # transformers asks for hidden_size / num_heads where part of a head turns
+# transformers requires hidden_size / num_heads if only a part of each head is rotated
+HEADS = {"num_heads": 4, "head_dim": 16}
 WINDOW = {"sliding_window": 4}  # the longest prompts of assert_parity are 8 windows
 LONGROPE = {
     "rope_type": "longrope",
@@ -45,26 +46,26 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def in_context(context_len: int) -> Callable[[ModelContext], Model]:
-    """Return what makes the model for an engine whose contexts have so many tokens at most."""
+    """Return a function that makes the model for an engine with this maximum context length."""
     return lambda context: PhiForCausalLM(replace(context, context_len=context_len))
 
 
 @pytest.mark.parametrize("sizes", CASES.values(), ids=CASES.keys())
-def test_logits_are_those_of_transformers(sizes: dict[str, Any], tmp_path: Path, assert_parity) -> None:
+def test_logits_equal_those_of_transformers(sizes: dict[str, Any], tmp_path: Path, assert_parity) -> None:
     original = {"original_max_position_embeddings": 64}
     sizes = {**sizes, "config": original | sizes.get("config", {})}
     assert_parity(in_context(64), write_tiny_checkpoint(tmp_path, "phi3", **sizes))
 
 
-def test_longrope_in_longer_contexts_is_that_of_transformers_for_longer_prompts(tmp_path: Path, assert_parity) -> None:
-    """All prompts of assert_parity are longer than 8 tokens but one, whose single position 0 does not turn."""
+def test_longrope_in_longer_contexts_equals_transformers_for_longer_prompts(tmp_path: Path, assert_parity) -> None:
+    """All prompts of assert_parity are longer than 8 tokens except one, whose only position 0 is not rotated."""
     config = {"original_max_position_embeddings": 8}
     write_tiny_checkpoint(tmp_path, "phi3", rope_parameters=LONGROPE, config=config)
     assert_parity(in_context(64), tmp_path)
 
 
-def test_longrope_of_phi4_mini_is_that_of_transformers(tmp_path: Path, assert_parity, rewrite_config) -> None:
-    """Its config.json names the share of a head that turns beside the rope parameters, and so the older ones do."""
+def test_longrope_of_phi4_mini_equals_transformers(tmp_path: Path, assert_parity, rewrite_config) -> None:
+    """Its config.json names the rotated share of a head beside the rope parameters; so do the older files."""
     factors = {"short_factor": [1.0 + i / 8 for i in range(6)], "long_factor": [2.0 + i for i in range(6)]}
     config = {"original_max_position_embeddings": 8}
     write_tiny_checkpoint(tmp_path, "phi3", **HEADS, tie_word_embeddings=True, config=config)
@@ -73,7 +74,7 @@ def test_longrope_of_phi4_mini_is_that_of_transformers(tmp_path: Path, assert_pa
     assert_parity(in_context(64), tmp_path)
 
 
-def test_keys_of_engines_with_other_contexts_are_told_apart(tmp_path: Path, new_context) -> None:
+def test_keys_of_engines_with_different_contexts_are_distinguished(tmp_path: Path, new_context) -> None:
     config = {"original_max_position_embeddings": 64}
     write_tiny_checkpoint(tmp_path, "phi3", rope_parameters=LONGROPE, config=config)
     prints = [frequency_bytes(in_context(length)(new_context(tmp_path))) for length in (32, 64, 65, 256)]
@@ -102,7 +103,7 @@ def test_all_layers_declare_the_window(
         ({"quantization_config": {"quant_method": "aqlm"}}, UnsupportedArchitectureError, "aqlm"),
     ],
 )
-def test_what_cannot_be_served_is_refused(
+def test_a_model_that_cannot_be_served_is_refused(
     entries: dict[str, Any], error: type[ModelError], message: str, tmp_path: Path, new_context, rewrite_config
 ) -> None:
     write_tiny_checkpoint(tmp_path, "phi3")

@@ -42,19 +42,19 @@ def test_each_architecture_has_one_provider_that_creates_its_model(
     assert [layer.layer_id for layer in model.attention_layers] == [0, 1, 2]
 
 
-def test_providers_are_of_this_api_and_run_anywhere() -> None:
+def test_providers_have_the_current_api_version_and_run_anywhere() -> None:
     for provider in graftlm_models.provide_models():
         assert provider.api_version == API_VERSION
         assert provider.unavailable(Platform()) is None
 
 
-def test_naming_the_models_imports_no_torch() -> None:
+def test_listing_the_models_does_not_import_torch() -> None:
     program = "import sys, graftlm_models; graftlm_models.provide_models(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 @pytest.mark.parametrize(("architecture", "name"), [("LlamaForCausalLM", "llama"), ("OlmoForCausalLM", "transformers")])
-def test_transformers_modules_serve_what_has_no_implementation_here(architecture: str, name: str) -> None:
+def test_other_architectures_use_transformers_modules(architecture: str, name: str) -> None:
     assert Registry.load().model_for([architecture]).name == name
 
 
@@ -64,7 +64,7 @@ def test_every_architecture_is_documented() -> None:
     rows = {name.strip(): classes for name, classes in cells if re.search(r"`[A-Z]\w+`", classes)}
     for provider in graftlm_models.provide_models():
         if provider.capabilities.any_architecture:
-            continue  # docs/model-support.md is measured
+            continue  # docs/model-support.md has the measured ones
         row = rows.pop(f"`{provider.name}`")
         assert re.findall(r"`(\w+)`", row) == list(provider.capabilities.architectures)
     assert not rows
@@ -72,7 +72,7 @@ def test_every_architecture_is_documented() -> None:
 
 @pytest.mark.parametrize("family", get_args(Family))
 @pytest.mark.parametrize("config", [{}, {"sliding_window": 7, "use_sliding_window": True, "max_window_layers": 2}])
-def test_layers_declare_the_windows_that_transformers_caches_by(
+def test_layers_declare_the_same_windows_as_transformers_caches(
     family: Family, config: dict[str, Any], tmp_path: Path, new_context
 ) -> None:
     has_windows = family != "llama" and not family.startswith("deepseek")

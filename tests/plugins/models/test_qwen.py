@@ -45,11 +45,13 @@ CASES: dict[str, tuple[Family, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("family", "sizes"), CASES.values(), ids=CASES.keys())
-def test_logits_are_those_of_transformers(family: Family, sizes: dict[str, Any], tmp_path: Path, assert_parity) -> None:
+def test_logits_equal_those_of_transformers(
+    family: Family, sizes: dict[str, Any], tmp_path: Path, assert_parity
+) -> None:
     assert_parity(QwenForCausalLM, write_tiny_checkpoint(tmp_path, family, **sizes))
 
 
-def test_window_of_files_without_layer_types_is_read(
+def test_windows_in_files_without_layer_types_are_read(
     tmp_path: Path, assert_parity, new_context, rewrite_config
 ) -> None:
     write_tiny_checkpoint(tmp_path, "qwen2", config={**WINDOW, "max_window_layers": 1})
@@ -59,7 +61,7 @@ def test_window_of_files_without_layer_types_is_read(
     assert_parity(QwenForCausalLM, tmp_path)
 
 
-def test_the_number_of_experts_is_read_under_the_name_of_hub_files(
+def test_the_number_of_experts_is_read_with_its_name_in_hub_files(
     tmp_path: Path, assert_parity, rewrite_config
 ) -> None:
     write_tiny_checkpoint(tmp_path, "qwen3_moe")
@@ -77,7 +79,7 @@ def test_the_number_of_experts_is_read_under_the_name_of_hub_files(
         ({"norm_topk_prob": "yes"}, "norm_topk_prob"),
     ],
 )
-def test_experts_that_do_not_fit_are_refused(
+def test_inconsistent_expert_settings_are_refused(
     entries: dict[str, Any], message: str, tmp_path: Path, new_context, rewrite_config
 ) -> None:
     write_tiny_checkpoint(tmp_path, "qwen3_moe")
@@ -100,9 +102,7 @@ def test_another_architecture_is_refused(tmp_path: Path, new_context) -> None:
         QwenForCausalLM(new_context(tmp_path))
 
 
-def test_qwen3_heads_have_128_dimensions_unless_config_says_otherwise(
-    tmp_path: Path, new_context, rewrite_config
-) -> None:
+def test_qwen3_heads_have_128_dimensions_by_default(tmp_path: Path, new_context, rewrite_config) -> None:
     write_tiny_checkpoint(tmp_path, "qwen3")
     rewrite_config(tmp_path, remove=("head_dim",))
     assert {layer.head_dim for layer in QwenForCausalLM(new_context(tmp_path)).attention_layers} == {128}

@@ -33,10 +33,10 @@ MIXED = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attenti
 
 
 def context(model_type: str, architecture: str, **config: Any) -> ModelContext:
-    """Return what a model of an architecture is created with, without a checkpoint."""
+    """Return the context for a model of an architecture, without a checkpoint."""
     try:
         raw = AutoConfig.for_model(model_type, **(SIZES | config)).to_dict()
-    except ValueError:  # Transformers knows no such type
+    except ValueError:  # Transformers has no such type
         raw = {"model_type": model_type, **SIZES, **config}
     sizes = {"vocab_size": 112, "max_position_embeddings": 64}
     return ModelContext(ModelConfig((architecture,), **sizes, raw=raw), torch.device("cpu"), torch.float32)
@@ -63,7 +63,7 @@ class TestGpt2(OfTransformers):
 
 
 @pytest.mark.parametrize("kind", ["missing", "of another shape"])
-def test_errors_name_the_tensors_of_the_file(tmp_path: Path, kind: str) -> None:
+def test_errors_have_the_tensor_names_of_the_file(tmp_path: Path, kind: str) -> None:
     write_random_checkpoint(tmp_path, "gpt_neox", SIZES)
     tensors = dict(iter_weights(tmp_path))
     assert "embed_out.weight" in tensors  # the module's lm_head.weight
@@ -74,7 +74,7 @@ def test_errors_name_the_tensors_of_the_file(tmp_path: Path, kind: str) -> None:
         load(tmp_path, tensors)
 
 
-def test_a_twin_without_memory_says_why_it_has_no_layers() -> None:
+def test_a_model_on_the_meta_device_cannot_list_its_layers() -> None:
     twin = TransformersModel(replace(context("gpt_neox", "GPTNeoXForCausalLM"), device=torch.device("meta")))
     with pytest.raises(ModelError, match="found out by a trial run"):
         _ = twin.attention_layers
@@ -85,7 +85,7 @@ class TestOlmo3(OfTransformers):
     config: ClassVar[dict[str, Any]] = {"num_key_value_heads": 2, **MIXED}
 
 
-def test_what_attention_calls_pass_becomes_layers() -> None:
+def test_layers_are_derived_from_attention_calls() -> None:
     config = {"head_dim": 16, "query_pre_attn_scalar": 4, "attn_logit_softcapping": 8.0, "num_key_value_heads": 2}
     window, full = TransformersModel(context("gemma2", "Gemma2ForCausalLM", **config, **MIXED)).attention_layers
     assert (window.layer_id, window.num_heads, window.num_kv_heads, window.head_dim) == (0, 4, 2, 16)
@@ -93,13 +93,13 @@ def test_what_attention_calls_pass_becomes_layers() -> None:
     assert (full.layer_id, full.sliding_window) == (1, None)
 
 
-def test_sinks_are_the_models_parameters() -> None:
+def test_sinks_are_parameters_of_the_model() -> None:
     model = TransformersModel(context("gpt_oss", "GptOssForCausalLM", **EXPERTS, **MIXED, head_dim=8))
     parameters = {id(parameter) for parameter in model.parameters()}
     assert [id(layer.sinks) in parameters for layer in model.attention_layers] == [True, True]
 
 
-def test_a_window_as_long_as_the_context_is_none() -> None:
+def test_a_window_as_long_as_the_context_is_no_window() -> None:
     config = {"sliding_window": 64, "num_key_value_heads": 2}
     layers = TransformersModel(context("mistral", "MistralForCausalLM", **config)).attention_layers
     assert [layer.sliding_window for layer in layers] == [None, None]
@@ -163,14 +163,14 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("model_type", "architecture", "config", "message"), REFUSED.values(), ids=REFUSED.keys())
-def test_what_pages_cannot_serve_is_refused_with_the_reason(
+def test_a_module_that_cannot_be_paged_is_refused_with_the_reason(
     model_type: str, architecture: str, config: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UnsupportedArchitectureError, match=message):
         TransformersModel(context(model_type, architecture, **config))
 
 
-def test_a_shorter_context_needs_less_of_a_model() -> None:
+def test_a_shorter_context_allows_more_models() -> None:
     long = context("olmo", "OlmoForCausalLM", rope_parameters=LONG)
     assert len(TransformersModel(replace(long, context_len=32)).attention_layers) == 2
     chunks = context("llama4_text", "Llama4ForCausalLM", **EXPERTS, head_dim=8, attention_chunk_size=16)
@@ -184,12 +184,12 @@ def test_an_entry_that_transformers_refuses_is_refused() -> None:
         TransformersModel(replace(good, config=replace(good.config, raw=raw)))
 
 
-# Weights
+# -- Weights
 
 
 @pytest.fixture(scope="module")
 def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint with a tensor for each expert's projection, which the module has as two for all."""
+    """A checkpoint with one tensor per projection of each expert; the module has two tensors for all experts."""
     path = tmp_path_factory.mktemp("experts")
     write_random_checkpoint(path, "qwen2_moe", {**SIZES, **EXPERTS, "moe_intermediate_size": 8})
     return path
@@ -201,7 +201,7 @@ def load(path: Path, tensors: dict[str, torch.Tensor], dtype: torch.dtype = torc
     return model
 
 
-def test_experts_are_stacked_in_order_whatever_the_order_of_the_files(experts: Path) -> None:
+def test_experts_are_stacked_in_order_for_any_order_of_files(experts: Path) -> None:
     tensors = dict(iter_weights(experts))
     assert any(".experts.3." in name for name in tensors)
     names = sorted(tensors)
@@ -221,14 +221,14 @@ def test_experts_are_stacked_in_order_whatever_the_order_of_the_files(experts: P
         ("model.norm.weight", r"lacks 'model\.norm\.weight'"),
     ],
 )
-def test_a_missing_tensor_is_named_where_tensors_are_joined_too(experts: Path, removed: str, message: str) -> None:
+def test_a_missing_tensor_is_named_even_if_tensors_are_joined(experts: Path, removed: str, message: str) -> None:
     tensors = dict(iter_weights(experts))
     del tensors[removed]
     with pytest.raises(WeightError, match=message):
         load(experts, tensors)
 
 
-def test_weights_can_be_loaded_again_and_keep_their_place(experts: Path) -> None:
+def test_weights_can_be_loaded_again_in_place(experts: Path) -> None:
     tensors = dict(iter_weights(experts))
     model = load(experts, tensors)
     places = {name: tensor.data_ptr() for name, tensor in model.causal.state_dict().items()}
@@ -238,12 +238,12 @@ def test_weights_can_be_loaded_again_and_keep_their_place(experts: Path) -> None
     assert places == {name: tensor.data_ptr() for name, tensor in model.causal.state_dict().items()}
 
 
-def test_tensors_that_the_module_computes_or_drops_are_passed_over(experts: Path) -> None:
+def test_tensors_that_the_module_computes_or_drops_are_ignored(experts: Path) -> None:
     tensors = dict(iter_weights(experts)) | {"model.rotary_emb.inv_freq": torch.ones(4)}
     load(experts, tensors)
 
 
-def test_half_precision_leaves_what_transformers_keeps_wide(tmp_path: Path) -> None:
+def test_half_precision_keeps_the_same_tensors_wide_as_transformers(tmp_path: Path) -> None:
     sizes = {"num_key_value_heads": 2, "n_routed_experts": 4, "first_k_dense_replace": 1, "head_dim": 8, "n_group": 1}
     write_random_checkpoint(tmp_path, "glm4_moe", {**SIZES, **EXPERTS, **sizes, "topk_group": 1})
     state = load(tmp_path, dict(iter_weights(tmp_path)), torch.bfloat16).causal.state_dict()
@@ -251,7 +251,7 @@ def test_half_precision_leaves_what_transformers_keeps_wide(tmp_path: Path) -> N
     assert wide == {"model.layers.1.mlp.gate.e_score_correction_bias"}
 
 
-# Code that a checkpoint brings
+# -- Code in a checkpoint
 
 CODE = """
 from transformers import {base}Config, {base}ForCausalLM
@@ -268,8 +268,8 @@ class OwnForCausalLM({base}ForCausalLM):
 def bring_code(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rewrite_config: Callable[..., None]
 ) -> Callable[[Path, str], ModelContext]:
-    """Have a checkpoint bring code that is based on an architecture, and trust it."""
-    modules = str(tmp_path / "modules")  # else Transformers copies the code into the user's cache
+    """Give a checkpoint its own code, based on an architecture, and trust it."""
+    modules = str(tmp_path / "modules")  # otherwise Transformers copies the code into the user's cache
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", modules)
 
     def bring(path: Path, base: str) -> ModelContext:
@@ -292,7 +292,7 @@ def test_code_of_a_trusted_checkpoint_runs(tmp_path: Path, bring_code: Callable[
     torch.testing.assert_close(model.logits(PagedModel(model).run_in_chunks(prompt, 3)), expected)
 
 
-def test_code_whose_attention_is_out_of_reach_is_refused(
+def test_code_with_its_own_attention_functions_is_refused(
     tmp_path: Path, bring_code: Callable[[Path, str], ModelContext]
 ) -> None:
     path = tmp_path / "own"

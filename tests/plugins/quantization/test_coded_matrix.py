@@ -15,7 +15,7 @@ def decoded(matrix):
 
 
 @pytest.mark.parametrize(("bits", "group_size"), BITS_PER_WEIGHT)
-def test_no_weight_is_off_by_much_more_than_half_a_step(bits, group_size):
+def test_the_error_of_a_weight_is_at_most_slightly_more_than_half_a_step(bits, group_size):
     weight = weight_of()
     matrix = encode(weight, bits, group_size)
     steps = matrix.scales[..., 0].float().transpose(1, 2).flatten(0, 1)[: len(weight)]  # [N, groups]
@@ -25,19 +25,19 @@ def test_no_weight_is_off_by_much_more_than_half_a_step(bits, group_size):
 
 
 @pytest.mark.parametrize(("bits", "group_size"), BITS_PER_WEIGHT)
-def test_it_takes_the_bits_it_says(bits, group_size):
+def test_a_matrix_takes_the_documented_bits_per_weight(bits, group_size):
     matrix = encode(weight_of(rows=64), bits, group_size)
     assert matrix.num_bytes * 8 / (64 * 256) == BITS_PER_WEIGHT[bits, group_size]
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_what_has_been_decoded_is_encoded_without_loss(bits):
+def test_encoding_decoded_weights_again_loses_nothing(bits):
     once = decoded(encode(weight_of().bfloat16(), bits, 64))
     twice = decoded(encode(once, bits, 64))
     assert torch.allclose(once, twice, rtol=0, atol=0.02 * float(once.abs().max()))
 
 
-def test_every_code_comes_back():
+def test_every_code_is_decoded():
     codes = torch.arange(-8, 8).repeat(4).float()  # 64 inputs, scale 1, offset 0
     assert torch.equal(decoded(encode(codes.repeat(40, 1), 4, 64)), codes.repeat(40, 1))
     codes = torch.arange(-127, 129).clamp(max=127).float()
@@ -45,7 +45,7 @@ def test_every_code_comes_back():
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_a_panel_of_blocks_is_a_part_of_the_whole(bits):
+def test_decoded_blocks_equal_the_rows_of_the_decoded_matrix(bits):
     matrix = encode(weight_of(rows=1100), bits, 32)  # more rows than are encoded at a time
     assert torch.equal(matrix.decoded(1, 3), decoded(matrix)[32:96])
     assert matrix.decoded(34, 35).shape == (1100 - 34 * 32, 256)

@@ -1,4 +1,4 @@
-"""Each quantization of this package keeps the contract, computed by the compiled kernel and by PyTorch."""
+"""Each quantization of this package keeps the contract, with the compiled kernel and with PyTorch."""
 
 from typing import ClassVar
 
@@ -20,7 +20,7 @@ class Kit(QuantizationConformance):
     def _compiled_once(self, request):
         self.kernel_cache = None
         if self.options["kernel"] == "native":
-            request.getfixturevalue("library")  # compiles it, or skips
+            request.getfixturevalue("library")  # compiles the kernel, or skips
             self.kernel_cache = request.getfixturevalue("kernel_cache")
 
     def create(self, context):

@@ -1,4 +1,4 @@
-"""docs/quantization.md says what there is."""
+"""docs/quantization.md lists the quantizations and their options."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ def test_every_quantization_is_documented(name):
     assert f"| `{name}` |" in TEXT
 
 
-def test_exactly_the_options_there_are_are_documented():
+def test_exactly_the_existing_options_are_documented():
     documented = re.findall(r"^\| `(\w+)` \| `?[\[\w]", TEXT.split("| Option |")[1].split("\n\n")[0], re.MULTILINE)
     assert set(documented) == set(Int4Options.model_fields) == set(Int8Options.model_fields)
     assert set(Fp8Options.model_fields) == {"keep"}

@@ -13,7 +13,7 @@ def draw(*size):
     return torch.randn(*size, generator=SEED)
 
 
-def test_each_row_reaches_the_largest_code_and_no_number_is_off_by_more_than_a_sixteenth():
+def test_each_row_uses_the_largest_code_and_errors_are_at_most_a_sixteenth():
     rows = draw(20, 64) * torch.logspace(-20, 20, 20)[:, None]
     encoded = Fp8Rows.encode(rows)
     assert encoded.codes.float().abs().amax(dim=1).unique().tolist() == [448.0]
@@ -22,7 +22,7 @@ def test_each_row_reaches_the_largest_code_and_no_number_is_off_by_more_than_a_s
 
 
 @pytest.mark.parametrize(("value", "expected"), [(0.0, 0.0), (-3.5, -3.5), (float("nan"), None)])
-def test_rows_of_one_number_are_exact_and_nan_stays_nan(value, expected):
+def test_constant_rows_are_exact_and_nan_stays_nan(value, expected):
     decoded = Fp8Rows.encode(torch.full((2, 16), value)).decoded()
     if expected is None:
         assert decoded.isnan().all()
@@ -47,7 +47,7 @@ def test_a_tokens_scale_does_not_depend_on_other_tokens():
         (LinearLayer("a", ("down_proj",), 64, 40), "its size, 40 x 64, is not in multiples of 16"),
     ],
 )
-def test_layers_that_the_product_cannot_take_stay_as_they_are(layer, obstacle):
+def test_unsupported_layers_are_not_quantized(layer, obstacle):
     assert Fp8(Fp8Options(), multiply_in_float32).obstacle(layer) == obstacle
 
 
@@ -60,7 +60,7 @@ def test_layers_that_the_product_cannot_take_stay_as_they_are(layer, obstacle):
         (Platform("cpu"), "its products run on a CUDA device, this is 'cpu'; int8 and int4 run on a CPU"),
     ],
 )
-def test_it_says_where_it_cannot_run(platform, reason):
+def test_the_reason_why_fp8_cannot_run_is_reported(platform, reason):
     assert PROVIDER.unavailable(platform) == reason
 
 
@@ -72,7 +72,7 @@ NEEDS_DEVICE = pytest.mark.skipif(
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NEEDS_DEVICE])])
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 32, 64), (7, 128, 256), (256, 512, 512)])
-def test_the_product_is_the_one_in_float32(m, n, k, device):
+def test_the_product_equals_the_one_in_float32(m, n, k, device):
     x, weight = Fp8Rows.encode(draw(m, k).to(device)), Fp8Rows.encode(draw(n, k).to(device))
     expected = multiply_in_float32(x, weight).float()
     error = (multiply_by_gpu(x, weight).float() - expected).abs().max() / expected.abs().max()

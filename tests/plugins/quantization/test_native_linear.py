@@ -13,7 +13,7 @@ HAS_MATRIX_UNITS = torch.cpu._is_amx_tile_supported()
 
 @pytest.fixture(scope="module", params=["vectors", "matrix units"] if HAS_MATRIX_UNITS else ["vectors"])
 def library(library, kernel_cache, request) -> NativeLibrary:
-    """The compiled kernel, for each way that this CPU can multiply bfloat16."""
+    """The compiled kernel, for each method of this CPU to multiply bfloat16."""
     return NativeLibrary.load("g++", kernel_cache, use_matrix_units=request.param == "matrix units")
 
 
@@ -23,8 +23,8 @@ def draw(*size, seed=0):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("bits", "group_size"), [(4, 32), (4, 128), (4, 384), (8, 384), (8, 64)])
-def test_any_number_of_rows_gives_what_the_decoded_weights_give(library, dtype, bits, group_size):
-    """Tiles are cut differently for each number, 64 rows and more are multiplied another way, 1,025 take two passes."""
+def test_any_number_of_rows_equals_the_product_with_decoded_weights(library, dtype, bits, group_size):
+    """Tiles are cut differently for each number; 64 rows and more use another method, 1,025 rows need two passes."""
     matrix = encode(draw(45, 384, seed=1), bits, group_size)
     kernel, bias = NativeLinear(matrix, draw(45, seed=2), library), draw(45, seed=2)
     weight = kernel.decoded()
@@ -43,7 +43,7 @@ def test_any_number_of_rows_gives_what_the_decoded_weights_give(library, dtype, 
         ((1, 8), 8, 8),
         ((33, 40), 8, 40),
         ((16, 136), 8, 136),
-        ((50, 296), 4, 296),  # a row's one group ends within a tile
+        ((50, 296), 4, 296),  # a row's only group ends within a tile
         ((70, 48), 4, 16),
         ((31, 120), 8, 24),  # groups end within tiles
         ((32, 192), 4, 96),
@@ -61,8 +61,8 @@ def test_groups_and_sizes_need_not_fill_tiles(library, size, bits, group_size):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("bits", [4, 8])
-def test_no_rows_give_none_and_read_nothing(library, dtype, bits):
-    """So many inputs that reading them would be noticed: they are more than what lies behind."""
+def test_zero_rows_return_zero_rows_and_read_nothing(library, dtype, bits):
+    """Reading this many inputs would be noticed, because they exceed the allocated memory."""
     codes = torch.zeros(1, 1 << 20, 2, 16 * bits, dtype=torch.uint8)
     matrix = CodedMatrix(32, 1 << 23, bits, 1 << 23, codes, torch.zeros(1, 1, 32, 2, dtype=torch.bfloat16))
     assert NativeLinear(matrix, None, library)(torch.empty(0, 1 << 23, dtype=dtype)).shape == (0, 32)
@@ -70,8 +70,8 @@ def test_no_rows_give_none_and_read_nothing(library, dtype, bits):
 
 @pytest.mark.parametrize(("bits", "group_size"), [(4, 64), (4, 24), (4, 384), (8, 128), (8, 384)])
 @pytest.mark.parametrize("magnitude", [2.0**-120, 1.0, 2.0**100])
-def test_few_rows_are_exact_though_inputs_differ_by_orders_of_magnitude(library, bits, group_size, magnitude):
-    """As integers they are multiples of 2**-21 of a power of two near the largest one of their group."""
+def test_few_rows_are_exact_if_inputs_differ_by_orders_of_magnitude(library, bits, group_size, magnitude):
+    """As integers, they are multiples of 2**-21 of a power of two near the largest input of their group."""
     matrix, bias = encode(draw(70, 384, seed=1), bits, group_size), torch.zeros(70)
     weight = matrix.decoded(0, matrix.num_blocks).double()
     spread = 2.0 ** torch.randint(-30, 3, (8, 384), generator=torch.Generator().manual_seed(4))
@@ -91,8 +91,8 @@ def test_few_rows_are_exact_though_inputs_differ_by_orders_of_magnitude(library,
 
 @pytest.mark.parametrize(("bits", "group_size"), [(4, 64), (8, 1024)])
 @pytest.mark.parametrize("num_threads", [1, 3])
-def test_many_panels_are_shared_among_threads(library, bits, group_size, num_threads):
-    """More than fit into the cache at a time, for a thread or two."""
+def test_many_panels_are_divided_among_threads(library, bits, group_size, num_threads):
+    """More panels than fit into the cache at a time, for one thread or two."""
     matrix, bias = encode(draw(1100, 1024, seed=1), bits, group_size), draw(1100, seed=2)
     x, before = draw(70, 1024).bfloat16(), torch.get_num_threads()
     expected = x.float() @ matrix.decoded(0, matrix.num_blocks).T + bias
@@ -107,10 +107,10 @@ def test_many_panels_are_shared_among_threads(library, bits, group_size, num_thr
 
 @pytest.mark.parametrize(("bits", "group_size"), [(4, 64), (4, 384), (8, 64), (8, 384)])
 def test_products_are_rounded_once(library, bits, group_size):
-    """The bias is added to float32: where it takes most of a product away, what is left is as exact as any number."""
+    """The bias is added in float32: where it cancels most of a product, the rest is as exact as any other number."""
     matrix, x = encode(draw(45, 384, seed=1), bits, group_size), draw(200, 384, seed=3).bfloat16()
     products = x.double() @ matrix.decoded(0, matrix.num_blocks).double().T
-    # From 64 rows on, weights are rounded; but matrix units scale products where a row has one scale.
+    # From 64 rows on, weights are rounded; AMX scales products instead if a row has one scale.
     are_exact = library.uses_matrix_units and group_size == 384
     for num_rows in (1, 16, 17, 63, 64, 200) if are_exact else (1, 16, 17, 63):
         bias = (0.01 - products[num_rows - 1]).float()
@@ -120,7 +120,7 @@ def test_products_are_rounded_once(library, bits, group_size):
 
 @pytest.mark.parametrize(("bits", "group_size", "num_inputs"), [(4, 32, 96), (4, 64, 128), (8, 64, 128), (8, 40, 40)])
 @pytest.mark.parametrize("num_rows", [2, 17, 40, 70])
-def test_numbers_that_are_none_stay_in_their_row(library, bits, group_size, num_inputs, num_rows):
+def test_nan_stays_in_its_row(library, bits, group_size, num_inputs, num_rows):
     kernel = NativeLinear(encode(draw(33, num_inputs), bits, group_size), None, library)
     x = draw(num_rows, num_inputs, seed=1).bfloat16()
     clean = kernel(x)
@@ -130,13 +130,13 @@ def test_numbers_that_are_none_stay_in_their_row(library, bits, group_size, num_
     assert torch.equal(out[others], clean[others])
 
 
-def test_matrix_units_are_used_where_the_operating_system_lets_them(kernel_cache, library):
+def test_amx_is_used_if_the_operating_system_permits_it(kernel_cache, library):
     assert NativeLibrary.load("g++", kernel_cache).uses_matrix_units == HAS_MATRIX_UNITS
     assert not NativeLibrary.load("g++", kernel_cache, use_matrix_units=False).uses_matrix_units
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_row_does_not_depend_on_the_others_beyond_rounding(library, dtype):
+def test_a_row_depends_on_other_rows_only_by_rounding(library, dtype):
     kernel = NativeLinear(encode(draw(96, 128, seed=1), 4, 64), None, library)
     x = draw(40, 128).to(dtype)
     alone = torch.cat([kernel(row[None]) for row in x])
@@ -156,7 +156,7 @@ def test_activations_need_not_be_contiguous(library):
         (torch.zeros(1, 128, dtype=torch.float16), "float32 and torch.bfloat16, got torch.float16"),
     ],
 )
-def test_what_the_kernel_cannot_read_is_refused(library, x, message):
+def test_unsupported_inputs_are_refused(library, x, message):
     kernel = NativeLinear(encode(draw(32, 128), 8, 128), None, library)
     with pytest.raises(InvariantError, match=message):
         kernel(x)

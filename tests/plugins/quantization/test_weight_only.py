@@ -23,23 +23,23 @@ BY_TORCH = {"kernel": "torch"}
         (8, {"group_size": 64}, ("o_proj",), 96, "its 96 inputs are no multiple of 64"),
     ],
 )
-def test_what_stays_as_it_is(bits, options, projections, in_features, expected):
+def test_layers_that_stay_plain_are_reported_with_the_reason(bits, options, projections, in_features, expected):
     settings = (Int4Options if bits == 4 else Int8Options)(**options, **BY_TORCH)
     quantization = WeightOnly(bits, settings.group_size, settings)
     assert quantization.obstacle(LinearLayer("layers.0.some", projections, in_features, 64)) == expected
 
 
-def test_without_a_compiler_pytorch_computes_and_the_log_says_so(caplog):
+def test_without_a_compiler_pytorch_is_used_with_a_log_line(caplog):
     quantization = WeightOnly(4, 64, Int4Options(compiler="/nowhere/g++"))
     assert quantization.kernel == "torch"
     assert "which is slow: no C++ compiler '/nowhere/g++' found" in caplog.text
     assert quantization.convert(torch.randn(32, 64), None)(torch.randn(2, 64)).shape == (2, 32)
 
 
-def test_a_kernel_that_must_be_native_fails_without_a_compiler():
+def test_a_required_native_kernel_fails_without_a_compiler():
     with pytest.raises(KernelBuildError, match="Install"):
         WeightOnly(4, 64, Int4Options(compiler="/nowhere/g++", kernel="native"))
 
 
-def test_the_compiled_kernel_is_taken_where_it_can_be_built(library, kernel_cache):
+def test_the_compiled_kernel_is_used_if_it_can_be_compiled(library, kernel_cache):
     assert WeightOnly(4, 64, Int4Options(kernel_cache_dir=kernel_cache)).kernel == "native"

@@ -27,7 +27,7 @@ class TestDepthFirstByWeight(SchedulingPolicyConformance):
     ],
     ids=["nobody", "no groups", "heaviest first", "warm first", "warm means past what all share", "warm loner"],
 )
-def test_at_each_fork_warm_branches_then_heavy_ones_then_as_they_came(groups, cached, expected):
+def test_cached_branches_come_first_then_heavy_ones_then_by_arrival(groups, cached, expected):
     waiting = [
         FakeWaitingRequest(str(idx), group=group, cached_tokens=tokens)
         for idx, (group, tokens) in enumerate(zip(groups, cached, strict=True))

@@ -1,4 +1,4 @@
-"""docs/scheduling.md names every policy and option as they are, and its example keeps the contract."""
+"""docs/scheduling.md lists every policy and option, and its example keeps the contract."""
 
 import json
 import re

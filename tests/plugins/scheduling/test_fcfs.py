@@ -8,7 +8,7 @@ class TestFirstComeFirstServed(SchedulingPolicyConformance):
         return FirstComeFirstServed()
 
 
-def test_keeps_the_order_of_arrival_whatever_is_cached():
+def test_the_order_of_arrival_is_kept_for_any_cached_tokens():
     waiting = [FakeWaitingRequest("a"), FakeWaitingRequest("b", cached_tokens=9), FakeWaitingRequest("c", priority=9)]
     policy = FirstComeFirstServed()
     assert policy.order(waiting, 0.0) == waiting

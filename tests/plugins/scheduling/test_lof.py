@@ -9,7 +9,7 @@ class TestLongestOutputFirst(SchedulingPolicyConformance):
         return LongestOutputFirst(ReorderingOptions())
 
 
-def test_who_may_generate_most_goes_first_and_ties_as_they_came():
+def test_the_longest_possible_output_comes_first_and_ties_by_arrival():
     waiting = [FakeWaitingRequest(str(idx), max_new_tokens=tokens) for idx, tokens in enumerate([5, 9, 5, 30])]
     ordered = LongestOutputFirst(ReorderingOptions()).order(waiting, 0.0)
     assert [request.request_id for request in ordered] == ["3", "1", "0", "2"]

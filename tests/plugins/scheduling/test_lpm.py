@@ -25,11 +25,11 @@ def order(waiting: list[FakeWaitingRequest]) -> str:
         ([0, 8, 16], "210"),
     ],
 )
-def test_most_cached_goes_first_and_ties_as_they_came(cached, expected):
+def test_the_most_cached_tokens_come_first_and_ties_by_arrival(cached, expected):
     assert order([FakeWaitingRequest(str(idx), cached_tokens=tokens) for idx, tokens in enumerate(cached)]) == expected
 
 
-def test_of_those_that_find_equally_much_a_group_follows_its_first():
+def test_among_equal_requests_a_group_follows_its_first_member():
     outer = FakePrefixGroup(8, 5)
     inner = FakePrefixGroup(12, 2, outer)
     other = FakePrefixGroup(30, 3)
@@ -37,7 +37,7 @@ def test_of_those_that_find_equally_much_a_group_follows_its_first():
     assert order([FakeWaitingRequest(str(idx), group=group) for idx, group in enumerate(groups)]) == "0137482695"
 
 
-def test_a_longer_match_goes_before_its_group():
+def test_a_longer_match_comes_before_its_group():
     group = FakePrefixGroup()
     waiting = [
         FakeWaitingRequest("a", group=group),
@@ -47,7 +47,7 @@ def test_a_longer_match_goes_before_its_group():
     assert order(waiting) == "cab"
 
 
-def test_a_thousand_are_ordered_like_ten():
+def test_a_thousand_requests_are_ordered_like_ten():
     waiting = [FakeWaitingRequest(f"{idx} ", cached_tokens=idx) for idx in range(1000)]
     assert order(waiting).split() == [str(idx) for idx in reversed(range(1000))]
 

@@ -16,11 +16,11 @@ class TestPreemptivePriority(SchedulingPolicyConformance):
     ("options", "expected"),
     [({}, Preemption(1)), ({"min_difference": 5}, Preemption(5)), ({"preempt": False}, None)],
 )
-def test_options_say_whether_and_when_it_preempts(options, expected):
+def test_options_set_whether_and_when_the_policy_preempts(options, expected):
     assert PreemptivePriority(PreemptivePriorityOptions(**options)).preemption == expected
 
 
-def test_keeps_the_order_of_arrival():
+def test_the_order_of_arrival_is_kept():
     waiting = [FakeWaitingRequest("a"), FakeWaitingRequest("b", cached_tokens=9), FakeWaitingRequest("c")]
     assert PreemptivePriority(PreemptivePriorityOptions()).order(waiting, 0.0) == waiting
 

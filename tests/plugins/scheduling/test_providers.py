@@ -24,5 +24,5 @@ def test_a_provider_creates_its_policy(name, class_name):
     assert provider.api_version == API_VERSION
 
 
-def test_auto_is_lpm():
+def test_auto_selects_lpm():
     assert max(PROVIDERS.values(), key=lambda provider: provider.rank).name == "lpm"

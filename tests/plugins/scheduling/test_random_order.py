@@ -15,15 +15,15 @@ def order(seed: int, now: float, option: int | None = None) -> list[FakeWaitingR
     return RandomOrder(RandomOrderOptions(seed=option), seed).order(WAITING, now)
 
 
-def test_each_moment_and_each_seed_has_an_order_of_its_own():
+def test_each_time_and_each_seed_has_another_order():
     orders = [order(0, 1.0), order(0, 2.0), order(1, 1.0), WAITING]
     assert all(one != other for i, one in enumerate(orders) for other in orders[:i])
 
 
-def test_everybody_is_first_about_as_often():
+def test_every_request_is_first_about_equally_often():
     first = [order(0, float(moment))[0].request_id for moment in range(2000)]
     assert all(60 < first.count(request.request_id) < 145 for request in WAITING)
 
 
-def test_the_option_goes_before_the_engines_seed():
+def test_the_option_overrides_the_engines_seed():
     assert order(0, 1.0, option=7) == order(7, 1.0)

@@ -1,4 +1,4 @@
-"""Equal keys mean equal tokens from the start on, in one namespace."""
+"""Equal keys mean equal tokens from the start of the prompt, in one namespace."""
 
 import numpy as np
 import pytest
@@ -21,13 +21,13 @@ def test_only_whole_blocks_have_keys():
     [
         (prefix(1, 2, 3, 4), 2),
         (prefix(1, 2, 3, 5), 1),
-        (prefix(9, 2, 3, 4), 0),  # the second block has the same tokens, but not the same ones before it
+        (prefix(9, 2, 3, 4), 0),  # the second block has the same tokens, but other tokens before it
         (prefix(1, 2, 3, 4, namespace="tenant"), 0),
         (prefix(1, 2), 1),
     ],
 )
 @pytest.mark.parametrize("is_remembered", [False, True])
-def test_keys_are_shared_as_far_as_the_tokens_and_the_namespace_are(other, num_shared, is_remembered):
+def test_keys_are_equal_while_tokens_and_namespace_are_equal(other, num_shared, is_remembered):
     keys = BlockKeys(2)
     expected = keys.of(prefix(1, 2, 3, 4))
     found = (keys if is_remembered else BlockKeys(2)).of(other)
@@ -35,7 +35,7 @@ def test_keys_are_shared_as_far_as_the_tokens_and_the_namespace_are(other, num_s
     assert found[:num_shared] == expected[:num_shared]
 
 
-def test_what_is_remembered_is_a_copy():
+def test_remembered_keys_keep_a_copy_of_the_tokens():
     tokens = np.arange(8, dtype=np.int32)
     keys = BlockKeys(2)
     before = keys.of(PrefixKey(tokens))
@@ -46,7 +46,7 @@ def test_what_is_remembered_is_a_copy():
     assert after[2:] != before[2:]
 
 
-def test_the_order_of_asking_does_not_matter():
+def test_keys_do_not_depend_on_the_order_of_calls():
     rng = np.random.default_rng(0)
     keys = BlockKeys(2)
     for _ in range(300):

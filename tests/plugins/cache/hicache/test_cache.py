@@ -1,4 +1,4 @@
-"""What the hierarchical cache copies, when, and what it offers to load."""
+"""The copies that the hierarchical cache makes, their times, and the blocks that it offers to load."""
 
 import weakref
 
@@ -16,7 +16,7 @@ NO_SLOTS = np.empty(0, dtype=np.int64)
 
 
 class Bench:
-    """A cache with room for four blocks in host memory; prompts are made of numbers."""
+    """A cache with host memory for four blocks; prompts are lists of numbers."""
 
     def __init__(self, policy="write_through", num_blocks=4):
         self.queue = TransferQueue(16, "float32", PAGE_SIZE, lambda n, pages: np.zeros((n, pages * 16), dtype=np.uint8))
@@ -31,7 +31,7 @@ class Bench:
         self.cache.store(key, ids)
 
     def run(self, *written_pages):
-        """Plan a step that writes pages, and commit it; returns its copies."""
+        """Plan a step that writes pages, and commit it; return its copies."""
         self.queue.begin_plan()
         copies = self.take(*written_pages)
         if copies is not None:
@@ -54,7 +54,7 @@ def pages_of(copies):
     return [copy.pages.tolist() for copy in copies]
 
 
-def test_blocks_are_stored_once_and_offered_when_their_copies_are_made():
+def test_blocks_are_stored_once_and_offered_after_the_copy():
     bench = Bench()
     bench.publish(EIGHT, 3, 5, 7, 9)
     assert bench.cache.find(EIGHT, 0) is None
@@ -68,7 +68,7 @@ def test_blocks_are_stored_once_and_offered_when_their_copies_are_made():
     ("num_pages", "expected"),
     [(0, [(0, 2), (0, 2)]), (1, [(1, 1), (0, 2)]), (2, [(0, 2)]), (3, [(1, 1)]), (4, [])],
 )
-def test_a_match_goes_on_in_the_middle_of_a_block(num_pages, expected):
+def test_a_match_may_continue_in_the_middle_of_a_block(num_pages, expected):
     bench = Bench()
     bench.publish(EIGHT, 3, 5, 7, 9)
     bench.run(1)
@@ -84,15 +84,15 @@ def test_a_match_goes_on_in_the_middle_of_a_block(num_pages, expected):
     assert np.concatenate([copy.pages for copy in loads]).tolist() == given.tolist()
 
 
-def test_what_is_published_and_evicted_before_it_was_copied_is_copied_before_it_is_overwritten():
+def test_pages_that_are_evicted_before_their_copy_are_copied_before_the_overwrite():
     bench = Bench()
     bench.queue.begin_plan()
-    bench.publish(prompt(*range(4)), 3, 5)  # by a row that gives up its place while a step is planned
+    bench.publish(prompt(*range(4)), 3, 5)  # by a row that is retracted while a step is planned
     assert set(bench.cache.evict(2).tolist()) == {3, 5}
     assert pages_of(bench.take(5).early_stores) == [[3, 5]]
 
 
-def test_write_back_copies_whole_blocks_when_their_ends_are_evicted():
+def test_write_back_copies_a_block_when_its_last_page_is_evicted():
     bench = Bench("write_back")
     bench.publish(EIGHT, 3, 5, 7, 9)
     bench.publish(prompt(0, 1, 2, 3, 4, 5, 90, 91), 3, 5, 7, 11)  # shares a page of the second block
@@ -104,7 +104,7 @@ def test_write_back_copies_whole_blocks_when_their_ends_are_evicted():
     assert sorted(pages_of(bench.take(9).stores)) == [[3, 5], [7, 11]]
 
 
-def test_selective_stores_what_enough_requests_have_used():
+def test_selective_policy_stores_blocks_after_min_uses_requests():
     bench = Bench("write_through_selective")
     for expected in (None, [[3, 5], [7, 9]]):
         bench.cache.find(EIGHT, 0)
@@ -113,7 +113,7 @@ def test_selective_stores_what_enough_requests_have_used():
         assert (None if copies is None else pages_of(copies.stores)) == expected
 
 
-def test_lost_copies_are_forgotten_and_their_slots_free():
+def test_lost_copies_are_forgotten_and_their_slots_freed():
     bench = Bench(num_blocks=2)
     bench.publish(EIGHT, 3, 5, 7, 9)
     bench.run(1)
@@ -130,7 +130,7 @@ def test_lost_copies_are_forgotten_and_their_slots_free():
     assert bench.cache.tier_stats.lost_copies == 3
 
 
-def test_reset_forgets_host_memory_and_what_waits_for_eviction():
+def test_reset_clears_host_memory_and_pending_blocks():
     for policy in ("write_through", "write_back"):
         bench = Bench(policy)
         bench.publish(EIGHT, 3, 5, 7, 9)
@@ -141,7 +141,7 @@ def test_reset_forgets_host_memory_and_what_waits_for_eviction():
         assert bench.queue.take(NO_SLOTS) is None
 
 
-def test_a_key_longer_than_host_memory_keeps_its_beginning():
+def test_of_a_key_longer_than_host_memory_the_start_is_kept():
     bench = Bench(num_blocks=2)
     key = prompt(*range(16))
     bench.publish(key, *range(8))
@@ -149,7 +149,7 @@ def test_a_key_longer_than_host_memory_keeps_its_beginning():
     assert bench.cache.find(key, 0).num_pages == 4
 
 
-def test_an_abandoned_cache_holds_no_host_memory():
+def test_an_abandoned_cache_frees_host_memory():
     taken = []
 
     def allocate(num_blocks, pages):

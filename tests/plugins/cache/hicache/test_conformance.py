@@ -1,4 +1,4 @@
-"""As a prefix cache, the hierarchical cache is its device tier."""
+"""The device tier of the hierarchical cache keeps the contract of prefix caches."""
 
 from graftlm.testing import PrefixCacheConformance
 from graftlm_cache.hicache.create import create_hicache

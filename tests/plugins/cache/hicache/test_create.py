@@ -1,4 +1,4 @@
-"""Options fit each other, or are refused with what to change."""
+"""Options that contradict each other are refused with the required change."""
 
 import numpy as np
 import pytest
@@ -45,7 +45,7 @@ def test_sizes_follow_from_options(page_size, options, block_tokens, host_blocks
         ({"host_gib": 1e-9}, "host_gib 1e-09 is less than one block"),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused(options, message):
+def test_contradictory_sizes_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         make(**options)
 
@@ -61,6 +61,6 @@ def test_sizes_that_do_not_fit_are_refused(options, message):
         {"storage": {"name": "file", "prefetch_timeout_s": 0}},
     ],
 )
-def test_options_that_mean_nothing_are_refused(options):
+def test_invalid_options_are_refused(options):
     with pytest.raises(ValidationError):
         HicacheOptions(**options)

@@ -1,4 +1,4 @@
-"""Host memory holds what was used last, and never gives up what somebody reads or writes."""
+"""Host memory keeps the most recently used blocks, and never evicts a block that is read or written."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def held(tier):
     return {key for key in (A, B, C, D) if key in tier}
 
 
-def test_a_block_is_offered_only_when_it_is_filled():
+def test_a_block_is_offered_only_after_it_is_filled():
     tier = make_tier(3, A)
     block = tier.reserve(B)
     assert [b.key for b in tier.take([A, B])] == [A]
@@ -33,7 +33,7 @@ def test_a_block_is_offered_only_when_it_is_filled():
     assert [b.key for b in tier.take([A, B, C])] == [A, B]
 
 
-def test_the_least_recently_used_goes_first_and_ends_before_beginnings():
+def test_the_least_recently_used_blocks_are_evicted_first_and_ends_before_starts():
     tier = make_tier(3, A, B, C)
     tier.touch([A, B])
     tier.reserve(D)
@@ -43,7 +43,7 @@ def test_the_least_recently_used_goes_first_and_ends_before_beginnings():
     assert tier.num_evicted == 2
 
 
-def test_what_is_pinned_stays():
+def test_pinned_blocks_are_not_evicted():
     tier = make_tier(2, A, B)
     [pinned] = tier.take([A])
     first = tier.reserve(C)
@@ -60,7 +60,7 @@ def test_a_block_is_reserved_once():
     assert tier.reserve(A) is None
 
 
-def test_a_forgotten_block_keeps_its_slot_until_nobody_uses_it():
+def test_a_cleared_block_keeps_its_slot_until_its_last_unpin():
     tier = make_tier(1, A)
     [pinned] = tier.take([A])
     tier.clear()
@@ -70,7 +70,7 @@ def test_a_forgotten_block_keeps_its_slot_until_nobody_uses_it():
     assert tier.reserve(B) is not None
 
 
-def test_a_block_forgotten_while_it_is_filled_is_not_filled():
+def test_a_block_cleared_during_its_fill_is_not_filled():
     tier = make_tier(1)
     block = tier.reserve(A)
     tier.clear()
@@ -154,7 +154,7 @@ class Machine(RuleBasedStateMachine):
         assert len(self.tier) == len(self.filled)
 
 
-def test_any_history_agrees_with_a_dictionary():
+def test_any_sequence_of_operations_agrees_with_a_dictionary():
     run_state_machine_as_test(
         Machine, settings=settings(max_examples=60, stateful_step_count=30, deadline=None, database=None)
     )

@@ -1,4 +1,4 @@
-"""Pages that are given up name the blocks that end in them."""
+"""Evicted pages identify the blocks that end in them."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ def taken(residents, *ids):
     return [(key, found.tolist()) for key, found in residents.take(pages(*ids))]
 
 
-def test_a_block_is_found_by_its_last_page_once():
+def test_a_block_is_found_once_by_its_last_page():
     residents = Residents()
     residents.add(b"a", pages(7, 3))
     residents.add(b"b", pages(7, 5000))  # shares its first page
@@ -24,14 +24,14 @@ def test_a_block_is_found_by_its_last_page_once():
     assert len(residents) == 0
 
 
-def test_a_page_used_again_belongs_to_its_new_block():
+def test_a_reused_page_belongs_to_its_new_block():
     residents = Residents()
     residents.add(b"a", pages(1))
     residents.add(b"b", pages(1))
     assert taken(residents, 1) == [(b"b", [1])]
 
 
-def test_it_keeps_copies():
+def test_pages_are_copied():
     residents, given = Residents(), pages(1, 2)
     residents.add(b"a", given)
     given[:] = 9

@@ -1,4 +1,4 @@
-"""Blocks go to storage and come back beside the scheduler; what storage does wrong costs speed only."""
+"""Blocks are written to storage and read back outside the scheduler; faults of storage only cost speed."""
 
 import threading
 
@@ -13,7 +13,7 @@ KEYS = [bytes([i]) * 32 for i in range(8)]
 
 
 class Shelf(KVStorage):
-    """Keeps blocks in a dictionary; `gate` holds its reads, and its writes, back."""
+    """Keeps blocks in a dictionary; `gate` delays its reads and writes."""
 
     def __init__(self, blocks=(), error=None):
         self.blocks = {key: np.full(8, i, dtype=np.uint8) for i, key in enumerate(blocks)}
@@ -66,7 +66,7 @@ def num_pinned(host):
     return sum(block.num_pins for block in host._by_slot.values())
 
 
-def test_a_prefetch_brings_what_storage_has_from_the_front_on():
+def test_a_prefetch_reads_stored_blocks_from_the_first_one_on():
     tier, host = make(Shelf(KEYS[:3]))
     filled(host, KEYS[0], content=9)
     prefetch = tier.prefetch(KEYS[:2] + KEYS[3:], None)
@@ -80,7 +80,7 @@ def test_a_prefetch_brings_what_storage_has_from_the_front_on():
     tier.close()
 
 
-def test_prefetches_leave_half_of_host_memory_alone():
+def test_prefetches_use_at_most_half_of_host_memory():
     tier, _host = make(Shelf(KEYS), num_slots=4)
     first, second = tier.prefetch(KEYS[:5], None), tier.prefetch(KEYS[5:], None)
     for prefetch in (first, second):
@@ -93,7 +93,7 @@ def test_prefetches_leave_half_of_host_memory_alone():
     tier.close()
 
 
-def test_a_prefetch_released_while_it_runs_pins_nothing():
+def test_a_prefetch_released_while_it_runs_leaves_no_pin():
     shelf = Shelf(KEYS)
     shelf.gate.clear()
     tier, host = make(shelf)
@@ -109,7 +109,7 @@ def test_a_prefetch_released_while_it_runs_pins_nothing():
 
 
 @pytest.mark.parametrize("error", [OSError("gone"), ValueError("bug")])
-def test_a_storage_that_raises_is_counted_and_pins_nothing(error, caplog):
+def test_a_storage_that_raises_is_counted_and_leaves_no_pin(error, caplog):
     tier, host = make(Shelf(KEYS, error))
     prefetch = tier.prefetch(KEYS, None)
     prefetch.ended.result(10)
@@ -121,7 +121,7 @@ def test_a_storage_that_raises_is_counted_and_pins_nothing(error, caplog):
     assert len(caplog.records) == 1
 
 
-def test_closing_finishes_what_is_being_written():
+def test_close_finishes_the_current_write():
     shelf = Shelf()
     tier, host = make(shelf)
     tier.write(filled(host, KEYS[0]))
@@ -130,7 +130,7 @@ def test_closing_finishes_what_is_being_written():
     assert list(shelf.blocks) == KEYS[:1]
 
 
-def test_a_slow_storage_gets_only_what_half_of_host_memory_can_hold_back():
+def test_writes_to_a_slow_storage_occupy_at_most_half_of_host_memory():
     shelf = Shelf()
     shelf.gate.clear()
     tier, host = make(shelf, num_slots=4)
@@ -145,7 +145,7 @@ def test_a_slow_storage_gets_only_what_half_of_host_memory_can_hold_back():
     assert set(shelf.blocks) == {*KEYS[:2], KEYS[3]}
 
 
-def test_blocks_that_are_not_finite_are_not_kept():
+def test_blocks_with_non_finite_numbers_are_not_written():
     shelf = Shelf()
     tier, host = make(shelf)
     block = filled(host, KEYS[0])
@@ -165,7 +165,7 @@ def test_blocks_that_are_not_finite_are_not_kept():
         ("float16", np.array([0xFE00], "<u2"), False),
         ("bfloat16", np.array([0xFF7F], "<u2"), True),
         ("bfloat16", np.array([0x7FC0], "<u2"), False),
-        ("float8_e4m3fn", np.array([0x7F], "u1"), True),  # unknown: nothing can be said
+        ("float8_e4m3fn", np.array([0x7F], "u1"), True),  # an unknown dtype cannot be checked
     ],
 )
 def test_a_number_with_all_exponent_bits_is_not_finite(dtype, bits, expected):
@@ -176,7 +176,7 @@ def threads_of_storage():
     return {thread for thread in threading.enumerate() if thread.name.startswith("graftlm-kv")}
 
 
-def test_a_storage_that_hangs_is_left_alone_when_closing(caplog):
+def test_close_does_not_wait_for_a_hanging_storage(caplog):
     shelf = Shelf()
     shelf.gate.clear()
     before = threads_of_storage()
@@ -198,7 +198,7 @@ def test_a_storage_that_hangs_is_left_alone_when_closing(caplog):
     assert tier.prefetch(KEYS[:1], None).done
 
 
-def test_a_storage_that_is_slow_but_works_is_waited_for():
+def test_close_waits_for_a_slow_storage():
     class Slow(Shelf):
         def put(self, key, data):
             threading.Event().wait(0.1)
@@ -213,7 +213,7 @@ def test_a_storage_that_is_slow_but_works_is_waited_for():
     assert (len(shelf.blocks), shelf.is_closed) == (5, True)
 
 
-def test_abandoning_waits_for_no_write():
+def test_abandon_does_not_wait_for_writes():
     shelf = Shelf()
     shelf.gate.clear()
     tier, host = make(shelf, num_slots=8)
