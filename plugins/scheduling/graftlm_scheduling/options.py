@@ -8,17 +8,17 @@ __all__ = ["PreemptivePriorityOptions", "RandomOrderOptions", "ReorderingOptions
 
 
 class ReorderingOptions(Options):
-    """Options of every policy that lets later arrivals go first."""
+    """Options of every policy that can admit later arrivals before earlier ones."""
 
     max_wait_s: float = Field(
-        default=60.0, gt=0, description="Seconds a request may be passed over before it goes first."
+        default=60.0, gt=0, description="Maximum seconds that a request may be passed over; then it is admitted first."
     )
 
 
 class RandomOrderOptions(ReorderingOptions):
     """Options of `random`."""
 
-    seed: int | None = Field(default=None, description="What the orders are drawn from; null takes the engine's.")
+    seed: int | None = Field(default=None, description="Seed of the orders. Null: the engine's seed.")
 
 
 class PreemptivePriorityOptions(Options):
@@ -26,8 +26,11 @@ class PreemptivePriorityOptions(Options):
 
     preempt: bool = Field(
         default=True,
-        description="Send less important running requests back to the queue when a waiting one lacks a row or pages.",
+        description="Whether to retract running requests of lower priority if a waiting request lacks a row or pages.",
     )
     min_difference: int = Field(
-        default=1, ge=1, description="By how much a request's priority must be higher than that of one that makes way."
+        default=1,
+        ge=1,
+        description="Minimum difference between the priorities of a waiting request and of a running one that it "
+        "replaces.",
     )
