@@ -71,7 +71,7 @@ async def test_calls_to_a_dead_process_fail_and_others_wait(calls, sent):
     assert await second == 1
 
 
-async def test_call_those_that_stay_ignores_a_process_that_dies(calls, replicas, sent):
+async def test_call_surviving_ignores_a_process_that_dies(calls, replicas, sent):
     task = await asked(calls.call_surviving("pause"))
     replicas.died("scheduler-0", "killed")
     calls.process_died("scheduler-0", "scheduler-0 died")
