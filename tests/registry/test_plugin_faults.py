@@ -254,7 +254,7 @@ def test_a_failure_in_a_step_fails_its_requests_and_later_ones_are_served(engine
 
 #: Methods for which there is an alternative: no request fails.
 SPARED = [
-    ("eviction.priority", GREEDY, "the node goes first"),
+    ("eviction.priority", GREEDY, "the node is evicted first"),
     ("scheduling.order", GREEDY, "using arrival order"),
     ("grammar.fill_bitmasks", choice("fill"), None),  # one matcher after the other
 ]

@@ -1,4 +1,4 @@
-"""Prefix caches that come with graftlm: `radix`, `chunk`, both for windows, `hicache`; and the storage `file`."""
+"""The built-in prefix caches: `radix`, `chunk`, `swa_radix`, `swa_chunk`, `hicache`; and the KV storage `file`."""
 
 from __future__ import annotations
 
@@ -54,28 +54,28 @@ def provide_prefix_caches() -> list[Provider[PrefixCache]]:
         ),
         Provider(
             name="chunk",
-            summary="Keeps nothing: every request computes its whole prompt",
+            summary="Caches nothing: every request computes its whole prompt",
             api_version=1,
             create=_create_chunk,
             capabilities=CacheCapabilities(reuses=False),
         ),
         Provider(
             name="swa_radix",
-            summary="As radix, and of sliding-window layers keeps only windows that prompts go on from",
+            summary="As radix, but keeps pages of sliding-window layers only where prompts continue",
             api_version=1,
             create=_create_swa_radix,
             capabilities=CacheCapabilities(reuses=True, window=True),
         ),
         Provider(
             name="swa_chunk",
-            summary="Keeps nothing, and of sliding-window layers only the window",
+            summary="Caches nothing, and frees pages of sliding-window layers that are before the window",
             api_version=1,
             create=_create_chunk,
             capabilities=CacheCapabilities(reuses=False, window=True),
         ),
         Provider(
             name="hicache",
-            summary="Radix cache whose prefixes move on to host memory and storage, and come back from there",
+            summary="Radix cache that copies prefixes to host memory and storage, and loads them from there",
             api_version=1,
             create=_create_hicache,
             options=HicacheOptions,
@@ -92,13 +92,13 @@ def _create_file(options: FileStorageOptions, context: StorageContext) -> KVStor
 
 @hookimpl
 def provide_kv_storages() -> list[Provider[KVStorage]]:
-    """Offer the built-in storage."""
+    """Offer the built-in KV storage."""
     from graftlm_cache.file_storage import FileStorageOptions
 
     return [
         Provider(
             name="file",
-            summary="Keeps blocks in files of one folder, which survive a restart and which replicas share",
+            summary="Stores blocks as files in one folder; they survive a restart, and replicas share them",
             api_version=1,
             create=_create_file,
             options=FileStorageOptions,

@@ -1,11 +1,11 @@
-"""The format of one block in a file: a header that says whose it is, and a checksum over header and data.
+"""The format of a block file: a header that identifies the block, a checksum over header and data, and the data.
 
     magic 8 | version 4 | 4 zeros | fingerprint 32 | key 32 | data length 8 | checksum 32 | data
     └──────────────────── identity ──────────────────────┘
 
-The checksum is SHA-256 over identity and data. It is cryptographic so that a block which somebody else's process
-damaged is never taken for whole, and of those in the standard library the fastest where processors have
-instructions for it; hashing releases the interpreter's lock.
+The checksum is SHA-256 over identity and data. A cryptographic hash detects also a block that another process has
+changed. SHA-256 is the fastest of those in the standard library on processors that have instructions for it. Hashing
+releases the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ if TYPE_CHECKING:
 
 __all__ = ["FORMAT_VERSION", "HEADER_BYTES", "BlockFormat", "ReadResult"]
 
-#: Part of every header and of the folder's name, so that two formats never meet.
+#: Part of every header and of the folder's name, so that files of different formats are never in the same folder.
 FORMAT_VERSION = 1
 
 _MAGIC = b"graftlmK"
 _IDENTITY = struct.Struct("<8sII32s32sQ")
 _CHECKSUM_BYTES = 32
 
-#: What a file has more than its data.
+#: Bytes of a file before its data.
 HEADER_BYTES = _IDENTITY.size + _CHECKSUM_BYTES
 
 
 class ReadResult(Enum):
-    """What a file turned out to be."""
+    """The result of reading a block file."""
 
     INTACT = "intact"
-    CORRUPT = "corrupt"
-    FOREIGN = "foreign"
+    CORRUPT = "corrupt"  # wrong size or checksum
+    FOREIGN = "foreign"  # the header identifies another block or format
 
 
 class BlockFormat:
     """Writes and reads the blocks of one fingerprint and size.
 
     Args:
-        fingerprint: of the model; any length.
-        block_bytes: size of a block's data.
+        fingerprint: of the model; of any length.
+        block_bytes: size of a block's data in bytes.
     """
 
     def __init__(self, fingerprint: bytes, block_bytes: int) -> None:
@@ -60,38 +60,38 @@ class BlockFormat:
 
     @property
     def file_bytes(self) -> int:
-        """The size of a file."""
+        """The size of a file in bytes."""
         return HEADER_BYTES + self._block_bytes
 
     def write(self, fd: int, key: bytes, data: NDArray[np.uint8]) -> None:
         """Write a block to an empty file.
 
         Args:
-            fd: open for writing.
+            fd: file descriptor, open for writing.
             key: of the block.
             data: uint8 [block_bytes], contiguous.
 
         Raises:
-            OSError: the medium refused, or took only a part.
+            OSError: the write failed; a part may have been written.
         """
         identity = self._identity(key)
         content = data.data.cast("B")
         header = memoryview(identity + _checksum(identity, content))
         written = os.writev(fd, [header, content])
-        while written < self.file_bytes:  # a call writes 2 GiB at most, and less where little room is left
+        while written < self.file_bytes:  # a call writes at most 2 GiB, and less if the disk is almost full
             rest = header[written:] if written < HEADER_BYTES else content[written - HEADER_BYTES :]
             written += os.write(fd, rest)
 
     def read(self, fd: int, key: bytes, out: NDArray[np.uint8]) -> ReadResult:
-        """Read a block and judge it.
+        """Read a block and check it.
 
         Args:
-            fd: open for reading, at its start.
-            key: of the block that is wanted.
-            out: uint8 [block_bytes], contiguous; it holds anything unless the block is intact.
+            fd: file descriptor, open for reading, at its start.
+            key: of the expected block.
+            out: uint8 [block_bytes], contiguous; its content is valid only if the result is `INTACT`.
 
         Raises:
-            OSError: the medium refused.
+            OSError: the read failed.
         """
         header, content = bytearray(HEADER_BYTES), out.data.cast("B")
         if os.fstat(fd).st_size < HEADER_BYTES or os.readv(fd, [header]) < HEADER_BYTES:
@@ -108,13 +108,14 @@ class BlockFormat:
         return _IDENTITY.pack(_MAGIC, FORMAT_VERSION, 0, self._fingerprint, digest, self._block_bytes)
 
 
-def _checksum(identity: bytes, content: memoryview) -> bytes:
+def _checksum(identity: bytes, content: memoryview) -> bytes:  # SHA-256, 32 bytes
     digest = hashlib.sha256(identity)
     digest.update(content)
     return digest.digest()
 
 
 def _read_fully(fd: int, content: memoryview) -> bool:
+    """Fill `content` from a file. Returns False if the file ends before."""
     done = 0
     while done < len(content):
         count = os.readv(fd, [content[done:]])

@@ -1,8 +1,8 @@
-"""What a folder of block files holds: names, sizes and last uses, kept in memory and measured anew from time to time.
+"""The index of a folder of block files: names, sizes and times of last use, in memory.
 
     root / 32 hex digits: model, layout, format / 2 hex digits / 40 hex digits: the block .kv
 
-Only files and folders of exactly these names are ever looked at or removed, so a root that holds other things is safe.
+Only files and folders with exactly these names are read or removed, so other files in the root are safe.
 """
 
 from __future__ import annotations
@@ -23,18 +23,23 @@ _TEMPORARY = re.compile(r"[0-9a-f]{40}\.[0-9a-z-]+\.tmp")
 
 
 def block_name(kind: str, key: bytes) -> str:
-    """Return where a block lies under the root. Keys of any length give names of one length, spread evenly."""
+    """Return the path of a block relative to the root.
+
+    Args:
+        kind: name of the folder for blocks of one model, layout and format.
+        key: of any length; names have equal length and are evenly distributed over the subfolders.
+    """
     digest = hashlib.sha256(key).hexdigest()
     return f"{kind}/{digest[:2]}/{digest[:40]}.kv"
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file.
+    """Size and last use of a file.
 
     Attributes:
         num_bytes: its size.
-        last_use_s: when it was written or last read, seconds since 1970.
+        last_use_s: time when it was written or last read, in seconds since 1970.
     """
 
     num_bytes: int
@@ -43,11 +48,11 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What one walk through the folder found.
+    """The files that one walk through the folder found.
 
     Attributes:
-        blocks: name under the root -> file.
-        temporary: likewise, of files that a writer has not finished, or never will.
+        blocks: by path relative to the root.
+        temporary: by path relative to the root; files that a writer has not finished, or has abandoned.
     """
 
     blocks: dict[str, Entry]
@@ -55,14 +60,14 @@ class Listing:
 
 
 def list_blocks(root: str, kind: str | None = None) -> Listing:
-    """Walk through a folder without reading contents; what disappears meanwhile is left out.
+    """List the block files under a root, without reading their contents. Files that disappear meanwhile are left out.
 
     Args:
-        root: the folder; one that does not exist is empty.
-        kind: list only the blocks of this kind.
+        root: the folder; the listing is empty if it does not exist.
+        kind: list only the blocks of this kind; None: all kinds.
 
     Raises:
-        OSError: the medium refused.
+        OSError: a folder cannot be listed.
     """
     listing = Listing({}, {})
     for folder in _children(root, _KIND):
@@ -103,10 +108,15 @@ def _add(listing: Listing, name: str, file: os.DirEntry[str]) -> None:
 
 
 class BlockFolder:
-    """The count of a folder, between two walks. Not thread safe: its owner holds a lock.
+    """The index of a folder between two walks. Not thread-safe: its owner holds a lock.
 
     Args:
-        kind: whose blocks are counted apart.
+        kind: the kind whose blocks are also counted separately.
+
+    Attributes:
+        total_bytes: size of all files.
+        own_bytes: size of the files of `kind`.
+        num_own: number of files of `kind`.
     """
 
     def __init__(self, kind: str) -> None:
@@ -120,29 +130,30 @@ class BlockFolder:
         return name in self._entries
 
     def last_use_s(self, name: str) -> float:
-        """Return when a file was last used; 0 if it is unknown."""
+        """Return the time of a file's last use, in seconds since 1970; 0 for a file that is not in the index."""
         entry = self._entries.get(name)
         return entry.last_use_s if entry else 0.0
 
     def add(self, name: str, entry: Entry) -> None:
-        """Note a file, or what changed about it."""
+        """Add a file, or replace its entry."""
         self.remove(name)
         self._entries[name] = entry
         self._count(name, entry.num_bytes, 1)
 
     def remove(self, name: str) -> None:
-        """Forget a file, known or not."""
+        """Remove a file's entry, if there is one."""
         entry = self._entries.pop(name, None)
         if entry:
             self._count(name, -entry.num_bytes, -1)
 
     def replace(self, blocks: dict[str, Entry], since_s: float) -> None:
-        """Take over what a walk found.
+        """Replace the index by the result of a walk.
 
         Args:
-            blocks: what it found.
-            since_s: when it began; files used since then are kept although it may have missed them. A file dated later,
-                perhaps by years, counts as used when it was seen first: it grows old like all others.
+            blocks: the files that the walk found.
+            since_s: time when the walk began. Files used since then stay in the index, because the walk may have missed
+                them. If a file's time is later than `since_s`, perhaps by years, the time of the first walk that found
+                it counts as its last use, so that it can become the oldest like other files.
         """
         known, self._entries = self._entries, {}
         self.total_bytes = self.own_bytes = self.num_own = 0
@@ -157,7 +168,7 @@ class BlockFolder:
                 self.add(name, entry)
 
     def oldest(self, num_bytes: int) -> list[str]:
-        """Return the least recently used files that have so many bytes together, or all."""
+        """Return the least recently used files that have at least `num_bytes` in total; all files if they have less."""
         names, found = [], 0
         for name in sorted(self._entries, key=lambda name: self._entries[name].last_use_s):
             if found >= num_bytes:

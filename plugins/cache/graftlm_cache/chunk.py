@@ -1,4 +1,4 @@
-"""A prefix cache that keeps nothing: the baseline to compare with, and the choice for prompts that never repeat."""
+"""A prefix cache that caches nothing: the baseline for comparisons, and a choice for prompts that never repeat."""
 
 from collections.abc import Iterator
 
@@ -19,7 +19,7 @@ __all__ = ["ChunkCache"]
 
 
 class _Start:
-    """The only place there is: the start of every prompt."""
+    """The only handle: the start of every prompt."""
 
     __slots__ = ("num_locks",)
 
@@ -32,39 +32,39 @@ class _Start:
 
 
 class ChunkCache(PrefixCache):
-    """Matches nothing and takes nothing, so all pages stay with the requests that wrote them."""
+    """Matches nothing and caches nothing: all pages stay owned by the requests that wrote them."""
 
     def __init__(self, context: CacheContext) -> None:
         self._start = _Start()
 
     def match(self, key: PrefixKey, resume: PrefixHandle | None = None) -> PrefixMatch:
-        """Find nothing."""
+        """Return an empty match."""
         return PrefixMatch(self._start, NO_PAGES)
 
     def insert(self, key: PrefixKey, pages: PageIds, handle: PrefixHandle) -> InsertResult:
-        """Take nothing: all pages stay the caller's."""
+        """Cache nothing: the caller keeps all pages."""
         return InsertResult(existing_pages=0, cached_pages=0, handle=self._start, pages=NO_PAGES)
 
     def lock(self, handle: PrefixHandle) -> None:
-        """Count a lock; it keeps nothing."""
+        """Count a lock; it has no other effect."""
         self._start.num_locks += 1
 
     def unlock(self, handle: PrefixHandle) -> None:
         """Undo one `lock`.
 
         Raises:
-            InvariantError: there is none to undo.
+            InvariantError: nothing is locked.
         """
         if self._start.num_locks == 0:
             raise InvariantError("chunk cache: unlock without a lock. Unlock a handle as often as it was locked.")
         self._start.num_locks -= 1
 
     def evict(self, num_pages: int) -> PageIds:
-        """Give up nothing."""
+        """Return no pages."""
         return NO_PAGES
 
     def reset(self) -> PageIds:
-        """Forget nothing."""
+        """Return no pages."""
         return NO_PAGES
 
     @property
@@ -83,7 +83,7 @@ class ChunkCache(PrefixCache):
 
     @property
     def version(self) -> int:
-        """Always 0: the answer of `probe` never changes."""
+        """Always 0: the result of `probe` never changes."""
         return 0
 
     def probe(self, key: PrefixKey) -> int:

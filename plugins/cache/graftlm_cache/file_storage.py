@@ -1,8 +1,8 @@
-"""Blocks of keys and values in files of one folder, which survive a restart and which replicas share.
+"""Blocks of keys and values as files in one folder; they survive a restart, and replicas share them.
 
-A block is one file, written under another name and then renamed, so it appears whole or not at all. Nothing in memory
-is needed to find a block: other processes may add and remove files at any time. What memory holds is the count for the
-size limit, measured anew at the latest when `max_bytes / 20` have been written since the last walk.
+A block is one file. It is written under a temporary name and then renamed, so it appears complete or not at all. A
+block can be found without any state in memory: other processes may add and remove files at any time. An index in memory
+counts bytes for the size limit; a walk through the folder renews it at the latest after `max_bytes / 20` were written.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ __all__ = ["FileStorage", "FileStorageOptions"]
 
 _logger = logging.getLogger(__name__)
 
-_SLACK = 20  # 1/20 of the limit is written between two walks, and freed at once
-_TOUCH_S = 60.0  # a file's time is not set again within this time of its last use
-_ABANDONED_S = 600.0  # no writer takes this long over one file
+_SLACK = 20  # at most 1/20 of the limit is written between two walks; an eviction frees as much in addition
+_TOUCH_S = 60.0  # a file's time is set at most once in this time
+_ABANDONED_S = 600.0  # a temporary file that is older than this is removed; no writer needs this long
 
 
-_NO_VECTOR_IO = "cannot be used: it needs Linux or macOS, whose files take several buffers in one call"
+_NO_VECTOR_IO = "cannot be used: it needs os.writev, which only Linux and macOS have"
 
 
 def _lacks_vector_io() -> bool:
@@ -49,32 +49,35 @@ def _lacks_vector_io() -> bool:
 
 def _expanded(path: Path) -> Path:
     if "\0" in str(path):
-        raise ValueError("a path has no NUL in it")
+        raise ValueError("a path must not contain a NUL character")
     try:
         return path.expanduser()
     except RuntimeError as error:
-        raise ValueError(f"{path} names no folder: {error} Give a path without ~.") from error
+        raise ValueError(f"{path} cannot be expanded: {error} Use a path without ~.") from error
 
 
 class FileStorageOptions(Options):
-    """Where the files lie and how many bytes they may take."""
+    """The folder of the files and its size limit."""
 
     path: Annotated[
         Path,
         AfterValidator(_expanded),
-        Field(description="Folder of the files; created if missing. Replicas and restarts share it. ~ is home."),
+        Field(
+            description="Folder of the files; created if missing. Replicas share it, and a restarted engine uses it "
+            "again. `~` is the home directory."
+        ),
     ]
     max_bytes: Annotated[
         ByteSize,
-        Field(gt=0, description="Size limit of the folder, all models together: a number of bytes, or such as 10GiB."),
+        Field(gt=0, description="Size limit of the folder, for all models together: bytes, or a size such as 10GiB."),
     ] = ByteSize(10 << 30)
     fsync: Annotated[
         bool,
-        Field(description="Wait for the disk at every write. Without it a power cut loses or damages recent blocks."),
+        Field(description="Wait for the disk after every write. Otherwise, a power failure may lose recent blocks."),
     ] = False
 
     def machine_obstacles(self) -> Iterator[tuple[str, str]]:
-        """Say why the folder cannot be used, and whether it may grow larger than the disk."""
+        """Yield (field, reason) if the folder cannot be used or `max_bytes` is larger than the disk."""
         if _lacks_vector_io():
             yield "path", _NO_VECTOR_IO
             return
@@ -95,12 +98,12 @@ class FileStorageOptions(Options):
 
 
 class FileStorage(KVStorage):
-    """One file per block, least recently used files removed first.
+    """A KV storage with one file per block, which removes the least recently used files first.
 
     Args:
-        options: folder and limit.
-        context: whose blocks.
-        clock: seconds since 1970, comparable with files' times.
+        options: folder and size limit.
+        context: fingerprint of the model, and size of a block.
+        clock: seconds since 1970, comparable with the times of files.
 
     Raises:
         ConfigError: the limit is smaller than one block, or the operating system is Windows.
@@ -119,15 +122,15 @@ class FileStorage(KVStorage):
         self._clock = clock
         if self._limit_bytes < self._format.file_bytes:
             raise ConfigError(
-                f"max_bytes of the KV storage 'file' is {self._limit_bytes}, but one block takes "
+                f"max_bytes of the KV storage 'file' is {self._limit_bytes}, but one block needs "
                 f"{self._format.file_bytes} bytes; set a larger max_bytes."
             )
-        self._walking = threading.Lock()  # held over walks and removals; taken before _lock
-        self._lock = threading.Lock()  # held briefly, over one os.stat at the most; guards all below
+        self._walking = threading.Lock()  # held during walks and removals; acquired before _lock
+        self._lock = threading.Lock()  # held at most for one os.stat; guards the attributes below
         self._folder = BlockFolder(self._format.folder)
-        self._reserved_bytes = 0  # room promised to writers that have not finished
+        self._reserved_bytes = 0  # room reserved for writers that have not finished
         self._unwalked_bytes = 0  # written since the last walk
-        self._temporary_bytes = 0  # of files that others were writing at the last walk, or left unfinished
+        self._temporary_bytes = 0  # unfinished files of other writers, at the last walk
         self._writer_id = secrets.token_hex(4)
         self._counts: Counter[str] = Counter()
         self._logged: set[tuple[str, int | None]] = set()
@@ -135,7 +138,7 @@ class FileStorage(KVStorage):
             self._walk()
 
     def contains(self, keys: Sequence[bytes]) -> int:
-        """Return how many of the keys, from the front on, are held."""
+        """Return the number of leading keys whose blocks are stored."""
         for count, key in enumerate(keys):
             name = block_name(self._format.folder, key)
             with self._lock:
@@ -145,7 +148,7 @@ class FileStorage(KVStorage):
         return len(keys)
 
     def get(self, key: bytes, out: NDArray[np.uint8]) -> bool:
-        """Read one block into `out`."""
+        """Read one block into `out`, uint8 [block_bytes]. Returns False if it is missing, damaged or unreadable."""
         name = block_name(self._format.folder, key)
         result = self._read(name, key, out)
         with self._lock:
@@ -158,7 +161,7 @@ class FileStorage(KVStorage):
         return False
 
     def put(self, key: bytes, data: NDArray[np.uint8]) -> bool:
-        """Keep one block; one that is held is not written again."""
+        """Store one block, unless it is stored already. Returns False if the write failed or there is no room."""
         name = block_name(self._format.folder, key)
         if self._adopt(name):
             return True
@@ -189,7 +192,7 @@ class FileStorage(KVStorage):
             self._walk()
 
     def stats(self) -> StorageStats:
-        """Return counts; `num_blocks` and `num_bytes` are of this fingerprint, files with their headers."""
+        """Return counts; `num_blocks` and `num_bytes` count the files of this fingerprint, headers included."""
         with self._lock:
             return StorageStats(num_blocks=self._folder.num_own, num_bytes=self._folder.own_bytes, **dict(self._counts))
 
@@ -197,8 +200,8 @@ class FileStorage(KVStorage):
         """Do nothing: every write is finished when `put` returns, and no file stays open."""
 
     def _read(self, name: str, key: bytes, out: NDArray[np.uint8]) -> ReadResult | None:
-        """Return what the file is; None if there is none or the medium refused."""
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW  # a pipe in its place would never open
+        """Read a file. Returns None if there is none or the read failed."""
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW  # opening a pipe would otherwise block
         try:
             fd = os.open(self._path(name), flags)
         except FileNotFoundError:
@@ -243,7 +246,10 @@ class FileStorage(KVStorage):
             self._counts["stored"] += 1
 
     def _adopt(self, name: str) -> bool:
-        """Return whether the file exists now, whoever wrote it, and note that; one of a wrong length is removed."""
+        """Return whether the file exists, and add it to the index if another process wrote it.
+
+        Effects: removes a file of the wrong size.
+        """
         try:
             status = os.stat(self._path(name), follow_symlinks=False)
         except FileNotFoundError:
@@ -261,7 +267,7 @@ class FileStorage(KVStorage):
         return True
 
     def _use(self, name: str) -> None:
-        """Note a hit: in memory at once, in the file's time, which other processes see, now and then."""
+        """Record a hit in the index; set also the file's time, for other processes, at most every `_TOUCH_S`."""
         now = self._clock()
         with self._lock:
             before = self._folder.last_use_s(name)
@@ -277,9 +283,10 @@ class FileStorage(KVStorage):
             self._fail("touch", error)
 
     def _forget(self, name: str) -> None:
-        """Stop counting a file that was found missing, unless a writer has put it back since.
+        """Remove a missing file from the index, unless a writer has created it again in the meantime.
 
-        A writer counts its file after renaming it, and needs the lock for that: what is missing here is counted later.
+        A writer adds its file to the index after renaming it, under the lock. So a file that appears after this check
+        is added later.
         """
         with self._lock:
             if not self._exists(name):
@@ -289,7 +296,7 @@ class FileStorage(KVStorage):
         return os.path.exists(self._path(name))
 
     def _reserve(self) -> bool:
-        """Make room for one file, and keep it until the writer has finished. Returns False if that is impossible."""
+        """Reserve room for one file until its writer has finished. Returns False if no room can be made."""
         need = self._format.file_bytes
         with self._walking:
             with self._lock:
@@ -320,7 +327,7 @@ class FileStorage(KVStorage):
                     self._counts["evicted"] += 1
 
     def _walk(self) -> None:
-        """Measure the folder; what dead writers left is removed."""
+        """Renew the index from the folder, and remove abandoned temporary files."""
         began = self._clock()
         try:
             listing = list_blocks(self._root)
@@ -334,26 +341,26 @@ class FileStorage(KVStorage):
         for name, entry in listing.temporary.items():
             if began - entry.last_use_s > _ABANDONED_S and self._unlink(self._path(name)) is not None:
                 continue
-            if f".{self._writer_id}-" not in name:  # for our own, room is reserved
+            if f".{self._writer_id}-" not in name:  # for this object's own files, room is reserved
                 temporary_bytes += entry.num_bytes
         with self._lock:
             self._temporary_bytes = temporary_bytes
 
     def _drop(self, name: str, found: ReadResult) -> None:
-        """Remove a file that is not what its name says, and count it."""
+        """Remove a corrupt or foreign file, and count it."""
         with self._lock:
             self._counts[found.value] += 1
         self._remove(name)
 
     def _remove(self, name: str) -> bool:
-        """Remove a file. Returns whether it is gone by our doing."""
+        """Remove a file. Returns whether this call removed it."""
         removed = self._unlink(self._path(name))
         if removed is not None:
             self._forget(name)
         return bool(removed)
 
     def _unlink(self, path: str) -> bool | None:
-        """Return True if removed, False if it was gone already, None if the medium refused."""
+        """Remove a file. Returns False if it did not exist, None if the removal failed."""
         try:
             os.unlink(path)
         except FileNotFoundError:
@@ -364,16 +371,22 @@ class FileStorage(KVStorage):
         return True
 
     def _fail(self, action: str, error: OSError) -> None:
+        """Count a failure; log it if it is the first of its kind."""
         with self._lock:
             self._counts["failures"] += 1
             kind = (action, error.errno)
             is_new = kind not in self._logged
             self._logged.add(kind)
         if is_new:
-            _logger.warning("KV storage %s: cannot %s: %s. Counted, not logged again.", self._root, action, error)
+            _logger.warning(
+                "KV storage %s: cannot %s: %s. Further failures of this kind are counted and not logged.",
+                self._root,
+                action,
+                error,
+            )
 
     def _sync_folders(self, name: str) -> None:
-        """Make the names on the way to a file last: any of the folders may be new."""
+        """Write a file's folders to the disk, because any of them may be new."""
         kind, shard, _ = name.split("/")
         for folder in (f"{kind}/{shard}", kind, "."):
             fd = os.open(self._path(folder), os.O_RDONLY | os.O_CLOEXEC)
@@ -387,9 +400,9 @@ class FileStorage(KVStorage):
 
 
 def _create(path: str) -> int:
-    """Open a new file for writing, in a folder that may not exist.
+    """Open a new file for writing, and create its folder if necessary. Returns the file descriptor.
 
-    Its owner alone may read it: what was said can be told from keys and values.
+    Only the file's owner may read it, because prompts can be reconstructed from keys and values.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:

@@ -1,4 +1,4 @@
-"""The evictable leaves of a radix tree, in a lazily updated heap of sorted runs: no eviction scans them."""
+"""The evictable leaves of a radix tree, in a lazily updated heap of sorted runs. Evictions do not scan all leaves."""
 
 import itertools
 import logging
@@ -20,28 +20,29 @@ _Entry: TypeAlias = tuple[tuple[float, ...], int, RadixNode]
 #: The lowest entry of a run, and the rest of the run, highest first.
 _Head: TypeAlias = tuple[tuple[float, ...], int, RadixNode, list[_Entry]]
 
-#: What a priority may be made of; all of them compare with each other.
+#: The types of the numbers of a priority; all of them can be compared with each other.
 _NUMBERS = (int, float, np.integer, np.floating)
 
-#: Stale entries that are not worth a sweep.
+#: With fewer stale entries than this, no sweep is made.
 _SLACK = 64
 
-#: Touched leaves that `settle_many` leaves to the next pop, and entries that make a run.
+#: Minimum number of touched leaves for `settle_many` to create entries, and of entries for a run.
 _MANY = 256
 
 
 class LeafHeap:
-    """Pops evictable leaves that nobody pinned, lowest priority first; equal ones in the order they were touched.
+    """Pops evictable leaves without pins, lowest priority first; equal priorities in the order of their touches.
 
         touched leaves --settle--> young heap (few) --sort--> runs (many leaves each), in a heap of their lowest entries
 
-    A node whose priority may have changed is only noted; its priority is computed before the next pop, once, however
-    often it was touched. A node that stops being an evictable leaf, or is touched, loses its stamp, which makes its
-    entry stale; stale entries are skipped when they come up, and swept out when they outnumber the others.
+    Touching a node only records that its priority may have changed. The priority is computed once, before the next pop,
+    even if the node was touched often. A node that is touched, or is no longer an evictable leaf, loses its stamp. This
+    makes its entry stale. Stale entries are skipped by pops, and are removed together ("sweep") when they outnumber the
+    valid ones.
 
-    So a touch costs O(1), and k pops of n leaves cost O((k + touched) log n). The heaps stay small: one of 50,000
-    entries would be walked from top to bottom at each pop, through memory that is in no processor cache; a run is read
-    in order. Call `settle_many` now and then, and no single pop has to order all that was touched since the last one.
+    A touch costs O(1), and k pops of n leaves cost O((k + touched) log n). The heaps stay small: each pop from a heap
+    of 50,000 entries would read memory outside the processor's caches at every level, whereas a run is read in order.
+    Call `settle_many` regularly, so that a single pop does not have to sort all nodes touched since the last pop.
     """
 
     def __init__(self, strategy: EvictionStrategy) -> None:
@@ -52,15 +53,15 @@ class LeafHeap:
         self._stamps = itertools.count()
         self._num_entries = 0
         self._num_valid = 0
-        self._told_faults: set[str] = set()  # of the strategy, by kind
+        self._logged_faults: set[str] = set()  # of the strategy, by kind
 
     @property
     def num_entries(self) -> int:
-        """Entries, stale ones included: after a pop, at most two for each evictable leaf, and a few."""
+        """Number of entries, including stale ones; after a pop, at most two per evictable leaf plus a constant."""
         return self._num_entries
 
     def touch(self, node: RadixNode) -> None:
-        """Note that the node may be an evictable leaf whose priority is not known."""
+        """Record that the node may be an evictable leaf whose priority must be computed."""
         if node.heap_stamp is not None:
             node.heap_stamp = None
             self._num_valid -= 1
@@ -69,13 +70,13 @@ class LeafHeap:
             self._awaiting.append(node)
 
     def discard(self, node: RadixNode) -> None:
-        """Note that the node is no evictable leaf."""
+        """Record that the node is not an evictable leaf."""
         if node.heap_stamp is not None:
             node.heap_stamp = None
             self._num_valid -= 1
 
     def pop(self) -> RadixNode | None:
-        """Take out the evictable leaf of the lowest priority; None if there is none."""
+        """Remove and return the evictable leaf of the lowest priority; None if there is none."""
         if self._awaiting:
             self._settle()
         while self._num_valid:
@@ -87,12 +88,12 @@ class LeafHeap:
         return None
 
     def settle_many(self) -> None:
-        """Give touched leaves their entries if many wait for one. Their stats and hooks must be up to date."""
+        """Create the entries of touched leaves if there are many. The leaves' stats must be up to date."""
         if len(self._awaiting) >= _MANY:
             self._settle()
 
     def _take_lowest(self) -> tuple[int, RadixNode]:
-        """Take out the lowest entry, stale or not."""
+        """Remove the lowest entry, stale or not. Returns its stamp and node."""
         self._num_entries -= 1
         if self._young and (not self._heads or self._young[0] < self._heads[0]):
             return heappop(self._young)[1:]
@@ -104,7 +105,7 @@ class LeafHeap:
         return stamp, node
 
     def _settle(self) -> None:
-        """Give every touched leaf its entry."""
+        """Create the entry of every touched leaf."""
         fresh = [
             self._new_entry(node) for node in self._take_awaiting() if node.is_evictable_leaf and not node.num_pins
         ]
@@ -122,7 +123,7 @@ class LeafHeap:
                 self._add_run(young)
 
     def _sweep(self, fresh: list[_Entry]) -> None:
-        """Put all entries that are not stale into one run. The cost is O(what went stale since), but for the sort."""
+        """Put all valid entries into one run. Apart from the sort, the cost is linear in the stale entries."""
         entries = self._young + fresh
         for priority, stamp, node, run in self._heads:
             entries.append((priority, stamp, node))
@@ -148,28 +149,29 @@ class LeafHeap:
         return priority, stamp, node
 
     def _priority(self, node: RadixNode) -> tuple[float, ...]:
-        """Ask the strategy; an answer that has no place in an order is taken for the lowest: an empty tuple."""
+        """Return the strategy's priority; the lowest one, an empty tuple, if it fails or cannot be compared."""
         try:
             priority = self._strategy.priority(node.stats)
         except Exception as error:
-            self._tell_fault(f"failed with {type(error).__name__}", error)
+            self._log_fault(f"failed with {type(error).__name__}", error)
             return ()
         if type(priority) is tuple:
             for value in priority:
-                if not isinstance(value, _NUMBERS) or value != value:  # NaN alone differs from itself
+                if not isinstance(value, _NUMBERS) or value != value:  # only NaN differs from itself
                     break
             else:
                 return priority
-        self._tell_fault(f"gave {reprlib.repr(priority)}, expected a tuple of numbers, none of them NaN", kind="answer")
+        self._log_fault(f"returned {reprlib.repr(priority)}, expected a tuple of numbers without NaN", kind="result")
         return ()
 
-    def _tell_fault(self, what: str, error: Exception | None = None, kind: str | None = None) -> None:
-        """Log what the strategy did wrong, once for each kind."""
+    def _log_fault(self, what: str, error: Exception | None = None, kind: str | None = None) -> None:
+        """Log an error of the strategy, once per kind."""
         kind = kind or what
-        if kind not in self._told_faults:
-            self._told_faults.add(kind)
+        if kind not in self._logged_faults:
+            self._logged_faults.add(kind)
             logger.error(
-                "eviction strategy %s: priority() %s; the node goes first. Further faults of this kind are not logged.",
+                "eviction strategy %s: priority() %s; the node is evicted first. Further errors of this kind are not "
+                "logged.",
                 type(self._strategy).__name__,
                 what,
                 exc_info=error,

@@ -1,4 +1,4 @@
-"""A node of the radix tree: one run of tokens, and the pages that hold their keys and values."""
+"""A node of the radix tree: a run of tokens, and the pages of their keys and values."""
 
 from __future__ import annotations
 
@@ -13,34 +13,36 @@ __all__ = ["ITEM_BYTES", "RadixNode", "common_pages", "join_pages"]
 ITEM_BYTES = 4
 
 
-#: Of every node that never had any: most nodes are leaves, and a dictionary is a fifth of one.
+#: Shared by all nodes that never had a child: most nodes are leaves, and a dictionary is a fifth of a node's size.
 _NO_CHILDREN: dict[bytes, RadixNode] = {}
 
 
 class RadixNode:
-    """A run of whole pages below a parent; a namespace's root holds none. It is also the handle of its own end.
+    """A run of whole pages below a parent; the root of a namespace has no pages. A node is also the handle of its end.
 
         tokens    0 ................. stats.depth ............ stats.depth + stats.tokens
         pages     |  the ancestors'  |  this node's `pages`   |
                   |<-               num_pages               ->|
 
-    Tokens and pages are kept as bytes of int32: a run is compared in place with `bytes.startswith(run, offset)`, one
-    memcmp, and the runs of a path are joined with one copy.
+    Tokens and pages are stored as bytes of int32. So a run is compared in place by `bytes.startswith(run, offset)`,
+    which is one memcmp, and the runs of a path are joined with one copy.
 
     Attributes:
-        parent: None for a root, and for a node that left the tree.
-        run: the node's own tokens.
+        node_id: unique in the cache.
+        namespace: the namespace of its prompts.
+        parent: None for a root, and for a node that was removed from the tree.
+        run: the tokens of the node's own pages.
         pages: the ids of the node's own pages.
-        num_own_pages: how many these are.
-        num_pages: pages from the start of the prompt to this node's end. Never changes: a split gives the upper part
-            of the run to a new node.
+        num_own_pages: the number of these.
+        num_pages: number of pages from the start of the prompt to this node's end. It never changes: a split moves the
+            upper part of the run to a new node.
         children: by the bytes of their first page's tokens. Only `adopt` and `disown` change it.
         num_holds: locks of this node's own handle.
         num_locks: locks of handles on or below this node.
-        num_pins: pins that end at this node; a pinned leaf is evicted only when nothing else is left.
-        stats: what the eviction strategy reads.
-        heap_stamp: the valid heap entry's stamp, or None without one. Written by `LeafHeap` only.
-        awaits_entry: whether `LeafHeap` will look at it before its next pop. Written by `LeafHeap` only.
+        num_pins: pins that end at this node; a pinned leaf is evicted only if no other leaf is left.
+        stats: read by the eviction strategy.
+        heap_stamp: the stamp of its valid heap entry, or None. Only `LeafHeap` writes it.
+        awaits_entry: whether `LeafHeap` will compute its priority before the next pop. Only `LeafHeap` writes it.
     """
 
     __slots__ = (
@@ -80,42 +82,42 @@ class RadixNode:
 
     @classmethod
     def root(cls, node_id: int, namespace: str) -> RadixNode:
-        """Return the start of a namespace's prompts."""
+        """Return the root of a namespace: the start of its prompts."""
         return cls(node_id, namespace, None, b"", b"", NodeStats(created=0.0, last_access=0.0))
 
     def adopt(self, edge: bytes, child: RadixNode) -> None:
-        """Hang a child below this node, in place of one that stood there."""
+        """Add a child, or replace the child with the same edge."""
         if self.children is _NO_CHILDREN:
             self.children = {}
         self.children[edge] = child
 
     def disown(self, edge: bytes) -> None:
-        """Take a child out."""
+        """Remove a child."""
         del self.children[edge]
 
     @property
     def token_ids(self) -> TokenIds:
-        """int32 [num_own_pages * page_size], read-only."""
+        """The node's own tokens: int32 [num_own_pages * page_size], read-only."""
         return np.frombuffer(self.run, np.int32)
 
     @property
     def page_ids(self) -> PageIds:
-        """int32 [num_own_pages], read-only."""
+        """The ids of the node's own pages: int32 [num_own_pages], read-only."""
         return np.frombuffer(self.pages, np.int32)
 
     @property
     def is_evictable_leaf(self) -> bool:
-        """Whether eviction may take the node now; a root never."""
+        """Whether the node may be evicted now; always false for a root."""
         return not (self.children or self.num_locks or self.parent is None)
 
     @property
     def has_left(self) -> bool:
-        """Whether the node was evicted or reset away, so that a handle on it is void."""
+        """Whether the node was removed from the tree by `evict` or `reset`, so that handles on it are invalid."""
         return self.parent is None and self.num_pages > 0
 
 
 def common_pages(run: bytes, tokens: bytes, offset: int, page_bytes: int) -> int:
-    """Return how many whole pages `run` and `tokens[offset:]` have in common at the front."""
+    """Return the number of equal whole pages at the start of `run` and of `tokens` from byte `offset` on."""
     num_compared = min(len(run), len(tokens) - offset) // ITEM_BYTES
     left = np.frombuffer(run, np.int32, num_compared)
     differs = left != np.frombuffer(tokens, np.int32, num_compared, offset)
@@ -124,7 +126,11 @@ def common_pages(run: bytes, tokens: bytes, offset: int, page_bytes: int) -> int
 
 
 def join_pages(runs: list[bytes]) -> PageIds:
-    """Return the page ids of some runs, one after the other: int32, read-only."""
+    """Concatenate the page ids of nodes: int32, read-only.
+
+    Args:
+        runs: `RadixNode.pages` of each node.
+    """
     if not runs:
         return NO_PAGES
     return np.frombuffer(runs[0] if len(runs) == 1 else b"".join(runs), np.int32)

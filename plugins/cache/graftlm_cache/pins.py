@@ -1,4 +1,4 @@
-"""The pins of a radix tree: prefixes somebody asked to keep for a while, and when that while ends."""
+"""The pins of a radix tree: prefixes that are evicted last, each until a given time."""
 
 import hashlib
 import itertools
@@ -11,16 +11,16 @@ from graftlm_cache.node import RadixNode
 
 __all__ = ["MAX_PINS", "Pins"]
 
-#: Pins at a time: evicting window pages looks at each.
+#: Maximum number of pins at a time; limited, because evicting window pages visits each pin.
 MAX_PINS: Final = 4096
 
-#: Stale ends that are not worth a sweep.
+#: With fewer stale ends than this, no sweep is made.
 _SLACK: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class _Pin:
-    """One pin; `stamp` tells it from earlier ones of the same tokens."""
+    """One pin; `stamp` distinguishes it from earlier pins of the same tokens."""
 
     key: bytes
     node: RadixNode
@@ -28,16 +28,16 @@ class _Pin:
 
 
 class Pins:
-    """Knows each pinned node by what was pinned, and the order in which pins end.
+    """Maps pinned tokens to nodes, and orders the pins by the time at which they end.
 
-    A pin is a wish, not a lock: eviction passes over a pinned leaf while anything else can go, and takes those whose
-    pin would end first otherwise. So pins never keep a request waiting.
+    A pin is weaker than a lock: a pinned leaf is evicted if no unpinned leaf is left, and the pin that ends first is
+    evicted first. So pins never delay a request.
 
-    A pin is found by a digest of its namespace and tokens, so it costs the same for any length of prompt; ends of pins
-    that were removed or made anew are swept out when they outnumber the others.
+    A pin is stored under a digest of its namespace and tokens, so it needs the same memory for any length of prompt.
+    The end times of removed and renewed pins are stale; they are removed together when they outnumber the valid ones.
 
     Args:
-        max_pins: how many there may be.
+        max_pins: maximum number of pins.
     """
 
     def __init__(self, max_pins: int = MAX_PINS) -> None:
@@ -51,7 +51,7 @@ class Pins:
 
     @property
     def num_ends(self) -> int:
-        """Ends it keeps, those of earlier pins included: at most two for each pin, and a few."""
+        """Number of stored end times, including stale ones: at most two per pin plus a constant."""
         return len(self._ends)
 
     def nodes(self) -> Iterator[RadixNode]:
@@ -59,11 +59,20 @@ class Pins:
         return (pin.node for pin in self._pins.values())
 
     def has_room(self, namespace: str, tokens: bytes) -> bool:
-        """Say whether these tokens may be pinned: they are already, or there are not too many pins."""
+        """Return whether these tokens can be pinned: they are pinned already, or the limit is not reached."""
         return len(self._pins) < self._max_pins or _key(namespace, tokens) in self._pins
 
     def add(self, namespace: str, tokens: bytes, node: RadixNode, ends_s: float) -> RadixNode | None:
-        """Pin a node until a clock reading, in place of an earlier pin of the same tokens; returns that one's node."""
+        """Pin a node, replacing an earlier pin of the same tokens.
+
+        Args:
+            namespace: of the tokens.
+            tokens: int32 as bytes.
+            node: the node at whose end the pin ends.
+            ends_s: clock reading at which the pin ends.
+
+        Returns: the node of the earlier pin, or None.
+        """
         previous = self.remove(namespace, tokens)
         node.num_pins += 1
         pin = _Pin(_key(namespace, tokens), node, next(self._stamps))
@@ -72,16 +81,16 @@ class Pins:
         return previous
 
     def remove(self, namespace: str, tokens: bytes) -> RadixNode | None:
-        """End a pin; returns the node it was on, or None when there is no such pin."""
+        """End a pin. Returns its node, or None if there is no such pin."""
         return self._remove(_key(namespace, tokens))
 
     def pop_ended(self, now: float) -> RadixNode | None:
-        """End the pin that ends first, if its time has come; returns its node."""
+        """End the pin that ends first, if its end time has passed. Returns its node, or None."""
         self._drop_stale()
         return self.pop_first() if self._ends and self._ends[0][0] <= now else None
 
     def pop_first(self) -> RadixNode | None:
-        """End the pin that ends first, even before its time; returns its node."""
+        """End the pin that ends first, even before its end time. Returns its node, or None if there are no pins."""
         self._drop_stale()
         return self._remove(heappop(self._ends)[2].key) if self._ends else None
 
@@ -103,7 +112,7 @@ class Pins:
         return pin.node
 
     def _drop_stale(self) -> None:
-        """Forget the first ends as long as they are of pins that were removed or made anew."""
+        """Remove stale end times from the top of the heap."""
         while self._ends and not self._is_valid(self._ends[0][2]):
             heappop(self._ends)
 

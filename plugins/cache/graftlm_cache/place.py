@@ -1,4 +1,4 @@
-"""Where a probe of the radix tree ended, so that the next one can go on from there."""
+"""The end of a probe of the radix tree, from which the next probe of the same key starts."""
 
 from graftlm_cache.node import RadixNode, common_pages
 
@@ -6,7 +6,15 @@ __all__ = ["Place", "find_place"]
 
 
 class Place:
-    """Where a probe ended: below `node`, after some pages of the child that stood there with this run, if any did."""
+    """The end of a probe: below `node`, after a part of its child at `edge`, if there was a child.
+
+    Attributes:
+        node: the last node that matched in full.
+        edge: bytes of the key's next page; empty if the key has no further page.
+        child: the child at `edge`, or None.
+        run: the run of `child` at the time of the probe, or None.
+        num_pages: number of pages that match.
+    """
 
     __slots__ = ("child", "edge", "node", "num_pages", "run")
 
@@ -18,17 +26,22 @@ class Place:
         self.num_pages = num_pages
 
     @property
-    def still_holds(self) -> bool:
-        """Whether a probe of the same key would end here again, if the node is still there: a split changes the run."""
+    def is_current(self) -> bool:
+        """Whether a probe of the same key would end here again, provided that `node` is still in the tree.
+
+        A split changes the child's run.
+        """
         child = self.node.children.get(self.edge)
         return child is self.child and (child is None or child.run is self.run)
 
 
 def find_place(node: RadixNode, tokens: bytes, page_bytes: int) -> Place:
-    """Return where a match from `node` on would end, changing nothing.
+    """Return the place where a match from `node` on would end; change nothing.
 
     Args:
-        tokens: whole pages, from the start of the prompt.
+        node: its path is a prefix of the key.
+        tokens: int32 as bytes; whole pages, from the start of the prompt.
+        page_bytes: bytes of a page's token ids.
     """
     offset = node.num_pages * page_bytes
     while True:

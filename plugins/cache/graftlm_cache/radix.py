@@ -46,8 +46,8 @@ _TOKEN_DTYPE = np.dtype(np.int32)
 class RadixCache(PrefixCache):
     """A prefix cache over a radix tree per namespace. Eviction takes whole leaves.
 
-    A handle is the node where a match ends. When a match ends inside a node's run, the run is split there, at a page
-    boundary; the old node becomes the lower part, so handles on it keep their meaning.
+    A handle is the node at which a match ends. If a match ends within a node's run, the run is split there, at a page
+    boundary. The old node becomes the lower part, so handles on it stay valid.
     """
 
     def __init__(self, context: CacheContext) -> None:
@@ -55,9 +55,9 @@ class RadixCache(PrefixCache):
         self._page_size = context.page_size
         self._clock = context.clock
         self._on_event = context.on_event
-        # A strategy that does not listen costs nothing.
+        # None for hooks that the strategy does not override, so that they cost nothing.
         self._on_insert, self._on_hit, self._on_evict = _hooks(context.eviction)
-        self._roots: dict[str, RadixNode] = {}  # none without children
+        self._roots: dict[str, RadixNode] = {}  # by namespace; only roots that have children
         self._leaves = LeafHeap(context.eviction)
         self._pins = Pins()
         self._node_ids = itertools.count()
@@ -72,7 +72,7 @@ class RadixCache(PrefixCache):
         """Find the longest cached prefix; see `PrefixCache.match`.
 
         Raises:
-            InvariantError: `resume` is void, or the key is malformed.
+            InvariantError: `resume` is invalid, or the key is malformed.
         """
         start = self._start(resume, key.namespace)
         path = self._path(start, self._whole_pages(key), key.priority, self._clock())
@@ -84,25 +84,25 @@ class RadixCache(PrefixCache):
         return PrefixMatch(path[-1] if path else start, join_pages([node.pages for node in path]))
 
     def probe(self, key: PrefixKey) -> int:
-        """Return the number of pages a match would find, changing nothing."""
+        """Return the number of pages that a match would find; change nothing."""
         root = self._roots.get(key.namespace)
         return 0 if root is None else find_place(root, self._whole_pages(key), self._page_bytes).num_pages
 
     def probe_again(self, key: PrefixKey, place: ProbePlace | None) -> ProbePlace | None:
-        """Return where a match would end; see `PrefixCache.probe_again`. O(1) when nothing changed there."""
+        """Return where a match would end; see `PrefixCache.probe_again`. O(1) if nothing changed at that place."""
         if isinstance(place, Place):
             node = place.node
-            # An evicted node, or a root that left with its last child, is no place to go on from.
+            # Start again from the root if the node was evicted, or is a root that was removed with its last child.
             if node.parent is not None or self._roots.get(key.namespace) is node:
-                return place if place.still_holds else find_place(node, self._whole_pages(key), self._page_bytes)
+                return place if place.is_current else find_place(node, self._whole_pages(key), self._page_bytes)
         root = self._roots.get(key.namespace)
         return None if root is None else find_place(root, self._whole_pages(key), self._page_bytes)
 
     def insert(self, key: PrefixKey, pages: PageIds, handle: PrefixHandle) -> InsertResult:
-        """Take the pages the tree does not hold yet; see `PrefixCache.insert`.
+        """Add the pages that the tree does not have yet; see `PrefixCache.insert`.
 
         Raises:
-            InvariantError: `handle` is void, or the number of pages does not fit the key.
+            InvariantError: `handle` is invalid, or the number of pages does not fit the key.
         """
         tokens = self._whole_pages(key)
         start = self._start(handle, key.namespace)
@@ -119,7 +119,10 @@ class RadixCache(PrefixCache):
         return InsertResult(existing_pages, end.num_pages, end, held)
 
     def _path(self, node: RadixNode, tokens: bytes, priority: int, now: float) -> list[RadixNode]:
-        """Return the nodes below `node` on the key's longest cached prefix, touched; the last one is split to fit."""
+        """Return the nodes below `node` on the key's longest cached prefix.
+
+        Effects: updates their recency; splits the last one if the key continues differently within its run.
+        """
         page_bytes, end = self._page_bytes, len(tokens)
         offset = node.num_pages * page_bytes
         path: list[RadixNode] = []
@@ -142,7 +145,7 @@ class RadixCache(PrefixCache):
         return path
 
     def _grow(self, parent: RadixNode, tokens: bytes, pages: bytes, priority: int, now: float) -> RadixNode:
-        """Hang the key's remaining pages below a node."""
+        """Add a leaf with the key's remaining pages below a node; return it."""
         offset = parent.num_pages * self._page_bytes
         run = tokens[offset:]
         stats = NodeStats(now, now, 0, len(run) // ITEM_BYTES, offset // ITEM_BYTES, priority)
@@ -161,7 +164,7 @@ class RadixCache(PrefixCache):
         return leaf
 
     def _split(self, lower: RadixNode, num_upper_pages: int) -> RadixNode:
-        """Move the upper part of a node's run into a new node above it; the old object stays the lower part."""
+        """Move the upper part of a node's run to a new node above it; return the new node."""
         cut = num_upper_pages * self._page_bytes
         run, pages, parent = lower.run, lower.pages, lower.parent
         upper = RadixNode(
@@ -173,7 +176,7 @@ class RadixCache(PrefixCache):
             replace(lower.stats, tokens=cut // ITEM_BYTES),
         )
         upper.num_locks = lower.num_locks
-        assert parent is not None, "a root holds no run to split"
+        assert parent is not None, "a root has no run to split"
         parent.adopt(run[: self._page_bytes], upper)
         upper.adopt(run[cut : cut + self._page_bytes], lower)
         lower.parent = upper
@@ -193,10 +196,10 @@ class RadixCache(PrefixCache):
     # -- Locks and pins -------------------------------------------------------------------------------------------
 
     def lock(self, handle: PrefixHandle) -> None:
-        """Keep the path to a handle from eviction until `unlock`.
+        """Protect the path to a handle from eviction until `unlock`.
 
         Raises:
-            InvariantError: the handle is void.
+            InvariantError: the handle is invalid.
         """
         node = self._own(handle)
         node.num_holds += 1
@@ -213,12 +216,12 @@ class RadixCache(PrefixCache):
         """Undo one `lock`.
 
         Raises:
-            InvariantError: the handle is void, or not locked.
+            InvariantError: the handle is invalid or not locked.
         """
         node = self._own(handle)
         if node.num_holds == 0:
             raise InvariantError(
-                f"radix cache: unlock of a handle at page {node.num_pages} that nobody holds. "
+                f"radix cache: unlock of a handle at page {node.num_pages} that is not locked. "
                 "Unlock a handle as often as it was locked."
             )
         node.num_holds -= 1
@@ -233,11 +236,11 @@ class RadixCache(PrefixCache):
         self._leaves.settle_many()
 
     def pin(self, key: PrefixKey, ttl_s: float) -> int:
-        """Keep the cached part of a key for a while; see `PrefixCache.pin`."""
+        """Pin the cached part of a key for `ttl_s` seconds; see `PrefixCache.pin`."""
         tokens, now = self._whole_pages(key), self._clock()
         self._end_pins(now)
         if not self._pins.has_room(key.namespace, tokens):
-            logger.warning("a prefix is not pinned: there are %d pins, as many as there may be", len(self._pins))
+            logger.warning("a prefix was not pinned, because there are %d pins, which is the limit", len(self._pins))
             return 0
         path = self._path(self._start(None, key.namespace), tokens, key.priority, now)
         if not path:
@@ -248,47 +251,47 @@ class RadixCache(PrefixCache):
         return path[-1].num_pages
 
     def unpin(self, key: PrefixKey) -> bool:
-        """End a pin before its time; see `PrefixCache.unpin`."""
+        """End a pin early; see `PrefixCache.unpin`."""
         self._end_pins(self._clock())
         node = self._pins.remove(key.namespace, self._whole_pages(key))
         self._reconsider(node)
         return node is not None
 
     def _reconsider(self, node: RadixNode | None) -> None:
-        """Give a leaf whose pins have changed its place in the order of eviction, or take it out of it."""
+        """Update the position of a leaf whose pins have changed in the order of eviction."""
         if node is not None and node.is_evictable_leaf:
             self._leaves.touch(node)
 
-    # -- Giving up pages ------------------------------------------------------------------------------------------
+    # -- Evicting pages -------------------------------------------------------------------------------------------
 
     def evict(self, num_pages: int) -> PageIds:
-        """Give up whole leaves, lowest priority first, until they are `num_pages` pages or none is left.
+        """Evict whole leaves, lowest priority first, until they have `num_pages` pages or none is left.
 
-        Returns: int32, the page ids given up.
+        Returns: int32, the evicted page ids.
         """
         now = self._clock()
         self._end_pins(now)
-        given_up: list[bytes] = []
-        num_given_up = 0
-        while num_given_up < num_pages and (leaf := self._next_leaf()) is not None:
+        evicted: list[bytes] = []
+        num_evicted = 0
+        while num_evicted < num_pages and (leaf := self._next_leaf()) is not None:
             self._cut_off(leaf)
-            given_up.append(leaf.pages)
-            num_given_up += leaf.num_own_pages
+            evicted.append(leaf.pages)
+            num_evicted += leaf.num_own_pages
             last_used_s = leaf.stats.last_access
             if self._on_event is not None:
                 self._on_event(removed_event(leaf))
-        if given_up:
+        if evicted:
             self._eviction_age_s = now - last_used_s
             self._version += 1
-        return join_pages(given_up)
+        return join_pages(evicted)
 
     def _end_pins(self, now: float) -> None:
-        """End the pins whose time is up."""
+        """End the pins whose end time has passed."""
         while len(self._pins) and (ended := self._pins.pop_ended(now)) is not None:
             self._reconsider(ended)
 
     def _next_leaf(self) -> RadixNode | None:
-        """Take the next leaf out of the order; when only pinned ones are left, that whose pin ends first."""
+        """Remove the next leaf from the order of eviction; if only pinned leaves remain, end the earliest pin."""
         while (leaf := self._leaves.pop()) is None:
             node = self._pins.pop_first()
             if node is None:
@@ -297,26 +300,26 @@ class RadixCache(PrefixCache):
         return leaf
 
     def reset(self) -> PageIds:
-        """Forget everything that is not locked, pinned or not.
+        """Remove all nodes that are not locked, also pinned ones.
 
-        Returns: int32, the page ids given up.
+        Returns: int32, the removed page ids.
         """
         self._pins.clear()
-        doomed = [node for node in self._nodes() if node.num_locks == 0]
-        if not doomed:
+        removed = [node for node in self._nodes() if node.num_locks == 0]
+        if not removed:
             return NO_PAGES
-        for node in reversed(doomed):  # children before parents
+        for node in reversed(removed):  # children before parents
             self._leaves.discard(node)
             self._cut_off(node)
             if self._on_event is not None and self._locked_pages:
                 self._on_event(removed_event(node))
         self._version += 1
         if self._on_event is not None and not self._locked_pages:
-            self._on_event(CacheEvent("cleared", sum(node.stats.tokens for node in doomed)))
-        return join_pages([node.pages for node in doomed])
+            self._on_event(CacheEvent("cleared", sum(node.stats.tokens for node in removed)))
+        return join_pages([node.pages for node in removed])
 
     def _cut_off(self, leaf: RadixNode) -> None:
-        """Take an unlocked leaf out of the tree; its parent may become an evictable leaf."""
+        """Remove an unlocked leaf from the tree; its parent may become an evictable leaf."""
         parent = leaf.parent
         assert parent is not None, "a root is never evicted"
         parent.disown(leaf.run[: self._page_bytes])
@@ -333,22 +336,22 @@ class RadixCache(PrefixCache):
 
     @property
     def evictable_pages(self) -> int:
-        """Pages `evict` could give up now."""
+        """Number of pages that `evict` could return now."""
         return self._evictable_pages
 
     @property
     def locked_pages(self) -> int:
-        """Pages on locked paths."""
+        """Number of pages on locked paths."""
         return self._locked_pages
 
     @property
     def eviction_age_s(self) -> float | None:
-        """How long what was evicted last had not been used, in seconds."""
+        """Seconds between last use and eviction of the last evicted node; None before the first eviction."""
         return self._eviction_age_s
 
     @property
     def version(self) -> int:
-        """A number that grows whenever pages come or go."""
+        """A number that increases whenever pages are added or removed."""
         return self._version
 
     def walk(self) -> Iterator[NodeView]:
@@ -374,13 +377,16 @@ class RadixCache(PrefixCache):
             waiting.extend(node.children.values())
             yield node
 
-    # -- Checking what came in ------------------------------------------------------------------------------------
+    # -- Checking arguments ---------------------------------------------------------------------------------------
 
     def _start(self, handle: PrefixHandle | None, namespace: str) -> RadixNode:
-        """Return the node to go on from: the handle's, or the namespace's root.
+        """Return the node to continue from: the handle's node, or the root of the namespace.
 
-        A root leaves with its last child, so a handle without pages is taken for the root of the day. A new root joins
-        the tree with its first child.
+        A root is removed with its last child, so a handle without pages stands for the current root. A new root is
+        added to the tree with its first child.
+
+        Raises:
+            InvariantError: the handle is invalid or has another namespace.
         """
         if handle is None or handle.num_pages == 0:
             return self._roots.get(namespace) or RadixNode.root(next(self._node_ids), namespace)
@@ -393,7 +399,9 @@ class RadixCache(PrefixCache):
 
     def _own(self, handle: PrefixHandle) -> RadixNode:
         if not isinstance(handle, RadixNode):
-            raise InvariantError(f"radix cache: got a handle of type {type(handle).__name__}, which it never gave out.")
+            raise InvariantError(
+                f"radix cache: got a handle of type {type(handle).__name__}, expected one that this cache returned."
+            )
         if handle.parent is None and handle.num_pages:
             raise InvariantError(
                 f"radix cache: the handle at page {handle.num_pages} was evicted. Lock a handle to keep it."
@@ -420,7 +428,7 @@ class RadixCache(PrefixCache):
 
 
 def _hooks(strategy: EvictionStrategy) -> list[Callable[[NodeStats], None] | None]:
-    """Return a strategy's on_insert, on_hit and on_evict; None for those that it leaves as they are."""
+    """Return a strategy's on_insert, on_hit and on_evict; None for methods that it does not override."""
     names = ("on_insert", "on_hit", "on_evict")
     is_own = [getattr(type(strategy), name, None) is not getattr(EvictionStrategy, name) for name in names]
     return [getattr(strategy, name) if own else None for name, own in zip(names, is_own, strict=True)]

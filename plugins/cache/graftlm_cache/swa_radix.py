@@ -1,4 +1,4 @@
-"""The radix prefix cache for models with sliding windows: a page may stay when its window page has gone."""
+"""The radix prefix cache for models with sliding windows: a page may stay cached after its window page is freed."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -28,28 +28,30 @@ __all__ = ["SWARadixCache"]
 
 @dataclass(frozen=True, slots=True)
 class _Probed:
-    """The answer of a probe while the tree was in this version."""
+    """The result of a probe, valid for this version of the tree."""
 
     num_pages: int
     version: int
 
 
 class SWARadixCache(RadixCache):
-    """A radix cache that knows which of its nodes have window pages.
+    """A radix cache that records which of its nodes have window pages.
 
-    A node is covered, with a window page for each of its pages, or bare. A match ends where the `reach_pages` pages in
-    front of it are covered, or all are:
+    A node is either covered (each of its pages has a window page) or bare (none has one). A match can end at a place if
+    the last `reach_pages` pages before it are covered; if there are fewer pages, all of them must be covered:
 
         reach_pages = 4          [==== 8 ====]──[---- 16 ----]──[== 3 ==]──[== 2 ==]      = covered  - bare
         pages                    0           8               24         27         29
         a match may end at       0 ....... 8                                28, 29
 
-    So a long prompt comes to cost one window at its end, and another at each place where prompts branch off. Window
-    pages go in the order in which windows were last used, first those in front of the last window of a run. A leaf
-    without a window leaves the cache as a whole, and with it what no match can end in any more.
+    So under memory pressure a long prompt keeps one window at its end, and one at each place where prompts branch.
+    Window pages are evicted in the order of the last use of their windows; within a run, pages before its last window
+    are evicted first. A leaf without a window is removed from the cache, together with ancestors at which no match can
+    end any more.
 
     Args:
-        window: tells which pages have window pages.
+        context: see `CacheContext`.
+        window: returns which pages have window pages.
     """
 
     def __init__(self, context: CacheContext, window: WindowView) -> None:
@@ -62,24 +64,24 @@ class SWARadixCache(RadixCache):
     # -- Looking up and adding ------------------------------------------------------------------------------------
 
     def match(self, key: PrefixKey, resume: PrefixHandle | None = None) -> PrefixMatch:
-        """Find the longest cached prefix that a request can go on from; see `PrefixCache.match`.
+        """Find the longest cached prefix from which a request can continue; see `PrefixCache.match`.
 
         Raises:
-            InvariantError: `resume` is void, or the key is malformed.
+            InvariantError: `resume` is invalid, or the key is malformed.
         """
         start = self._start(resume, key.namespace)
         num_pages = self._usable_pages(start, self._whole_pages(key))
         return super().match(replace(key, token_ids=key.token_ids[: num_pages * self._page_size]), resume)
 
     def probe(self, key: PrefixKey) -> int:
-        """Return the number of pages a match would find, changing nothing."""
+        """Return the number of pages that a match would find; change nothing."""
         root = self._roots.get(key.namespace)
         return 0 if root is None else self._usable_pages(root, self._whole_pages(key))
 
     def probe_again(self, key: PrefixKey, place: ProbePlace | None) -> ProbePlace | None:
-        """Return where a match would end; O(1) when nothing changed, else from the start.
+        """Return where a match would end: in O(1) if nothing changed, otherwise by a probe from the start.
 
-        Window pages may have gone in front of any place, so an old answer is no place to go on from.
+        It cannot continue from an old result, because window pages before that place may have been freed.
         """
         if isinstance(place, _Probed) and place.version == self._version:
             return place
@@ -87,10 +89,10 @@ class SWARadixCache(RadixCache):
         return _Probed(num_pages, self._version) if num_pages else None
 
     def insert(self, key: PrefixKey, pages: PageIds, handle: PrefixHandle) -> InsertResult:
-        """Take the pages the tree does not hold yet, and the window pages it lacks; see `PrefixCache.insert`.
+        """Add the pages and the window pages that the tree does not have yet; see `PrefixCache.insert`.
 
         Raises:
-            InvariantError: `handle` is void, or the number of pages does not fit the key.
+            InvariantError: `handle` is invalid, or the number of pages does not fit the key.
         """
         start = handle.num_pages
         result = super().insert(key, pages, handle)
@@ -103,9 +105,10 @@ class SWARadixCache(RadixCache):
         return result
 
     def _take_over(self, node: RadixNode, held: NDArray[np.bool_]) -> None:
-        """Cover a bare node where it is offered window pages, split into parts that are covered or bare.
+        """Cover the pages of a bare node for which window pages are offered; split it into covered and bare parts.
 
         Args:
+            node: a bare node.
             held: bool [num_own_pages], whether a window page is offered.
         """
         if not held.any():
@@ -121,9 +124,9 @@ class SWARadixCache(RadixCache):
         self._version += 1
 
     def _usable_pages(self, node: RadixNode, tokens: bytes) -> int:
-        """Return how many pages of a key a match from `node` on could use, changing nothing.
+        """Return the number of pages of a key that a match from `node` on could use; change nothing.
 
-        `node` is the end of a match, or of something a request has computed, and can be used itself.
+        `node` is the end of a match or of a request's computed tokens, so it can be used itself.
         """
         page_bytes, reach = self._page_bytes, self._reach
         usable = end = node.num_pages
@@ -143,7 +146,7 @@ class SWARadixCache(RadixCache):
         return usable
 
     def _covered_before(self, node: RadixNode) -> int:
-        """Return how many pages in a row, up to the node's end, are covered; counting stops at `reach_pages`."""
+        """Return the number of consecutive covered pages before the node's end; may stop counting at `reach_pages`."""
         num_covered = 0
         while num_covered < self._reach and node in self._cover and (parent := node.parent) is not None:
             num_covered += node.num_own_pages
@@ -158,16 +161,16 @@ class SWARadixCache(RadixCache):
     # -- Window locks ---------------------------------------------------------------------------------------------
 
     def lock_window(self, handle: PrefixHandle, num_pages: int) -> None:
-        """Keep the window pages of the last `num_pages` pages before a handle; splits the run where they begin.
+        """Protect the window pages of the last `num_pages` pages before a handle; split the run where they start.
 
         Raises:
-            InvariantError: the handle is void.
+            InvariantError: the handle is invalid.
         """
         for node in self._last_pages(self._own(handle), num_pages):
             self._cover.lock(node)
 
     def _last_pages(self, end: RadixNode, num_pages: int) -> Iterator[RadixNode]:
-        """Yield the nodes of just the last `num_pages` pages up to a node's end; splits the run where they begin."""
+        """Yield the nodes of exactly the last `num_pages` pages before a node's end; split the run where they start."""
         first = max(end.num_pages - num_pages, 0)
         for node in _path_up(end, first):
             in_front = first - (node.num_pages - node.num_own_pages)
@@ -179,27 +182,27 @@ class SWARadixCache(RadixCache):
         """Undo one `lock_window` of the same handle and length.
 
         Raises:
-            InvariantError: the handle is void, or its window is not locked.
+            InvariantError: the handle is invalid, or its window is not locked.
         """
         self._cover.tick()
         for node in _path_up(self._own(handle), handle.num_pages - num_pages):
             self._cover.unlock(node)
 
-    # -- Giving up pages ------------------------------------------------------------------------------------------
+    # -- Evicting pages -------------------------------------------------------------------------------------------
 
     def evict(self, num_pages: int) -> PageIds:
-        """Give up whole leaves, lowest priority first, and what they leave behind without a window.
+        """Evict whole leaves, lowest priority first, and bare nodes that become leaves by that.
 
-        Returns: int32, the page ids given up.
+        Returns: int32, the evicted page ids.
         """
         pages = super().evict(num_pages)
         bare = self._drop_left_bare()
         return np.concatenate((pages, join_pages(bare))) if bare else pages
 
     def reset(self) -> PageIds:
-        """Forget everything that is not locked, pinned or not.
+        """Remove all nodes that are not locked, also pinned ones.
 
-        Returns: int32, the page ids given up.
+        Returns: int32, the removed page ids.
         """
         pages = super().reset()
         self._left_bare.clear()
@@ -207,43 +210,43 @@ class SWARadixCache(RadixCache):
 
     @property
     def evictable_window_pages(self) -> int:
-        """Window pages `evict_window` could make free now."""
+        """Number of window pages that `evict_window` could free now."""
         return self._cover.evictable_pages
 
     def evict_window(self, num_pages: int) -> WindowEviction:
-        """Give up window pages, those first whose window was used longest ago.
+        """Evict window pages, least recently used windows first.
 
-        Of a run longer than a window, the part in front of its last window goes first. A leaf without a window is of no
-        use, so it leaves the cache. Pinned prefixes keep their last window while anything else can go.
+        If a run is longer than a window, the part before its last window is evicted first. A leaf without a window
+        cannot be used, so it is removed from the cache. The last windows of pinned prefixes are evicted last.
         """
         self._end_pins(self._clock())
-        spared = {node for end in self._pins.nodes() for node in self._last_pages(end, self._reach)}
-        gone: list[bytes] = []
-        stripped: list[bytes] = []
+        pinned = {node for end in self._pins.nodes() for node in self._last_pages(end, self._reach)}
+        removed: list[bytes] = []
+        bared: list[bytes] = []
         num_free = 0
-        while num_free < num_pages and (node := self._cover.oldest(spared)) is not None:
+        while num_free < num_pages and (node := self._cover.oldest(pinned)) is not None:
             if node.num_own_pages > self._reach > 0:
                 node = self._split(node, node.num_own_pages - self._reach)
             num_free += node.num_own_pages
             if node.is_evictable_leaf and self._reach:
-                gone += [node.pages]
+                removed += [node.pages]
                 self._drop(node)
-                gone += self._drop_left_bare()
+                removed += self._drop_left_bare()
             else:
                 self._cover.remove(node)
-                stripped.append(node.pages)
+                bared.append(node.pages)
         self._version += 1
-        return WindowEviction(join_pages(gone), join_pages(stripped))
+        return WindowEviction(join_pages(removed), join_pages(bared))
 
     def _drop(self, leaf: RadixNode) -> None:
-        """Take an unlocked leaf out of the tree and out of the order of eviction, and tell of it."""
+        """Remove an unlocked leaf from the tree and from the order of eviction, and report the event."""
         self._leaves.discard(leaf)
         self._cut_off(leaf)
         if self._on_event is not None:
             self._on_event(removed_event(leaf))
 
     def _drop_left_bare(self) -> list[bytes]:
-        """Take out the bare nodes that have become leaves: no match can end there. Returns their pages."""
+        """Remove the bare nodes that have become leaves, because no match can end there. Returns their pages."""
         dropped = []
         while self._left_bare:
             node = self._left_bare.pop()
@@ -268,7 +271,7 @@ class SWARadixCache(RadixCache):
 
 
 def _path_up(node: RadixNode, num_pages: int) -> Iterator[RadixNode]:
-    """Yield the node and those above it that end past the first `num_pages` pages of the prompt."""
+    """Yield the node and its ancestors, as far as they end after the first `num_pages` pages of the prompt."""
     while node.num_pages > num_pages and (parent := node.parent) is not None:
         yield node
         node = parent

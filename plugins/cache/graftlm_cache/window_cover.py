@@ -1,4 +1,4 @@
-"""Which nodes of a radix tree have window pages, who keeps them, and the order in which they are given up."""
+"""The window pages of a radix tree's nodes: which nodes have them, their locks, and the order of their eviction."""
 
 from collections.abc import Collection
 from heapq import heapify, heappop, heappush
@@ -9,32 +9,32 @@ from graftlm_cache.node import RadixNode
 
 __all__ = ["WindowCover"]
 
-#: When the node's window was used last, where the node ends, its id, the node.
+#: Time of the last use of the node's window, number of pages up to the node's end, its id, the node.
 _Entry: TypeAlias = tuple[int, int, int, RadixNode]
 
-#: Stale entries that are not worth a compaction.
+#: With fewer stale entries than this, the heap is not compacted.
 _SLACK = 64
 
 
 class WindowCover:
-    """Tells covered nodes from bare ones. A node's pages all have window pages, or none has.
+    """Records which nodes are covered: all pages of a node have window pages, or none has.
 
-    Covered nodes that nobody locks wait in the order in which their windows were last used, and of windows used at the
-    same time the one in front goes first. Using a window is locking it: a request that goes on far below a node does
-    not use the node's window pages, however often it passes the node.
+    Covered nodes without locks are ordered by the last use of their windows; among windows used at the same time, the
+    one nearest to the start of the prompt is first. Only locking counts as a use. A request that matches far beyond a
+    node does not use the node's window pages.
 
-    An entry of the heap is stale when its node was used later, locked or bared; stale entries are skipped, and swept
-    out when they outnumber the others. So all that is done here costs O(log n).
+    An entry of the heap is stale if its node was used later, locked, or has lost its window pages. Stale entries are
+    skipped, and are removed together when they outnumber the valid ones. So each method costs O(log n).
 
     Attributes:
-        evictable_pages: pages of covered nodes that nobody locks.
+        evictable_pages: number of pages of covered nodes without locks.
     """
 
     def __init__(self) -> None:
         self.evictable_pages = 0
         self._covered: set[RadixNode] = set()
-        self._num_locks: dict[RadixNode, int] = {}  # none that are 0
-        self._last_use: dict[RadixNode, int] = {}  # of covered nodes that nobody locks
+        self._num_locks: dict[RadixNode, int] = {}  # only counts above 0
+        self._last_use: dict[RadixNode, int] = {}  # of covered nodes without locks
         self._heap: list[_Entry] = []
         self._now = 0
 
@@ -42,24 +42,24 @@ class WindowCover:
         return node in self._covered
 
     def tick(self) -> None:
-        """Let time pass: what is used from now on was used later."""
+        """Advance the time that later uses are recorded with."""
         self._now += 1
 
     def add(self, node: RadixNode) -> None:
-        """Note that a bare node has window pages now."""
+        """Record that a bare node now has window pages."""
         self._covered.add(node)
         if node not in self._num_locks:
             self._enqueue(node, self._now)
             self.evictable_pages += node.num_own_pages
 
     def remove(self, node: RadixNode) -> None:
-        """Note that a node that nobody locks has no window pages any more; a bare one stays as it is."""
+        """Record that a node without locks has lost its window pages; do nothing for a bare node."""
         if node in self._covered:
             self._dequeue(node)
             self._covered.remove(node)
 
     def lock(self, node: RadixNode) -> None:
-        """Keep a node's window pages; a bare node gets its lock all the same."""
+        """Protect a node's window pages from eviction; the lock is counted also for a bare node."""
         num_locks = self._num_locks.get(node, 0)
         if num_locks == 0 and node in self._covered:
             self._dequeue(node)
@@ -69,13 +69,13 @@ class WindowCover:
         """Undo one `lock`.
 
         Raises:
-            InvariantError: there is none to undo.
+            InvariantError: the node is not locked.
         """
         num_locks = self._num_locks.get(node, 0)
         if num_locks == 0:
             raise InvariantError(
-                f"swa_radix cache: the window at page {node.num_pages} is unlocked, but nobody holds it. "
-                "Unlock a window as often, and as far, as it was locked."
+                f"swa_radix cache: unlock of the window at page {node.num_pages}, which is not locked. "
+                "Unlock a window as often as it was locked, with the same length."
             )
         if num_locks > 1:
             self._num_locks[node] = num_locks - 1
@@ -86,7 +86,7 @@ class WindowCover:
             self.evictable_pages += node.num_own_pages
 
     def split(self, upper: RadixNode, lower: RadixNode) -> None:
-        """Note that `upper` was split off the front of `lower`: both are as `lower` was."""
+        """Record that `upper` was split off from the start of `lower`; it gets the same state and locks."""
         if lower in self._num_locks:
             self._num_locks[upper] = self._num_locks[lower]
         if lower in self._covered:
@@ -94,16 +94,20 @@ class WindowCover:
             if lower in self._last_use:
                 self._enqueue(upper, self._last_use[lower])
 
-    def oldest(self, spared: Collection[RadixNode]) -> RadixNode | None:
-        """Return the covered, unlocked node whose window was used longest ago; a spared one only if all are spared."""
-        passed: list[_Entry] = []
-        while self._heap and (self._is_stale(self._heap[0]) or self._heap[0][3] in spared):
+    def oldest(self, pinned: Collection[RadixNode]) -> RadixNode | None:
+        """Return the covered, unlocked node whose window was used longest ago; None if there is none.
+
+        Args:
+            pinned: nodes that are returned only if there are no others.
+        """
+        skipped: list[_Entry] = []
+        while self._heap and (self._is_stale(self._heap[0]) or self._heap[0][3] in pinned):
             entry = heappop(self._heap)
             if not self._is_stale(entry):
-                passed.append(entry)
-        first = self._heap or passed
+                skipped.append(entry)
+        first = self._heap or skipped
         node = first[0][3] if first else None
-        for entry in passed:
+        for entry in skipped:
             heappush(self._heap, entry)
         return node
 

@@ -551,7 +551,7 @@ def test_files_with_a_future_date_are_also_evicted(tmp_path):
 
 @pytest.mark.parametrize("path", ["kv/a\0b", "~nosuchuser77/kv"])
 def test_an_impossible_path_is_refused(path):
-    with pytest.raises(ValidationError, match=r"NUL|names no folder"):
+    with pytest.raises(ValidationError, match=r"NUL|cannot be expanded"):
         FileStorageOptions(path=path)
 
 
@@ -569,7 +569,7 @@ def test_an_invalid_size_is_refused(given):
 
 
 def test_a_limit_below_one_block_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"max_bytes .* is 1000, but one block takes 1120 bytes; set a larger"):
+    with pytest.raises(ConfigError, match=r"max_bytes .* is 1000, but one block needs 1120 bytes; set a larger"):
         FileStorage(FileStorageOptions(path=tmp_path, max_bytes=1000), CONTEXT)
 
 

@@ -1,4 +1,4 @@
-"""The content hashes that lower tiers know blocks by."""
+"""The content hashes that name blocks in the lower tiers."""
 
 import hashlib
 from collections import OrderedDict
@@ -17,7 +17,7 @@ _MEMO_SIZE = 64
 
 @dataclass(slots=True)
 class _Chain:
-    """The keys of one token sequence, of the tokens that it was made from: a copy of whole blocks."""
+    """The keys of a token sequence, and a copy of its tokens: whole blocks."""
 
     token_ids: TokenIds
     keys: list[bytes]
@@ -26,12 +26,14 @@ class _Chain:
 class BlockKeys:
     """Computes the keys of a prefix's whole blocks.
 
-    A block's key is a chained hash: blake2b of the key before it (of the namespace, for the first) and of its tokens.
-    So equal keys mean equal tokens from the start on, in one namespace, whichever engine computed them. The hash is
-    cryptographic: nobody can make up a prompt that meets another one's blocks.
+    A block's key is a chained hash: blake2b of the previous block's key (for the first block, of the namespace) and of
+    the block's tokens. So equal keys mean equal tokens from the start of the prompt, in the same namespace, in any
+    engine. The hash is cryptographic, so that no client can construct a prompt that matches another prompt's blocks.
 
-    Chains computed lately are remembered, so that a prompt which comes again, longer by a chunk or by a turn, is hashed
-    from where it is new.
+    The most recent chains are kept. If a prompt comes again with more tokens, only the new blocks are hashed.
+
+    Args:
+        block_tokens: tokens in a block.
     """
 
     def __init__(self, block_tokens: int) -> None:
@@ -39,7 +41,7 @@ class BlockKeys:
         self._memo: OrderedDict[bytes, _Chain] = OrderedDict()  # by first block's key
 
     def of(self, key: PrefixKey) -> list[bytes]:
-        """Return the keys of a prefix's whole blocks, first to last; not to be changed."""
+        """Return the keys of a prefix's whole blocks, in order. The caller must not change the list."""
         size = self._block_tokens
         num_blocks = len(key.token_ids) // size
         if num_blocks == 0:
@@ -70,7 +72,7 @@ def _digest(parent: bytes, token_ids: TokenIds) -> bytes:
 
 
 def _num_shared_blocks(a: TokenIds, b: TokenIds, size: int) -> int:
-    """Return how many leading blocks two sequences share."""
+    """Return the number of equal leading blocks of two sequences."""
     end = min(len(a), len(b))
     differs = a[:end] != b[:end]
     return (int(differs.argmax()) if differs.any() else end) // size

@@ -1,4 +1,4 @@
-"""The hierarchical cache: a device cache, and below it blocks in host memory and in storage."""
+"""The hierarchical cache: a device cache with lower tiers, which are blocks in host memory and in storage."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -34,7 +34,13 @@ __all__ = ["HierarchicalCache"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Offer:
-    """Pinned host blocks that continue a match, the first of them from page `first_page` on."""
+    """Pinned host blocks that continue a match.
+
+    Attributes:
+        blocks: in the order of the prompt.
+        first_page: index, within the first block, of the first page to load.
+        num_pages: number of pages to load.
+    """
 
     blocks: list[HostBlock]
     first_page: int
@@ -42,24 +48,26 @@ class _Offer:
 
 
 class HierarchicalCache(TieredPrefixCache):
-    """Composes a device cache with tiers that are maps from content hashes to blocks.
+    """Combines a device cache with lower tiers, which are maps from content hashes to blocks.
 
         device    any prefix cache   pages, a tree        matched, locked, evicted as without lower tiers
-        host      HostTier           blocks by hash       filled with copies from the device, and from storage
-        storage   StorageTier        blocks by hash       written from host memory, read ahead into it
+        host      HostTier           blocks by hash       filled with copies from the device and from storage
+        storage   StorageTier        blocks by hash       written from host memory, prefetched into it
 
-    A lower tier needs no tree: a block's hash names all tokens up to its end, so the longest prefix it holds is found
-    by looking up a request's hashes one after the other, and it may lose any block at any time.
+    A lower tier needs no tree, because a block's hash depends on all tokens up to the block's end. The longest prefix
+    in a tier is found by looking up a request's hashes in order, and the tier may lose any block at any time.
 
     Args:
-        device: finds prefixes on the device; this cache is it, as far as `PrefixCache` goes.
+        device: the prefix cache of the device tier; all methods of `PrefixCache` are forwarded to it.
         host: the second tier.
-        storage: the third one, or None.
-        transfer: copies pages and blocks; None when `host` has no slots.
-        writing: which blocks are copied to the host, and when.
-        wait_s: from now on, how long a waiting request waits for storage: seconds, or None for as long as it takes.
-        page_size, block_tokens: tokens of a page, and of a block, which is whole pages.
-        clock: seconds, monotonic.
+        storage: the third tier, or None.
+        transfer: copies pages and blocks; None if `host` has no slots.
+        writing: decides which blocks are copied to the host, and when.
+        wait_s: maximum time that a waiting request waits for storage, in seconds, from the start of its prefetch; None:
+            until the prefetch is complete.
+        page_size: tokens in a page.
+        block_tokens: tokens in a block, a multiple of `page_size`.
+        clock: monotonic, in seconds.
     """
 
     def __init__(
@@ -96,11 +104,11 @@ class HierarchicalCache(TieredPrefixCache):
         return self._device.match(key, resume)
 
     def insert(self, key: PrefixKey, pages: PageIds, handle: PrefixHandle) -> InsertResult:
-        """Take pages on the device; see `PrefixCache.insert`."""
+        """Insert pages on the device; see `PrefixCache.insert`."""
         return self._device.insert(key, pages, handle)
 
     def lock(self, handle: PrefixHandle) -> None:
-        """Keep a path on the device from eviction until `unlock`."""
+        """Protect a path on the device from eviction until `unlock`."""
         self._device.lock(handle)
 
     def unlock(self, handle: PrefixHandle) -> None:
@@ -108,9 +116,9 @@ class HierarchicalCache(TieredPrefixCache):
         self._device.unlock(handle)
 
     def evict(self, num_pages: int) -> PageIds:
-        """Give up pages of the device; blocks that are to be written back are copied before anybody overwrites them.
+        """Evict pages of the device. With `write_back`, their blocks are copied to the host before being overwritten.
 
-        Returns: int32, the page ids given up.
+        Returns: int32, the evicted page ids.
         """
         pages = self._device.evict(num_pages)
         if self._queue is not None:
@@ -120,9 +128,9 @@ class HierarchicalCache(TieredPrefixCache):
         return pages
 
     def reset(self) -> PageIds:
-        """Forget everything that is not locked on the device, and all of host memory. Storage keeps what it has.
+        """Remove all nodes that are not locked on the device, and all host blocks. Storage does not change.
 
-        Returns: int32, the page ids given up.
+        Returns: int32, the removed page ids.
         """
         pages = self._device.reset()
         self._residents.take(pages)
@@ -131,17 +139,17 @@ class HierarchicalCache(TieredPrefixCache):
 
     @property
     def evictable_pages(self) -> int:
-        """Pages `evict` could give up now."""
+        """Number of pages that `evict` could return now."""
         return self._device.evictable_pages
 
     @property
     def locked_pages(self) -> int:
-        """Pages on locked paths."""
+        """Number of pages on locked paths."""
         return self._device.locked_pages
 
     @property
     def eviction_age_s(self) -> float | None:
-        """How long what the device evicted last had not been used, in seconds."""
+        """Seconds between last use and eviction of the node that the device evicted last."""
         return self._device.eviction_age_s
 
     def walk(self) -> Iterator[NodeView]:
@@ -150,39 +158,39 @@ class HierarchicalCache(TieredPrefixCache):
 
     @property
     def version(self) -> int:
-        """A number that grows whenever pages on the device come or go."""
+        """A number that increases whenever pages on the device are added or removed."""
         return self._device.version
 
     def probe(self, key: PrefixKey) -> int:
-        """Return the number of pages a match would find."""
+        """Return the number of pages that a match on the device would find."""
         return self._device.probe(key)
 
     def probe_again(self, key: PrefixKey, place: ProbePlace | None) -> ProbePlace | None:
-        """Probe from where the last probe of this key ended."""
+        """Probe from the end of the last probe of this key; see `PrefixCache.probe_again`."""
         return self._device.probe_again(key, place)
 
     def pin(self, key: PrefixKey, ttl_s: float) -> int:
-        """Keep a prefix on the device for a while; see `PrefixCache.pin`."""
+        """Pin a prefix on the device for `ttl_s` seconds; see `PrefixCache.pin`."""
         return self._device.pin(key, ttl_s)
 
     def unpin(self, key: PrefixKey) -> bool:
-        """End a pin before its time."""
+        """End a pin early; see `PrefixCache.unpin`."""
         return self._device.unpin(key)
 
     # -- Device to host -------------------------------------------------------------------------------------------
 
     def store(self, key: PrefixKey, pages: PageIds) -> None:
-        """Copy the blocks of a key to the host that the write policy wants there; see `TieredPrefixCache.store`."""
+        """Copy those blocks of a key to the host that the write policy selects; see `TieredPrefixCache.store`."""
         keys = self._keys.of(key)[: self._host.num_slots]
         if self._queue is None or not keys:
             return
-        self._host.touch(keys)  # first: what this key has there must not go to make room for its rest
+        self._host.touch(keys)  # before copying, so that no block of this key is evicted to make room for another
         num_new = 0
         for i, block_key in enumerate(keys):
             if block_key in self._host:
                 continue
             block_pages = pages[i * self._block_pages : (i + 1) * self._block_pages]
-            if self._writing.wants(block_key):
+            if self._writing.copies_now(block_key):
                 num_new += self._copy_to_host(block_key, block_pages, self._queue.store)
             elif self._writing.on_eviction:
                 self._residents.add(block_key, block_pages)
@@ -190,7 +198,7 @@ class HierarchicalCache(TieredPrefixCache):
             self._host.touch(keys)
 
     def _copy_to_host(self, key: bytes, pages: PageIds, queue: Callable[[BlockCopy], None]) -> bool:
-        """Queue a copy of a block, unless the host has it or has no room; returns whether it is queued."""
+        """Queue a copy of a block, unless the host has it already or has no room. Returns whether it was queued."""
         block = self._host.reserve(key)
         if block is None:
             self._num_skipped += key not in self._host
@@ -199,7 +207,7 @@ class HierarchicalCache(TieredPrefixCache):
         return True
 
     def copied(self, copies: StepCopies) -> None:
-        """Take up blocks that have been copied to the host; storage gets them next."""
+        """Make blocks that were copied to the host available, and start writing them to storage."""
         for copy in (*copies.early_stores, *copies.stores):
             block = self._host.at(copy.slot)
             if self._host.fill(block):
@@ -212,7 +220,7 @@ class HierarchicalCache(TieredPrefixCache):
             self._num_loaded += 1
 
     def copies_lost(self, copies: StepCopies) -> None:
-        """Forget blocks that have not been copied to the host."""
+        """Drop the blocks of copies to the host that were not made, and unpin those of copies to the device."""
         for copy in (*copies.early_stores, *copies.stores):
             block = self._host.at(copy.slot)
             self._host.drop(block)
@@ -223,7 +231,7 @@ class HierarchicalCache(TieredPrefixCache):
             self._num_lost += 1
 
     def flush(self) -> None:
-        """With storage below: queue copies of every block on the device that waits for its eviction."""
+        """If there is a storage, queue copies to the host of all blocks that would be copied at their eviction."""
         if self._storage is None or self._queue is None:
             return
         self._storage.write_everything()
@@ -255,14 +263,14 @@ class HierarchicalCache(TieredPrefixCache):
         return LoadedPages(host=num_loaded[False], storage=num_loaded[True])
 
     def decline(self, offer: LoadOffer) -> None:
-        """Let the offered blocks go."""
+        """Unpin the offered blocks."""
         for block in self._own(offer).blocks:
             self._host.unpin(block)
 
     # -- Storage to host ------------------------------------------------------------------------------------------
 
     def prefetch(self, key: PrefixKey) -> PrefetchTicket | None:
-        """Begin to bring a key's blocks from storage to the host; see `TieredPrefixCache.prefetch`."""
+        """Start a prefetch of a key's blocks from storage to the host; see `TieredPrefixCache.prefetch`."""
         if self._storage is None:
             return None
         num_on_device = self._device.probe(key) // self._block_pages
@@ -273,9 +281,15 @@ class HierarchicalCache(TieredPrefixCache):
         return self._storage.prefetch(keys, deadline_s)
 
     def release(self, ticket: PrefetchTicket) -> None:
-        """Stop a prefetch, and let its blocks be evicted."""
+        """Stop a prefetch, and make its blocks evictable.
+
+        Raises:
+            InvariantError: the ticket is not from this cache.
+        """
         if self._storage is None or not isinstance(ticket, Prefetch):
-            raise InvariantError(f"hicache: got a ticket of type {type(ticket).__name__}, which it never gave out.")
+            raise InvariantError(
+                f"hicache: got a ticket of type {type(ticket).__name__}, expected one that `prefetch` returned."
+            )
         self._num_late += not ticket.done
         self._storage.release(ticket)
 
@@ -310,23 +324,25 @@ class HierarchicalCache(TieredPrefixCache):
         )
 
     def close(self) -> None:
-        """Finish what is being written to storage, and let go of it."""
+        """Finish the writes to storage, and close it."""
         if self._storage is not None:
             self._storage.close()
 
     def abandon(self) -> None:
-        """Let go of storage and host memory without finishing anything."""
+        """Release storage and host memory without finishing any transfer."""
         if self._storage is not None:
             self._storage.abandon()
-        self._host.let_go()
+        self._host.free_memory()
 
     @property
     def _transfer(self) -> KVTransfer:
         if self._queue is None:
-            raise InvariantError("hicache: it has no transfer, so it offers nothing to load.")
+            raise InvariantError("hicache: load was called on a cache without a transfer.")
         return self._queue
 
     def _own(self, offer: LoadOffer) -> _Offer:
         if not isinstance(offer, _Offer):
-            raise InvariantError(f"hicache: got an offer of type {type(offer).__name__}, which it never made.")
+            raise InvariantError(
+                f"hicache: got an offer of type {type(offer).__name__}, expected one that `find` returned."
+            )
         return offer

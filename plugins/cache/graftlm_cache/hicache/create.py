@@ -1,4 +1,4 @@
-"""Builds a hierarchical cache from its options."""
+"""Creates a hierarchical cache from its options."""
 
 import numpy as np
 
@@ -17,10 +17,10 @@ _MIN_BLOCK_TOKENS = 64
 
 
 def create_hicache(options: HicacheOptions, context: CacheContext) -> HierarchicalCache:
-    """Return a hierarchical cache over a radix cache. Without a transfer in its context it has the device tier only.
+    """Return a hierarchical cache over a radix cache. If the context has no transfer, it has only the device tier.
 
     Raises:
-        ConfigError: the sizes do not fit each other.
+        ConfigError: `block_tokens` is not a multiple of the page size, or host memory is smaller than one block.
     """
     block_tokens = _block_tokens(options, context.page_size)
     host = HostTier(_host_memory(options, context, block_tokens))
@@ -59,13 +59,13 @@ def _host_memory(
     pages_per_block = block_tokens // context.page_size
     block_bytes = pages_per_block * transfer.page_bytes
     if options.host_tokens is not None:
-        num_blocks, asked = options.host_tokens // block_tokens, f"host_tokens {options.host_tokens}"
+        num_blocks, option = options.host_tokens // block_tokens, f"host_tokens {options.host_tokens}"
     else:
-        num_blocks, asked = int(options.host_gib * 2**30) // block_bytes, f"host_gib {options.host_gib}"
+        num_blocks, option = int(options.host_gib * 2**30) // block_bytes, f"host_gib {options.host_gib}"
     if num_blocks == 0:
         raise ConfigError(
-            f"cache.options.{asked} is less than one block of {block_tokens} tokens, {block_bytes} bytes. Raise it, or "
-            "lower cache.options.block_tokens."
+            f"cache.options.{option} is less than one block of {block_tokens} tokens, {block_bytes} bytes. Increase "
+            "it, or decrease cache.options.block_tokens."
         )
     return transfer.allocate(num_blocks, pages_per_block)
 
@@ -78,7 +78,7 @@ def _storage(options: StorageOptions | None, context: CacheContext, host: HostTi
 
 
 def _wait_s(options: StorageOptions) -> float | None:
-    """Return how long a waiting request waits for storage; None for as long as it takes."""
+    """Return the maximum time that a waiting request waits for storage; None: until its prefetch is complete."""
     if options.prefetch == "best_effort":
         return 0.0
     return options.prefetch_timeout_s if options.prefetch == "timeout" else None

@@ -1,4 +1,4 @@
-"""The blocks in host memory."""
+"""The host tier: a map from block keys to blocks in host memory."""
 
 import threading
 from collections import OrderedDict
@@ -18,32 +18,33 @@ class HostBlock:
     """One block in host memory.
 
     Attributes:
-        slot: where it lies.
-        num_pins: who reads or writes it at present; it is not evicted meanwhile.
-        is_filled: whether its content is there; before, nobody may read it.
-        is_doomed: it was forgotten while pinned, and its slot is free once it is not.
-        from_storage: it was brought from storage, and no request has used it since.
+        key: its content hash.
+        slot: its row in host memory.
+        num_pins: number of its current readers and writers; a pinned block is not evicted.
+        is_filled: whether its content is complete; before that, it must not be read.
+        is_dropped: whether it was removed from the tier. If it was pinned, its slot becomes free with its last unpin.
+        from_storage: whether it was read from storage, and no request has used it since.
     """
 
     key: bytes
     slot: int
     num_pins: int = 0
     is_filled: bool = False
-    is_doomed: bool = False
+    is_dropped: bool = False
     from_storage: bool = False
 
 
 class HostTier:
-    """A map from block keys to slots of host memory, of fixed size; evicts what was used least recently.
+    """A map of fixed size from block keys to slots of host memory. It evicts the least recently used block.
 
-    A request touches its blocks from last to first, so that the ends of sequences go before what they stand on.
-    Methods may be called from several threads: the scheduler's, and those that read and write storage.
+    A request touches its blocks from last to first, so that later blocks of a sequence are evicted before earlier ones.
+    Thread-safe: the scheduler's thread and the threads that read and write storage call it.
 
     Args:
         memory: uint8 [num_slots, block_bytes].
 
     Attributes:
-        num_evicted: blocks given up to make room, so far.
+        num_evicted: number of blocks evicted so far.
     """
 
     def __init__(self, memory: NDArray[np.uint8]) -> None:
@@ -62,7 +63,7 @@ class HostTier:
 
     @property
     def num_slots(self) -> int:
-        """Blocks that fit."""
+        """Number of blocks that fit into host memory."""
         return len(self.memory)
 
     def at(self, slot: int) -> HostBlock:
@@ -70,21 +71,21 @@ class HostTier:
         return self._by_slot[slot]
 
     def num_known(self, keys: Sequence[bytes]) -> int:
-        """Return how many of the keys, from the front on, are here or being filled."""
+        """Return the number of leading keys whose blocks are filled or being filled."""
         for num_known, key in enumerate(keys):
             if key not in self._blocks:
                 return num_known
         return len(keys)
 
     def touch(self, keys: Sequence[bytes]) -> None:
-        """Note a use of a sequence's blocks; those that are not here are skipped."""
+        """Record a use of a sequence's blocks; keys without a block are skipped."""
         with self._lock:
             for key in reversed(keys):
                 if key in self._blocks:
                     self._blocks.move_to_end(key)
 
     def take(self, keys: Iterable[bytes]) -> list[HostBlock]:
-        """Pin the filled blocks of the keys, up to the first that is not; returns them."""
+        """Pin and return the filled blocks of the leading keys, up to the first key without a filled block."""
         taken: list[HostBlock] = []
         with self._lock:
             for key in keys:
@@ -96,7 +97,7 @@ class HostTier:
         return taken
 
     def reserve(self, key: bytes) -> HostBlock | None:
-        """Return a new, pinned block to fill; None when it is here already, or no block can go to make room."""
+        """Return a new, pinned block to fill; None if the key has a block already, or all blocks are pinned."""
         with self._lock:
             if key in self._blocks:
                 return None
@@ -108,59 +109,63 @@ class HostTier:
             return block
 
     def fill(self, block: HostBlock) -> bool:
-        """The content of a reserved block is there, and may be read; it stays pinned until `unpin`.
+        """Record that the content of a reserved block is complete. The block stays pinned until `unpin`.
 
-        Returns: False when it has been forgotten meanwhile.
+        Returns: False if the block was dropped in the meantime.
         """
         with self._lock:
-            block.is_filled = not block.is_doomed
+            block.is_filled = not block.is_dropped
             return block.is_filled
 
     def drop(self, block: HostBlock) -> None:
-        """Forget a block; its slot is free once it is not pinned."""
+        """Remove a block from the tier; its slot becomes free when it is not pinned."""
         with self._lock:
-            self._forget(block)
+            self._drop(block)
 
     def pin(self, block: HostBlock) -> None:
-        """Keep a filled block from eviction."""
+        """Protect a filled block from eviction."""
         with self._lock:
             block.num_pins += 1
 
     def unpin(self, block: HostBlock) -> None:
-        """Undo one pin."""
+        """Undo one pin.
+
+        Raises:
+            InvariantError: the block is not pinned.
+        """
         with self._lock:
             if block.num_pins == 0:
-                raise InvariantError(f"host tier: unpin of slot {block.slot}, which nobody holds")
+                raise InvariantError(f"host tier: unpin of slot {block.slot}, which is not pinned")
             block.num_pins -= 1
-            if block.is_doomed and block.num_pins == 0:
+            if block.is_dropped and block.num_pins == 0:
                 self._release(block)
 
     def clear(self) -> None:
-        """Forget every block."""
+        """Drop every block."""
         with self._lock:
             for block in list(self._blocks.values()):
-                self._forget(block)
+                self._drop(block)
 
-    def let_go(self) -> None:
-        """Forget every block, and give up the memory; nothing is reserved any more."""
+    def free_memory(self) -> None:
+        """Drop every block and release the memory; later calls of `reserve` return None."""
         self.clear()
         with self._lock:
             self.memory = self.memory[:0].copy()
             self._free.clear()
 
     def _evict(self) -> int | None:
-        """Forget the least recently used block that is not pinned; returns its slot."""
+        """Drop the least recently used block that is not pinned. Returns its slot, or None if all are pinned."""
         for block in self._blocks.values():
             if block.num_pins == 0:
-                self._forget(block)
+                self._drop(block)
                 self.num_evicted += 1
                 return self._free.pop()
         return None
 
-    def _forget(self, block: HostBlock) -> None:
-        if block.is_doomed:
+    def _drop(self, block: HostBlock) -> None:
+        if block.is_dropped:
             return
-        block.is_doomed = True
+        block.is_dropped = True
         block.is_filled = False
         del self._blocks[block.key]
         if block.num_pins == 0:

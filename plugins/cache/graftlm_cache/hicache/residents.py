@@ -1,4 +1,4 @@
-"""The blocks on the device that host memory does not have."""
+"""The blocks on the device that have no copy in host memory."""
 
 from collections.abc import Iterator
 
@@ -11,10 +11,11 @@ __all__ = ["Residents"]
 
 
 class Residents:
-    """Finds the blocks that pages being given up belong to.
+    """Finds the blocks of evicted pages.
 
-    A block is filed under its last page. Leaves go first, so that page is given up no later than the others of its
-    block; and it belongs to that block alone, while earlier ones may be shared by blocks that part further on.
+    A block is stored under its last page, for two reasons. Leaves are evicted first, so the last page is evicted no
+    later than the other pages of its block. And it belongs to one block only, whereas earlier pages may be shared by
+    several blocks whose tokens differ later.
     """
 
     def __init__(self) -> None:
@@ -25,7 +26,12 @@ class Residents:
         return len(self._by_last_page)
 
     def add(self, key: bytes, pages: PageIds) -> None:
-        """File a block, int32 [pages of a block]."""
+        """Add a block.
+
+        Args:
+            key: the block's key.
+            pages: int32 [pages per block].
+        """
         last = int(pages[-1])
         if last >= len(self._is_last):
             self._is_last = np.concatenate([self._is_last, np.zeros(last + 1, dtype=np.bool_)])
@@ -33,7 +39,7 @@ class Residents:
         self._by_last_page[last] = (key, pages.copy())
 
     def take(self, pages: PageIds) -> list[tuple[bytes, PageIds]]:
-        """Remove the blocks whose last page is among the pages, and return them with all of their pages."""
+        """Remove the blocks whose last page is among `pages`. Returns the key and all pages of each."""
         known = pages[pages < len(self._is_last)]
         last = known[self._is_last[known]]
         self._is_last[last] = False

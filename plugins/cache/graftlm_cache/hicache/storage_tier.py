@@ -1,4 +1,4 @@
-"""The blocks in storage, read and written in threads beside the scheduler."""
+"""The storage tier: reads and writes blocks in threads of its own."""
 
 import logging
 import threading
@@ -18,25 +18,27 @@ __all__ = ["Prefetch", "StorageTier"]
 
 logger = logging.getLogger(__name__)
 
-#: Of the host blocks, at most this share waits to be written, and at most this share is held for waiting requests.
+#: At most this share of the host blocks waits to be written, and at most this share is pinned for waiting requests.
 _MAX_SHARE = 0.5
-#: How long storage may take over one block while the engine waits for it to end.
-_PATIENCE_S = 10.0
-#: Likewise while the engine waits to go on.
-_MOMENT_S = 0.5
-#: The exponent bits of a number, all of which are set in one that is not finite.
+#: `close` stops waiting if storage finishes no block for this time.
+_CLOSE_TIMEOUT_S = 10.0
+#: Maximum time that `abandon` waits.
+_ABANDON_TIMEOUT_S = 0.5
+#: Unsigned type and exponent bits of each dtype; a number is not finite if all its exponent bits are set.
 _EXPONENTS = {"float32": ("<u4", 0x7F80_0000), "float16": ("<u2", 0x7C00), "bfloat16": ("<u2", 0x7F80)}
 
 
 @dataclass(slots=True, eq=False)
 class Prefetch:
-    """Blocks on their way from storage to host memory, for one request; implements `PrefetchTicket`.
+    """The prefetch of one request's blocks from storage to host memory; implements `PrefetchTicket`.
 
     Attributes:
-        blocks: that are pinned for it so far. Only its reader adds to them until it is done.
-        is_released: nobody waits for it any more.
-        is_over: its reader is through. Like `is_released`, read and set under the tier's lock: whichever comes second
-            unpins the blocks.
+        deadline_s: clock reading until which the request waits; None: until the prefetch is done.
+        blocks: the blocks that are pinned for it so far. Only the reader thread adds blocks, until it is done.
+        is_released: whether the request no longer waits for it. Guarded by the tier's lock.
+        is_over: whether the reader thread has finished it. Guarded by the tier's lock. The blocks are unpinned when
+            both `is_released` and `is_over` are set.
+        ended: completed when the prefetch is done.
     """
 
     deadline_s: float | None
@@ -47,51 +49,55 @@ class Prefetch:
 
     @property
     def done(self) -> bool:
-        """Whether nothing further comes."""
+        """Whether the prefetch has ended, so that no more blocks will be loaded."""
         return self.ended.done()
 
     def when_done(self, callback: Callable[[], None]) -> None:
-        """Call back, from any thread, when this is done; at once if it is."""
+        """Call `callback` from any thread when the prefetch is done; immediately if it is done already."""
         self.ended.add_done_callback(lambda _: callback())
 
 
 class StorageTier:
-    """Brings blocks from storage to host memory and back, one thread each way.
+    """Copies blocks from storage to host memory and back, with one thread for each direction.
 
-    Whatever the storage does costs speed only: what it raises is counted and logged, what it reads slowly is computed
-    instead, what it writes slowly is not written, and one that hangs is left alone.
+    A slow or faulty storage costs only speed. Its exceptions are counted and logged. If it reads slowly, the tokens are
+    computed instead. If it writes slowly, blocks are not written. If it hangs, it is abandoned.
 
     Args:
-        dtype: of the numbers in blocks; those with one that is not finite are not written.
-        patience_s: how long `close` waits while no block gets done.
+        storage: the KV storage.
+        host: the host tier.
+        dtype: of the numbers in blocks; a block with a number that is not finite is not written.
+        close_timeout_s: `close` stops waiting if no block is finished for this time, in seconds.
 
     Attributes:
-        num_prefetched: blocks brought to host memory.
-        num_skipped: blocks not written.
+        num_prefetched: number of blocks copied to host memory.
+        num_skipped: number of blocks that were not written.
     """
 
-    def __init__(self, storage: KVStorage, host: HostTier, dtype: str, patience_s: float = _PATIENCE_S) -> None:
+    def __init__(
+        self, storage: KVStorage, host: HostTier, dtype: str, close_timeout_s: float = _CLOSE_TIMEOUT_S
+    ) -> None:
         self.num_prefetched = 0
         self.num_skipped = 0
         self._storage = storage
         self._host = host
         self._dtype = dtype
-        self._patience_s = patience_s
+        self._close_timeout_s = close_timeout_s
         self._limit = max(1, int(host.num_slots * _MAX_SHARE))
         self._max_writing = self._limit
         self._lock = threading.Lock()
         self._num_writing = 0
         self._num_held = 0
         self._num_raised = 0
-        self._is_closing = False  # nothing more is read
-        self._is_given_up = False  # nor written
+        self._is_closing = False  # no more blocks are read
+        self._is_abandoned = False  # no more blocks are written
         self._reader = Worker("graftlm-kv-read")
         self._writer = Worker("graftlm-kv-write")
 
     # -- To storage -----------------------------------------------------------------------------------------------
 
     def write(self, block: HostBlock) -> None:
-        """Write a filled block some time soon, or skip it when too many wait."""
+        """Queue a filled block to be written; skip it if too many blocks are queued."""
         with self._lock:
             if self._num_writing >= self._max_writing:
                 self.num_skipped += 1
@@ -101,17 +107,17 @@ class StorageTier:
         self._writer.submit(partial(self._write, block))
 
     def write_everything(self) -> None:
-        """Skip no block from now on, however many wait: host memory is not needed for anything else any more."""
+        """Skip no block from now on, whatever the number of queued blocks. Called before the cache is closed."""
         self._max_writing = self._host.num_slots
 
     def _write(self, block: HostBlock) -> None:
         try:
-            if self._is_given_up or block.is_doomed or not is_finite(self._host.memory[block.slot], self._dtype):
+            if self._is_abandoned or block.is_dropped or not is_finite(self._host.memory[block.slot], self._dtype):
                 self.num_skipped += 1
             else:
                 self._storage.put(block.key, self._host.memory[block.slot])
         except Exception:
-            self._note_failure("writing")
+            self._record_failure("writing")
         finally:
             self._host.unpin(block)
             with self._lock:
@@ -120,7 +126,12 @@ class StorageTier:
     # -- From storage ---------------------------------------------------------------------------------------------
 
     def prefetch(self, keys: Sequence[bytes], deadline_s: float | None) -> Prefetch:
-        """Begin to bring the blocks of a sequence to host memory, as many as storage has from the front on."""
+        """Start to copy the leading blocks of a sequence to host memory, as many as storage has.
+
+        Args:
+            keys: of the sequence's blocks.
+            deadline_s: see `Prefetch`.
+        """
         prefetch = Prefetch(deadline_s)
         if self._is_closing:
             prefetch.is_over = True
@@ -130,7 +141,7 @@ class StorageTier:
         return prefetch
 
     def release(self, prefetch: Prefetch) -> None:
-        """Stop it, and let its blocks be evicted."""
+        """Stop a prefetch, and make its blocks evictable."""
         with self._lock:
             prefetch.is_released = True
             if prefetch.is_over:
@@ -138,14 +149,14 @@ class StorageTier:
 
     def _read(self, prefetch: Prefetch, keys: Sequence[bytes]) -> None:
         try:
-            num_here = self._host.num_known(keys)
-            absent = keys[num_here:]
+            num_on_host = self._host.num_known(keys)
+            absent = keys[num_on_host:]
             num_stored = self._storage.contains(absent) if absent and not self._is_closing else 0
-            for key in keys[: num_here + num_stored]:
+            for key in keys[: num_on_host + num_stored]:
                 if not self._fetch(prefetch, key):
                     break
         except Exception:
-            self._note_failure("reading")
+            self._record_failure("reading")
         finally:
             with self._lock:
                 prefetch.is_over = True
@@ -154,7 +165,7 @@ class StorageTier:
             prefetch.ended.set_result(None)
 
     def _fetch(self, prefetch: Prefetch, key: bytes) -> bool:
-        """Bring one block; returns whether to go on."""
+        """Pin one block for the prefetch, and read it from storage if necessary. Returns whether to continue."""
         with self._lock:
             if prefetch.is_released or self._is_closing or self._num_held >= self._limit:
                 return False
@@ -165,7 +176,7 @@ class StorageTier:
         return bool(held)
 
     def _read_block(self, key: bytes) -> list[HostBlock]:
-        """Return the block, filled from storage and pinned; nothing when it is not there, or there is no room."""
+        """Read one block from storage. Returns the pinned block, or an empty list if it is missing or has no room."""
         block = self._host.reserve(key)
         if block is None:
             return []
@@ -191,33 +202,33 @@ class StorageTier:
     # -- Both -----------------------------------------------------------------------------------------------------
 
     def stats(self) -> StorageStats:
-        """Return the storage's counts; what it raised counts as failures."""
+        """Return the storage's counts; its exceptions count as failures."""
         stats = self._storage.stats()
         return replace(stats, failures=stats.failures + self._num_raised)
 
     def close(self) -> None:
-        """Stop reading, finish writing, and let go of the storage; leave it alone once no block gets done any more."""
+        """Stop reading, finish writing, and close the storage. Abandon it if it finishes no block for too long."""
         self._is_closing = True
         ending = self._begin_end()
         while ending.is_alive():
             num_done = self._reader.num_done + self._writer.num_done
-            ending.join(self._patience_s)
+            ending.join(self._close_timeout_s)
             if ending.is_alive() and num_done == self._reader.num_done + self._writer.num_done:
-                self._is_given_up = True
+                self._is_abandoned = True
                 logger.error(
-                    "KV storage has done nothing for %g s: it is left alone, and %d blocks are not written",
-                    self._patience_s,
+                    "KV storage finished no block for %g s: it is abandoned, and %d blocks are not written",
+                    self._close_timeout_s,
                     self._num_writing,
                 )
                 return
 
     def abandon(self) -> None:
-        """Stop reading and writing, and let go of the storage as soon as it returns; wait a moment for that."""
-        self._is_closing = self._is_given_up = True
-        self._begin_end().join(_MOMENT_S)
+        """Stop reading and writing, and close the storage as soon as its last call returns; wait at most 0.5 s."""
+        self._is_closing = self._is_abandoned = True
+        self._begin_end().join(_ABANDON_TIMEOUT_S)
 
     def _begin_end(self) -> threading.Thread:
-        """End both threads and then let go of the storage, beside the caller; returns the thread that does."""
+        """Start a thread that ends both workers and then closes the storage; return it."""
         ending = threading.Thread(target=self._end, name="graftlm-kv-end", daemon=True)
         ending.start()
         return ending
@@ -228,14 +239,15 @@ class StorageTier:
         try:
             self._storage.close()
         except Exception:
-            logger.exception("a KV storage did not close")
+            logger.exception("closing a KV storage failed")
 
-    def _note_failure(self, doing: str) -> None:
+    def _record_failure(self, action: str) -> None:
+        """Count an exception of the storage; log the first one."""
         with self._lock:
             self._num_raised += 1
             is_first = self._num_raised == 1
         if is_first:
-            logger.exception("%s KV blocks failed; storage should count such failures, not raise them", doing)
+            logger.exception("%s KV blocks failed; a KV storage should count such failures, not raise them", action)
 
 
 def is_finite(data: NDArray[np.uint8], dtype: str) -> bool:

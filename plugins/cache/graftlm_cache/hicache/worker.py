@@ -1,4 +1,4 @@
-"""A thread that does one task after the other, and that nobody has to wait for."""
+"""A daemon thread that runs tasks one after the other."""
 
 import threading
 from collections.abc import Callable
@@ -8,12 +8,13 @@ __all__ = ["Worker"]
 
 
 class Worker:
-    """Runs tasks in the order they were handed in. Tasks do not raise.
+    """Runs tasks in the order in which they were submitted. Tasks must not raise.
 
-    Unlike an executor's, its thread is daemonic: a task that never returns keeps no interpreter from ending.
+    Unlike the thread of an executor, its thread is a daemon: a task that never returns does not prevent the interpreter
+    from exiting.
 
     Attributes:
-        num_done: tasks that have returned.
+        num_done: number of tasks that have returned.
     """
 
     def __init__(self, name: str) -> None:
@@ -23,16 +24,16 @@ class Worker:
         self._thread.start()
 
     def submit(self, task: Callable[[], None]) -> None:
-        """Run a task after those before; never, if `end` was called."""
+        """Queue a task. It never runs if `end` was called before."""
         self._tasks.put(task)
 
     def end(self) -> None:
-        """Wait until all tasks have returned, and end the thread."""
+        """Wait until all queued tasks have returned, and end the thread."""
         self._tasks.put(None)
         self._thread.join()
 
     def _run(self) -> None:
         while (task := self._tasks.get()) is not None:
             task()
-            del task  # what it holds may go while nothing comes
+            del task  # release its objects before waiting for the next task
             self.num_done += 1

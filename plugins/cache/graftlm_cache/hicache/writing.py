@@ -1,4 +1,4 @@
-"""When a block on the device is worth a copy in host memory."""
+"""The policies that decide when a block on the device is copied to host memory."""
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
@@ -10,45 +10,45 @@ __all__ = ["WritePolicy", "write_policy"]
 
 
 class WritePolicy(ABC):
-    """Decides, block by block.
+    """Decides for each block when it is copied to host memory.
 
     Attributes:
-        on_eviction: whether blocks that were not copied before are copied when they are evicted.
+        on_eviction: whether blocks without a copy are copied when they are evicted.
     """
 
     on_eviction: bool = False
 
     def used(self, keys: Sequence[bytes]) -> None:
-        """A request has come whose prompt has these blocks."""
+        """Record that a request uses these blocks."""
         return
 
     @abstractmethod
-    def wants(self, key: bytes) -> bool:
-        """Return whether a block that is computed is to be copied now."""
+    def copies_now(self, key: bytes) -> bool:
+        """Return whether a computed block is copied now."""
 
 
 class _WriteThrough(WritePolicy):
-    def wants(self, key: bytes) -> bool:
+    def copies_now(self, key: bytes) -> bool:
         """Return True: every block."""
         return True
 
 
 class _WriteThroughSelective(WritePolicy):
-    """Counts the requests that used a block, for as many blocks as `memory` says, those used lately."""
+    """Copies a block after `min_uses` requests have used it; counts uses of the `max_counted` most recent blocks."""
 
-    def __init__(self, min_uses: int, memory: int) -> None:
+    def __init__(self, min_uses: int, max_counted: int) -> None:
         self._min_uses = min_uses
-        self._memory = memory
+        self._max_counted = max_counted
         self._uses: OrderedDict[bytes, int] = OrderedDict()
 
     def used(self, keys: Sequence[bytes]) -> None:
         """Count one use of each block."""
         for key in reversed(keys):
             self._uses[key] = self._uses.pop(key, 0) + 1
-        while len(self._uses) > self._memory:
+        while len(self._uses) > self._max_counted:
             self._uses.popitem(last=False)
 
-    def wants(self, key: bytes) -> bool:
+    def copies_now(self, key: bytes) -> bool:
         """Return whether enough requests have used the block."""
         return self._uses.get(key, 0) >= self._min_uses
 
@@ -56,15 +56,20 @@ class _WriteThroughSelective(WritePolicy):
 class _WriteBack(WritePolicy):
     on_eviction = True
 
-    def wants(self, key: bytes) -> bool:
-        """Return False: not before it is evicted."""
+    def copies_now(self, key: bytes) -> bool:
+        """Return False: blocks are copied only when they are evicted."""
         return False
 
 
 def write_policy(options: HicacheOptions, num_host_blocks: int) -> WritePolicy:
-    """Return the policy that options name."""
+    """Return the policy that `options.write_policy` names.
+
+    Args:
+        options: see `HicacheOptions`.
+        num_host_blocks: number of blocks in host memory.
+    """
     if options.write_policy == "write_back":
         return _WriteBack()
     if options.write_policy == "write_through_selective":
-        return _WriteThroughSelective(options.min_uses, memory=8 * max(num_host_blocks, 1024))
+        return _WriteThroughSelective(options.min_uses, max_counted=8 * max(num_host_blocks, 1024))
     return _WriteThrough()

@@ -83,7 +83,7 @@ def test_unpinning_twice_is_an_error():
     tier = make_tier(1, A)
     [block] = tier.take([A])
     tier.unpin(block)
-    with pytest.raises(InvariantError, match="nobody holds"):
+    with pytest.raises(InvariantError, match="not pinned"):
         tier.unpin(block)
 
 
@@ -134,7 +134,7 @@ class Machine(RuleBasedStateMachine):
     @rule(pick=st.integers(0, 99))
     def unpin(self, pick):
         block = self.held.pop(pick % len(self.held))
-        if not block.is_doomed:
+        if not block.is_dropped:
             self.filled[block.key] -= 1
         self.tier.unpin(block)
 
@@ -145,7 +145,7 @@ class Machine(RuleBasedStateMachine):
 
     @property
     def num_ghosts(self):
-        return len({block.slot for block in self.held if block.is_doomed})
+        return len({block.slot for block in self.held if block.is_dropped})
 
     @invariant()
     def slots_are_used_once(self):

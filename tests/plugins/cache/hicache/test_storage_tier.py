@@ -180,12 +180,12 @@ def test_close_does_not_wait_for_a_hanging_storage(caplog):
     shelf = Shelf()
     shelf.gate.clear()
     before = threads_of_storage()
-    tier, host = make(shelf, num_slots=8, patience_s=0.05)
+    tier, host = make(shelf, num_slots=8, close_timeout_s=0.05)
     prefetch = tier.prefetch(KEYS[:1], None)
     for key in KEYS[1:3]:
         tier.write(filled(host, key))
     tier.close()
-    assert "it is left alone, and 2 blocks are not written" in caplog.text
+    assert "it is abandoned, and 2 blocks are not written" in caplog.text
     assert not shelf.is_closed
     ours = threads_of_storage() - before
     assert all(thread.daemon for thread in ours), "none keeps the interpreter from ending"
@@ -205,7 +205,7 @@ def test_close_waits_for_a_slow_storage():
             return super().put(key, data)
 
     shelf = Slow()
-    tier, host = make(shelf, num_slots=8, patience_s=0.25)
+    tier, host = make(shelf, num_slots=8, close_timeout_s=0.25)
     tier.write_everything()
     for key in KEYS[:5]:
         tier.write(filled(host, key))
