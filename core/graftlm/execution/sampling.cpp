@@ -132,12 +132,12 @@ struct Scratch {
     }
 };
 
-// Returns the k-th largest number of a row of k or more. Needs `block_largest`.
+// Returns the k-th largest number of a row of at least k numbers. `scratch.block_largest` must be set.
 template <typename T>
 float find_kth_largest(const T* row, int64_t num_columns, int64_t k, Scratch& scratch) {
     float* const candidates = scratch.candidates.data();
     const int64_t num_blocks = static_cast<int64_t>(scratch.block_largest.size());
-    float least = kNothing;  // k blocks have a number this large, so the k-th largest is no smaller
+    float least = kNothing;  // lower bound of the result: at least k blocks contain a number this large
     if (k <= num_blocks) {
         scratch.order = scratch.block_largest;
         std::nth_element(scratch.order.begin(), scratch.order.begin() + (k - 1), scratch.order.end(), std::greater<>());
@@ -162,8 +162,8 @@ constexpr uint32_t kNumBins = (127u << (23 - kBinShift)) + 1;
 
 inline uint32_t bin_of(float weight) { return bits_as<uint32_t>(weight) >> kBinShift; }
 
-// Returns the smallest of the largest positive weights whose sum reaches `wanted`; the smallest of all if the sum never
-// does. Sorts only the weights of the bin in which the sum is reached.
+// Returns the smallest weight that is needed for the largest weights to sum up to `wanted`; the smallest weight of all
+// if the sum of all weights is less. Sorts only the weights of the bin in which the sum is reached.
 float find_last(float* weights, int64_t count, double wanted) {
     std::vector<double> sums(kNumBins, 0.0);
     for (int64_t i = 0; i < count; ++i) sums[bin_of(weights[i])] += weights[i];
@@ -202,7 +202,7 @@ struct Settings {
     uint64_t key;
 };
 
-// Draws a column. The row has no NaN, its largest number is finite, and `block_largest` is known.
+// Draws a column. The row has no NaN, its largest number is finite, and `scratch.block_largest` is set.
 template <typename T>
 int64_t draw(const T* row, int64_t num_columns, float largest, const Settings& wanted, Scratch& scratch) {
     float* const weights = scratch.weights.data();
@@ -230,7 +230,7 @@ int64_t draw(const T* row, int64_t num_columns, float largest, const Settings& w
     }
     float bound = static_cast<float>(wanted.min_p);  // the largest weight is 1
     if (wanted.top_p < 1.0) {
-        // A few tokens usually hold enough weight, and the others are skipped by blocks.
+        // A few tokens usually have enough weight; blocks without such tokens are skipped.
         int64_t count = 0;
         for (float look : {0x1p-6f, 0x1p-12f, 0x1p-18f, 0.0f}) {
             count = 0;

@@ -30,10 +30,10 @@
 
 namespace {
 
-constexpr int64_t kFew = 4;  // rows of x that are faster in vectors
+constexpr int64_t kFew = 4;  // up to this many rows of x, vectors are faster than tiles
 constexpr int64_t kCachedBytes =
     256 * 1024;                        // of x, copied into tiles and multiplied with all of W before the next rows
-constexpr int64_t kPanelsAtATime = 4;  // least panels that a thread takes; a slower thread takes fewer in total
+constexpr int64_t kPanelsAtATime = 4;  // minimum panels per assignment to a thread; slower threads get fewer in total
 
 inline int64_t panel_size(int64_t num_inputs) { return round_up(num_inputs, kTileInputs) * kPanel; }
 
@@ -64,7 +64,7 @@ void multiply_few(const Product& p, int64_t panel, AheadOfOnePass& ahead) {
             __m512bh w[2];
             for (int v = 0; v < 2; ++v) {
                 w[v] = (__m512bh)_mm512_load_si512(of_pair + v * kTileSize);
-                AheadOfOnePass::ask(lines, 2 * pair + v);
+                AheadOfOnePass::prefetch(lines, 2 * pair + v);
             }
             for (int r = 0; r < kRows; ++r) {
                 const __m512bh x = (__m512bh)broadcast_pair(p.x + r * p.num_inputs + input + pair * kPair);

@@ -38,7 +38,7 @@ def _create_flashinfer(options: FlashInferOptions, context: AttentionContext) ->
 
 def _flashinfer_obstacle(platform: Platform) -> str | None:
     if platform.device != "cuda":
-        return f"its kernels run on a CUDA device, this is {platform.device!r}"
+        return f"its kernels run on a CUDA device; this device is {platform.device!r}"
     capability = platform.compute_capability
     if capability is not None and capability < _FLASHINFER_CAPABILITY:
         return f"it needs compute capability 8.0 (Ampere) or later, this device has {capability[0]}.{capability[1]}"
@@ -46,18 +46,18 @@ def _flashinfer_obstacle(platform: Platform) -> str | None:
 
 
 def _package_obstacle() -> str | None:
-    """Say what keeps FlashInfer from being imported, without importing it, or return None."""
+    """Return why FlashInfer cannot be imported, or None if it can. Does not import it."""
     try:
         found = version("flashinfer-python")
     except PackageNotFoundError:
         return "the package flashinfer-python is not installed: pip install graftlm[flashinfer]"
     if tuple(int(part) for part in found.split(".")[:2]) < _FLASHINFER_VERSION:
-        return f"it needs flashinfer-python 0.7 or later, {found} is installed: pip install graftlm[flashinfer]"
+        return f"it needs flashinfer-python 0.7 or later, but {found} is installed: pip install graftlm[flashinfer]"
     return _triton_obstacle(Platform("cuda"))
 
 
 def _interprets_triton(environment: Mapping[str, str]) -> bool:
-    """Return whether Triton, once imported, will interpret its kernels in Python: a switch of its own."""
+    """Return whether Triton will interpret its kernels in Python: it reads `TRITON_INTERPRET` when it is imported."""
     return environment.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes", "y")
 
 
@@ -66,8 +66,8 @@ def _triton_obstacle(platform: Platform) -> str | None:
         return "the package triton is not installed: pip install graftlm[cuda]"
     if platform.device != "cuda":
         return (
-            f"its kernels run on a CUDA device, this is {platform.device!r}; "
-            "with TRITON_INTERPRET=1 in the environment they are interpreted, for tests"
+            f"its kernels run on a CUDA device; this device is {platform.device!r}; "
+            "for tests, set TRITON_INTERPRET=1 in the environment: it interprets the kernels on a CPU"
         )
     capability = platform.compute_capability
     if capability is not None and capability < _TRITON_CAPABILITY:
@@ -78,11 +78,16 @@ def _triton_obstacle(platform: Platform) -> str | None:
 def _interpreted_obstacle(platform: Platform) -> str | None:
     if find_spec("triton") is None:
         return _triton_obstacle(platform)
-    return None if platform.device == "cpu" else "TRITON_INTERPRET is set: kernels are interpreted, on the CPU only"
+    return None if platform.device == "cpu" else "TRITON_INTERPRET is set: kernels are interpreted on the CPU only"
 
 
 def _triton(interpreted: bool) -> Provider[AttentionBackend]:
-    """Describe `triton`; interpreted, it serves tests: in float32, all else being wrong there, and never by `auto`."""
+    """Return the provider of `triton`.
+
+    Args:
+        interpreted: whether kernels are interpreted, for tests. Then only float32 is offered, because the interpreter
+            computes other dtypes incorrectly, and `auto` never chooses the provider.
+    """
     return Provider(
         name="triton",
         summary="Paged attention in Triton: chunks over paged prefixes, split contexts for decoding, CUDA graphs",
@@ -119,7 +124,7 @@ def provide_attention_backends() -> Iterable[Provider[AttentionBackend]]:
         _triton(interpreted=_interprets_triton(os.environ)),
         Provider(
             name="flashinfer",
-            summary="FlashInfer's paged attention: planned once a step, shared prefixes read once, CUDA graphs",
+            summary="FlashInfer's paged attention: planned once per step, shared prefixes read once, CUDA graphs",
             api_version=1,
             create=_create_flashinfer,
             options=FlashInferOptions,
@@ -132,6 +137,6 @@ def provide_attention_backends() -> Iterable[Provider[AttentionBackend]]:
                 cascade=True,
                 graph=True,
             ),
-            rank=-5,  # by name only, until it has been measured beside the others
+            rank=-5,  # chosen by name only, until it has been compared with the others by measurement
         ),
     ]

@@ -14,7 +14,7 @@
 
 namespace {
 
-// The 32-bit words that `gemm_rows` multiplies: one float, or a pair of bfloat16.
+// The 32-bit words that `gemm_rows` multiplies: a word is one float, or a pair of bfloat16.
 struct FloatWords {
     using Word = float;
     static constexpr int kPerWord = 1;
@@ -90,8 +90,8 @@ inline void transpose(__m512i (&x)[16]) {
 }
 #endif
 
-// Packs queries and weights, of type E, and keys and values, of type C, into words. Tokens past the tile's last are
-// zeros. `buffer` holds two rows.
+// Packs queries and weights, of type E, and keys and values, of type C, into words. Tokens after the last one of the
+// tile are zeros. `buffer` has room for two rows.
 template <class E, class C>
 struct Packing {
     using Words = FloatWords;
@@ -159,20 +159,20 @@ struct Packing<BFloat16, C> {
 };
 #endif
 
-// The shared context [start, end) of requests that start with the same pages, and where each request's partial result
-// goes.
+// A piece [start, end) of the context that a group of requests shares.
 struct SharedPiece {
-    const int32_t* members;  // indices of requests, which are also those of their tokens
-    float* const* partials;
+    const int32_t* members;  // indices of requests; since each has one token, also indices of tokens
+    float* const* partials;  // for each member, the destination of its partial result
     int64_t start, end;
 };
 
-// `count` tokens and one KV head: tokens of a request's chunk, or of requests that share a piece of context.
+// The attention of `count` tokens for one KV head: tokens of one request's chunk, or of requests that share a piece of
+// context.
 struct BlockTask {
-    int64_t request;  // whose page table is read
+    int64_t request;  // its row of the page table is read
     int64_t kv_head;
-    int64_t token;     // of a chunk: index in the batch of the block's first token
-    int64_t position;  // of that token in the context
+    int64_t token;     // for a chunk: index in the batch of the block's first token
+    int64_t position;  // for a chunk: position of that token in the context
     int64_t count;
     const SharedPiece* shared;  // null for a chunk
     int64_t first_member;

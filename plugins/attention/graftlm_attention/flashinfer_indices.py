@@ -1,4 +1,4 @@
-"""The pages that a batch's requests read, in the ragged form that FlashInfer plans with."""
+"""The pages that a batch's requests read, in the ragged format of FlashInfer's `plan`."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,19 +12,20 @@ from graftlm.contracts import ForwardBatch
 
 __all__ = ["RaggedPages", "on_host", "ragged_pages", "shared_pages", "shared_prefix"]
 
-#: Columns of the page table that are compared at first; twice as many each time that all were equal.
+#: Columns of the page table in the first comparison; the number doubles as long as all columns are equal.
 _FIRST_COLUMNS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class RaggedPages:
-    """Pages of n requests: request i reads indices[indptr[i] : indptr[i + 1]], all of each page but of the last.
+    """Pages of n requests: request i reads indices[indptr[i] : indptr[i + 1]].
 
-    Plans read `indptr` and `last_page_len` on the host, where they are known without waiting for the device.
+    It reads every page in full, except the last, of which it reads `last_page_len[i]` tokens. FlashInfer reads `indptr`
+    and `last_page_len` on the host; both are computed there, without waiting for the device.
 
     Attributes:
         indptr: int32 [n + 1], on the host.
-        indices: int32 [N], page ids, on the device.
+        indices: int32 [N], page ids; on the device.
         last_page_len: int32 [n], tokens in the last page, 1 to page_size; on the host.
     """
 
@@ -36,13 +37,15 @@ class RaggedPages:
 def ragged_pages(
     batch: ForwardBatch, requests: slice, page_size: int, window: int | None = None, num_shared: int = 0
 ) -> RaggedPages:
-    """List the pages of some of a batch's requests.
+    """Return the pages that some of a batch's requests read.
 
     Args:
-        requests: which.
-        window: pages that no query's window reaches are left out. Their tokens are, for a mask that counts from a
-            request's last token, as if they had never been.
-        num_shared: pages at the front of every request that are left out.
+        batch: the step's batch.
+        requests: the range of requests.
+        page_size: tokens in a page.
+        window: sliding window in tokens, or None. Pages outside every query's window are left out. This does not change
+            the mask, because the mask counts positions from a request's last token.
+        num_shared: number of pages at the start of every request that are left out.
     """
     seq_lens = batch.seq_lens_cpu[requests].astype(np.int64)
     first_pages = np.full(len(seq_lens), num_shared, dtype=np.int64)
@@ -61,7 +64,13 @@ def ragged_pages(
 
 
 def _compact(table: Tensor, first_columns: NDArray[np.int64], indptr: NDArray[np.int32]) -> Tensor:
-    """Return each row's entries from its first column on, one row after the other, without waiting for the device."""
+    """Concatenate the entries of each row from its first column on. Does not wait for the device.
+
+    Args:
+        table: int32 [n, P], page ids; on the device.
+        first_columns: [n].
+        indptr: [n + 1], where each row's entries start in the result.
+    """
     total = int(indptr[-1])
     per_row = np.stack([np.diff(indptr), first_columns - indptr[:-1]])
     counts, shifts = on_host(per_row, table.device).to(table.device, non_blocking=True)
@@ -71,7 +80,7 @@ def _compact(table: Tensor, first_columns: NDArray[np.int64], indptr: NDArray[np
 
 
 def shared_pages(batch: ForwardBatch, page_size: int) -> int:
-    """Return how many pages at the front are the same for every request, and hold none of this step's tokens."""
+    """Return the number of first pages that all requests share and that contain no token of this step."""
     past_lens = batch.seq_lens_cpu - batch.query_lens_cpu
     num_pages = int(past_lens.min()) // page_size
     table = batch.page_table_cpu[:, :num_pages]
@@ -86,7 +95,7 @@ def shared_pages(batch: ForwardBatch, page_size: int) -> int:
 
 
 def shared_prefix(batch: ForwardBatch, num_shared: int, page_size: int) -> RaggedPages:
-    """List the pages that all requests share, as those of one request."""
+    """Return the first `num_shared` pages, which all requests share, as the pages of a single request."""
     device = batch.page_table.device
     return RaggedPages(
         on_host(np.array([0, num_shared], dtype=np.int32), device),
@@ -96,6 +105,6 @@ def shared_prefix(batch: ForwardBatch, num_shared: int, page_size: int) -> Ragge
 
 
 def on_host(array: NDArray[Any], device: torch.device) -> Tensor:
-    """Return an array as a tensor on the host, from where copies to the device are not waited for."""
+    """Return an array as a host tensor; pinned for a CUDA device, so that copies to the device are asynchronous."""
     tensor = torch.from_numpy(array)
     return tensor.pin_memory() if device.type == "cuda" else tensor

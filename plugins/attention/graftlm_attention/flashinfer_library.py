@@ -1,4 +1,4 @@
-"""What this package takes from FlashInfer."""
+"""The interface of FlashInfer that this package uses."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ __all__ = ["FlashInferLibrary", "PagedWrapper", "load_flashinfer"]
 
 
 class PagedWrapper(Protocol):
-    """One of FlashInfer's attention wrappers: `plan` once a step, then `run` for each layer of one kind.
+    """One of FlashInfer's attention wrappers: call `plan` once per step, then `run` for each layer of one kind.
 
-    A plan is worked out on the host and goes to the device through a pinned buffer of the wrapper's own.
+    A plan is computed on the host and copied to the device through a pinned buffer that the wrapper owns.
     """
 
     def plan(self, *arguments: Any, **settings: Any) -> None:
-        """Work out who computes what, for the given index arrays."""
+        """Distribute the work over the device's multiprocessors, for the given index arrays."""
         ...
 
     def reset_workspace_buffer(self, float_workspace_buffer: Tensor, int_workspace_buffer: Tensor) -> None:
-        """Take other memory for partial results and for the integers of plans."""
+        """Replace the buffers for partial results and for the integers of plans."""
         ...
 
     def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor], **outputs: Any) -> Tensor:
@@ -32,12 +32,12 @@ class PagedWrapper(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FlashInferLibrary:
-    """Constructors of wrappers, by their FlashInfer names, and the kernel that fills the cache.
+    """Constructors of FlashInfer's wrappers, and the kernel that writes the cache.
 
     Attributes:
         decode: BatchDecodeWithPagedKVCacheWrapper.
         prefill: BatchPrefillWithPagedKVCacheWrapper.
-        cascade: MultiLevelCascadeAttentionWrapper; its `run` takes no outputs.
+        cascade: MultiLevelCascadeAttentionWrapper; its `run` has no `out` argument.
         write_kv: write_kv(k, v, keys, values, out_slots), as in `triton_kv_write`.
     """
 

@@ -1,4 +1,4 @@
-"""Paged attention by FlashInfer's wrappers: what a step plans and what a layer runs."""
+"""Paged attention with FlashInfer's wrappers: planned once per step, run once per layer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ __all__ = ["FlashInferAttention"]
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """What `forward` needs that no step changes.
+    """The data of one layer that `forward` needs and that is the same in every step.
 
     Attributes:
-        kind: whose plan serves the layer.
+        kind: the key of the layer's planner.
         keys, values: [pages, page_size, H_kv, D].
     """
 
@@ -31,19 +31,20 @@ class _Layer:
 
 
 class FlashInferAttention(AttentionBackend):
-    """Attention that FlashInfer plans on the host, once a step for each kind of layer.
+    """Attention that FlashInfer plans on the host, once per step for each kind of layer.
 
-    A batch of one-token requests may be captured in a CUDA graph: `prepare` makes the buffers of its size when it sees
-    the first batch of it, and writes the plan of each later one into them.
+    A batch of one-token requests may be captured in a CUDA graph. `prepare` creates the buffers for a batch size at the
+    first batch of that size, and writes the plans of later batches of that size into the same buffers.
 
     Args:
         options: see `FlashInferOptions`.
-        context: layers and cache; the cache is of the layers' dtype.
+        context: layers and cache; the cache has the layers' dtype.
         library: FlashInfer.
-        make_fence: makes the fence of each wrapper; None: an event on a GPU, nothing on a CPU.
+        make_fence: creates the fence of each wrapper; None: `CudaFence` on a GPU, `NoFence` on a CPU.
 
     Raises:
-        ProviderUnavailableError: the cache is of another type, or a layer has sinks or takes values from its keys.
+        ProviderUnavailableError: the cache has another dtype, a layer has sinks, or a layer's values are a prefix of
+            its keys.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class FlashInferAttention(AttentionBackend):
     ) -> None:
         self._write_kv = library.write_kv
         self._layers = [_describe(layer, context) for layer in context.layers]
-        # FlashInfer expects semaphores in it to begin at 0.
+        # Zeros, because FlashInfer keeps semaphores in the workspace and expects them to start at 0.
         workspace = torch.zeros(options.workspace_mib << 20, dtype=torch.uint8, device=context.device)
         if make_fence is None:
             make_fence = CudaFence if context.device.type == "cuda" else NoFence
@@ -67,7 +68,7 @@ class FlashInferAttention(AttentionBackend):
         self._parts: dict[LayerKind, tuple[Part, ...]] = {}
 
     def prepare(self, batch: ForwardBatch) -> None:
-        """Plan the step. Waits for the device only if it has not got to a plan that the same wrapper made before."""
+        """Plan the step. Waits for the device only if it has not yet copied the previous plan of the same wrapper."""
         self._parts = {kind: planner.plan(batch) for kind, planner in self._planners.items()}
         self._batch = batch
 
@@ -93,20 +94,24 @@ class FlashInferAttention(AttentionBackend):
 def _describe(layer: AttentionLayer, context: AttentionContext) -> _Layer:
     if layer.sinks is not None or layer.value_prefix_dim is not None:
         raise ProviderUnavailableError(
-            f"attention/flashinfer has no attention sinks and no latent attention, which layer {layer.layer_id} needs; "
-            "set attention.name: auto"
+            f"attention/flashinfer supports neither attention sinks nor latent attention, which layer {layer.layer_id} "
+            "needs; set attention.name: auto"
         )
     keys, values = context.kv.keys(layer.layer_id), context.kv.values(layer.layer_id)
     if keys.dtype != context.dtype:
         raise ProviderUnavailableError(
-            f"attention/flashinfer reads a cache of the model's type, {context.dtype}, got {keys.dtype}; "
+            f"attention/flashinfer reads only a cache of the model's type, {context.dtype}, got {keys.dtype}; "
             "set attention.name: triton"
         )
     return _Layer(LayerKind.of(layer), keys, values)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, num_tokens: int) -> None:
-    """Stop a mistake here: kernels trust their pointers."""
+    """Check the tensors' shapes, because the kernels do not check their pointers.
+
+    Raises:
+        InvariantError: a shape is wrong.
+    """
     shape = (num_tokens, layer.num_heads, layer.head_dim)
     kv_shape = (num_tokens, layer.num_kv_heads, layer.head_dim)
     if q.shape != shape or k.shape != kv_shape or v.shape != kv_shape:

@@ -1,4 +1,4 @@
-"""FlashInfer's wrappers for one kind of attention layer: made when first needed, planned once a step."""
+"""FlashInfer's wrappers for one kind of attention layer: created at first use, planned once per step."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,24 +16,24 @@ from graftlm_attention.options import FlashInferOptions
 __all__ = ["CudaFence", "Fence", "LayerKind", "LayerPlanner", "NoFence", "Part"]
 
 _LAYOUT = "NHD"
-#: From so many query heads of a key/value head on, decodes run on tensor cores. FlashInfer's other kernel is compiled
-#: for fewer, and wins only where there is little to multiply.
+#: Decodes run on tensor cores if a key/value head has at least this many query heads. FlashInfer's other decode kernel
+#: is compiled for smaller groups, and is faster only for them.
 _TENSOR_CORE_GROUP = 4
-#: What FlashInfer's wrappers take for the integers of a plan.
+#: Size of the buffer that FlashInfer's wrappers use for the integers of a plan.
 _PLAN_BYTES = 8 << 20
-#: Fewer requests gain less from reading a prefix once than merging costs.
+#: For fewer requests, merging costs more time than reading a shared prefix once saves.
 _MIN_CASCADE_REQUESTS = 2
 
 
 class Fence(Protocol):
-    """A moment in the device's work that the host can wait for."""
+    """A point in the device's queue of work that the host can wait for."""
 
     def wait(self) -> None:
-        """Wait for the moment that was recorded last, if any was."""
+        """Wait until the device has reached the last recorded point; return at once if none was recorded."""
         ...
 
     def record(self) -> None:
-        """Record what has been launched so far."""
+        """Record the current end of the device's queue."""
         ...
 
 
@@ -44,7 +44,7 @@ class CudaFence:
         self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
-        """Wait; not at all where the loop commits a step before it plans the next but one, as graftlm's does."""
+        """Wait for the event. It is always complete if step n is committed before step n + 2 is planned, as here."""
         self._event.synchronize()
 
     def record(self) -> None:
@@ -53,7 +53,7 @@ class CudaFence:
 
 
 class NoFence:
-    """A fence where nothing runs later than it is launched."""
+    """A fence for devices that execute synchronously, such as the CPU."""
 
     def wait(self) -> None:
         """Do nothing."""
@@ -64,7 +64,7 @@ class NoFence:
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
-    """What a plan depends on, and layers may have in common; as in `AttentionLayer`."""
+    """The fields of `AttentionLayer` that a plan depends on; layers with equal fields share a plan."""
 
     num_heads: int
     num_kv_heads: int
@@ -86,8 +86,8 @@ class Part:
     """Tokens of a batch that one wrapper serves.
 
     Attributes:
-        tokens: which.
-        attend: attend(q, (keys, values), out) writes their [n, H, D].
+        tokens: their range in the batch; n tokens.
+        attend: attend(q, (keys, values), out) writes the result, [n, H, D], to `out`.
     """
 
     tokens: slice
@@ -96,7 +96,7 @@ class Part:
 
 @dataclass(slots=True)
 class _Fenced:
-    """A wrapper with its fence: the buffer from which a plan is copied must not be written before the copy is done."""
+    """A wrapper with its fence. The fence delays a new plan until the device has copied the previous one."""
 
     wrapper: PagedWrapper
     fence: Fence
@@ -109,11 +109,12 @@ class _Fenced:
 
 @dataclass(slots=True)
 class _GraphBuffers:
-    """What the wrappers of all graph sizes share: one graph runs at a time, and is planned for right before.
+    """Buffers that the wrappers of all graph sizes share: one graph runs at a time, and is planned just before it runs.
 
     Attributes:
-        indices: int32, page ids of the largest batch.
+        indices: int32, page ids; as many as the largest batch has.
         plan: uint8, the integers of a plan.
+        wrappers: by the number of requests in the graph.
     """
 
     indices: Tensor
@@ -122,19 +123,21 @@ class _GraphBuffers:
 
 
 class LayerPlanner:
-    """Chooses the wrappers of a step for layers of one kind, and plans them.
+    """Chooses and plans the wrappers of a step, for layers of one kind.
 
-    One-token requests take the decode wrapper, others the prefill wrapper. A batch whose requests all begin with the
-    same pages takes the cascade wrapper: it reads those once for all queries, and merges. A batch that a graph replays
-    takes the decode wrapper that was captured with its size.
+    The decode wrapper serves one-token requests; the prefill wrapper serves the others. If all requests of a batch
+    start with the same pages, the cascade wrapper serves the batch: it reads the shared pages once for all queries, and
+    merges the result with that of the other pages. For a batch that a graph replays, the planner uses the decode
+    wrapper that was captured with that batch size.
 
     Args:
-        kind: the layers.
-        library: makes wrappers.
+        kind: the kind of the layers.
+        library: creates wrappers.
         workspace: uint8, for partial results; wrappers that run one after the other may share it.
         page_size: tokens in a page.
         dtype: of queries, keys and values.
-        make_fence: one for each wrapper.
+        options: see `FlashInferOptions`.
+        make_fence: creates a fence; called once per wrapper.
     """
 
     def __init__(
@@ -165,7 +168,7 @@ class LayerPlanner:
         self._graphs: _GraphBuffers | None = None
 
     def plan(self, batch: ForwardBatch) -> tuple[Part, ...]:
-        """Plan a step; the parts cover its tokens in order."""
+        """Plan a step. Returns parts that cover the batch's tokens in order."""
         if batch.in_graph:
             return (self._plan_decodes(batch, self._graph_wrapper(batch)),)
         num_shared = self._num_cascaded(batch)
@@ -179,7 +182,7 @@ class LayerPlanner:
         return tuple(parts)
 
     def _num_cascaded(self, batch: ForwardBatch) -> int:
-        """Return how many pages to read once for all requests."""
+        """Return the number of shared pages to read once for all requests; 0: do not use the cascade wrapper."""
         least = self._options.cascade_tokens
         if least is None or self._kind.sliding_window is not None or batch.num_requests < _MIN_CASCADE_REQUESTS:
             return 0
@@ -212,7 +215,7 @@ class LayerPlanner:
             [shared.indices, rest.indices],
             [shared.last_page_len, rest.last_page_len],
             *self._shape,
-            causal=True,  # of the rest; the shared pages lie before all queries
+            causal=True,  # for the pages that are not shared; the shared pages are before all queries
             **self._settings,
         )
         return Part(slice(0, batch.num_tokens), _copied(fenced.wrapper))
@@ -221,7 +224,7 @@ class LayerPlanner:
         return ragged_pages(batch, requests, self._page_size, self._kind.sliding_window)
 
     def _token_ends(self, batch: ForwardBatch, first: int) -> Tensor:
-        """Return where the tokens of each request from `first` on begin and end, int32 on the host."""
+        """Return where the tokens of the requests from `first` on start and end: int32 [n + 1], on the host."""
         query_lens = batch.query_lens_cpu[first:]
         ends = np.zeros(len(query_lens) + 1, dtype=np.int32)
         np.cumsum(query_lens, out=ends[1:])
@@ -240,7 +243,7 @@ class LayerPlanner:
         return self._library.decode(self._workspace, _LAYOUT, use_tensor_cores=group >= _TENSOR_CORE_GROUP, **buffers)
 
     def _graph_wrapper(self, batch: ForwardBatch) -> _Fenced:
-        """Return the wrapper whose buffers the graph of this size reads."""
+        """Return the wrapper whose buffers the graph of this batch size reads; create it at first use."""
         graphs, size, device = self._graphs, batch.num_requests, batch.page_table.device
         if graphs is None or graphs.indices.numel() < batch.page_table.numel():
             indices = torch.zeros(batch.page_table.numel(), dtype=torch.int32, device=device)
@@ -259,7 +262,7 @@ class LayerPlanner:
 
 
 def _into(wrapper: PagedWrapper) -> Callable[[Tensor, tuple[Tensor, Tensor], Tensor], None]:
-    """Return the `attend` of a wrapper that writes where it is told."""
+    """Return `Part.attend` for a wrapper whose `run` has an `out` argument."""
 
     def attend(q: Tensor, kv: tuple[Tensor, Tensor], out: Tensor) -> None:
         wrapper.run(q, kv, out=out)
@@ -268,7 +271,7 @@ def _into(wrapper: PagedWrapper) -> Callable[[Tensor, tuple[Tensor, Tensor], Ten
 
 
 def _copied(wrapper: PagedWrapper) -> Callable[[Tensor, tuple[Tensor, Tensor], Tensor], None]:
-    """Return the `attend` of a wrapper that allocates its result."""
+    """Return `Part.attend` for a wrapper whose `run` allocates its result."""
 
     def attend(q: Tensor, kv: tuple[Tensor, Tensor], out: Tensor) -> None:
         out.copy_(wrapper.run(q, kv))

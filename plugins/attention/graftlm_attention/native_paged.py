@@ -1,4 +1,4 @@
-"""Paged attention through the C++ kernel in paged_attention.cpp, which reads the pages where they lie."""
+"""Paged attention with the C++ kernel in paged_attention.cpp, which reads the pages in place."""
 
 import ctypes
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from graftlm_attention.shared_prefixes import find_shared_prefixes
 __all__ = ["NativePagedAttention", "load_kernel", "native_obstacle"]
 
 _SOURCE = Path(__file__).with_name("paged_attention.cpp")
-#: By the dtype of q, k and v, and that of the cache.
+#: Keys: the dtype of q, k and v, and the dtype of the cache.
 _FUNCTIONS = {
     (torch.float32, torch.float32): "graftlm_attend_float32",
     (torch.float32, torch.int8): "graftlm_attend_float32_int8",
@@ -78,19 +78,23 @@ class _Tensor(ctypes.Structure):
 def native_obstacle(context: AttentionContext) -> str | None:
     """Return why the kernel cannot serve these layers, or None."""
     if context.device.type != "cpu":
-        return f"the kernel runs on the CPU, the engine on {context.device.type!r}"
+        return f"the kernel runs on the CPU, but the engine runs on {context.device.type!r}"
     if (context.dtype, context.dtype) not in _FUNCTIONS:
-        return f"the kernel computes in torch.float32 and torch.bfloat16, the engine in {context.dtype}"
+        return f"the kernel computes in torch.float32 or torch.bfloat16, but the engine computes in {context.dtype}"
     kv_dtype = _kv_dtype(context)
     if (context.dtype, kv_dtype) not in _FUNCTIONS:
-        return f"the kernel reads a cache of {context.dtype} or torch.int8, this one is of {kv_dtype}"
+        return f"the kernel reads a cache of {context.dtype} or torch.int8, got {kv_dtype}"
     dims = {dim for layer in context.layers for dim in (layer.head_dim, layer.value_dim)}
     odd = sorted(dim for dim in dims if dim % _LANES)
     return f"the kernel needs head_dim to be a multiple of {_LANES}, got {odd}" if odd else None
 
 
 def load_kernel(compiler: str, cache_dir: Path) -> ctypes.CDLL:
-    """Compile the kernel if need be, and load it. Its OpenMP runtime is the one that torch has loaded already.
+    """Load the kernel; compile it first if no compiled copy exists. It uses the OpenMP runtime that torch has loaded.
+
+    Args:
+        compiler: a name on PATH or a path.
+        cache_dir: the directory of compiled kernels.
 
     Raises:
         KernelBuildError: it cannot be compiled or loaded.
@@ -100,24 +104,24 @@ def load_kernel(compiler: str, cache_dir: Path) -> ctypes.CDLL:
 
 @dataclass(frozen=True, slots=True)
 class _PreparedStep:
-    """What `forward` checks its tensors against. `keep` owns the memory that the kernel's step points to."""
+    """The prepared batch: its number of tokens, and the tensors that own the memory that `_Step` points to."""
 
     num_tokens: int
     keep: tuple[object, ...]
 
 
 class NativePagedAttention(AttentionBackend):
-    """Attention by a compiled kernel: float32 or bfloat16 on a CPU, over a cache of the same or of int8.
+    """Attention by a compiled CPU kernel, in float32 or bfloat16; the cache has the same dtype or int8.
 
     `head_dim` is a multiple of 16.
 
-    The kernel writes keys and values and attends in one call per layer, on as many threads as torch uses. The call
-    releases the interpreter lock.
+    One call per layer writes keys and values and attends, on as many threads as torch uses. The call releases the
+    interpreter lock.
 
     Args:
         context: layers and cache; `native_obstacle(context)` is None.
         kernel: from `load_kernel`.
-        matrix_units: whether queries of bfloat16 are multiplied on the CPU's matrix units (AMX) where it has any.
+        matrix_units: whether bfloat16 queries are multiplied on the CPU's matrix units (AMX), if it has any.
     """
 
     kernel = "native"
@@ -131,17 +135,17 @@ class NativePagedAttention(AttentionBackend):
         self._layers = [_describe(layer, context) for layer in context.layers]
         self._kv = context.kv  # its tensors must live as long as the pointers in _layers
         self._step = _Step(page_size=self._page_size, use_matrix_units=matrix_units)
-        self._step_at = ctypes.byref(self._step)
+        self._step_ref = ctypes.byref(self._step)
         self._query_lens = np.empty(0, dtype=np.int32)
-        self._query_lens_there = torch.from_numpy(self._query_lens)
+        self._query_lens_tensor = torch.from_numpy(self._query_lens)
         self._prepared: _PreparedStep | None = None
 
     def prepare(self, batch: ForwardBatch) -> None:
-        """Collect the batch's pointers."""
+        """Write the batch's sizes and pointers to `_Step`."""
         out_slots, seq_lens, page_table = (
             batch.out_slots.contiguous(), batch.seq_lens.contiguous(), batch.page_table.contiguous()
         )  # fmt: skip
-        step = self._step  # which stays where it is: calls that are repeated read it again
+        step = self._step  # its address must not change: recorded steps repeat the call and read it again
         num_tokens = batch.num_tokens
         step.num_requests = batch.num_requests
         step.num_tokens = num_tokens
@@ -160,15 +164,15 @@ class NativePagedAttention(AttentionBackend):
         self._prepared = _PreparedStep(num_tokens, (out_slots, seq_lens, page_table, *groups))
 
     def _query_lens_of(self, batch: ForwardBatch) -> Tensor:
-        """Return a batch's query lengths as a tensor, since numpy takes ten times as long to tell an address."""
-        if batch.query_lens_cpu is not self._query_lens:  # while the same requests decode, they are the same array
+        """Return a batch's query lengths as a tensor: numpy takes ten times as long to return an array's address."""
+        if batch.query_lens_cpu is not self._query_lens:  # while the same requests decode, it is the same array
             self._query_lens = batch.query_lens_cpu
-            self._query_lens_there = torch.from_numpy(np.ascontiguousarray(self._query_lens, dtype=np.int32))
-        return self._query_lens_there
+            self._query_lens_tensor = torch.from_numpy(np.ascontiguousarray(self._query_lens, dtype=np.int32))
+        return self._query_lens_tensor
 
     @property
     def repeats_calls(self) -> bool:
-        """Always: the kernel finds the batch in `_Step`."""
+        """Always true: the kernel reads the batch from `_Step`, so a recorded call can be repeated."""
         return True
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer) -> Tensor:
@@ -183,7 +187,7 @@ class NativePagedAttention(AttentionBackend):
         shape = (prepared.num_tokens, layer.num_heads, layer.head_dim)
         kv_shape = (prepared.num_tokens, layer.num_kv_heads, layer.head_dim)
         value_shape = (prepared.num_tokens, layer.num_kv_heads, layer.value_dim)
-        # The kernel trusts its pointers, so a mistake must stop here.
+        # The kernel does not check its pointers, so shapes and dtypes are checked here.
         if q.shape != shape or k.shape != kv_shape or v.shape != value_shape:
             raise InvariantError(
                 f"layer {layer.layer_id} expects q {shape}, k {kv_shape} and v {value_shape}, "
@@ -195,7 +199,7 @@ class NativePagedAttention(AttentionBackend):
         out = torch.empty((prepared.num_tokens, layer.num_heads * layer.value_dim), dtype=self._dtype)
         call_native(
             self._attend,
-            self._step_at,
+            self._step_ref,
             self._layers[layer.layer_id],
             _point(q),
             _point(k),

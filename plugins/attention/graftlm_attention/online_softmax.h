@@ -1,4 +1,4 @@
-// Online softmax: running maximum and sum of scores that arrive tile by tile. Also the scratch memory of a thread.
+// Online softmax: the running maximum and sum of scores, updated tile by tile. Also the scratch memory of a thread.
 //
 // Instruction sets: as vectors.h. Everything is local to the source that includes it.
 
@@ -21,13 +21,11 @@ constexpr int kVectors = 4;  // columns of `gemm_rows` in vectors, limited by th
 #else
 constexpr int kVectors = 2;
 #endif
-constexpr int kRows = 6;              // rows of `gemm_rows`
-constexpr int kPadding = 3 * kLanes;  // also a multiple of kRows
-constexpr int kTile = 64;             // context tokens between two updates of the running maximum
-constexpr int64_t kUnitBlockRows =
-    768;  // query rows of one chunk task on AMX, where packing is a larger part of the work
-constexpr float kFarBelow =
-    -1e30f;  // the running maximum before the first score: finite, so that differences are finite, too
+constexpr int kRows = 6;                 // rows of `gemm_rows`
+constexpr int kPadding = 3 * kLanes;     // also a multiple of kRows
+constexpr int kTile = 64;                // context tokens between two updates of the running maximum
+constexpr int64_t kUnitBlockRows = 768;  // query rows of one chunk task on AMX; many, because they share the packing
+constexpr float kFarBelow = -1e30f;  // the running maximum before the first score; finite, so differences are finite
 
 // The running softmax of R rows; lanes from r * kLanes / R on belong to row r. Scores are in units of ln 2, so that
 // weights are powers of two.
@@ -45,14 +43,14 @@ struct Softmax {
     }
 };
 
-// Multiplies scores by `scale`, which may be 0 or negative. Masked scores (-inf) are left unchanged. The choice also
-// keeps compilers from fusing the product with a later difference: the largest score's difference must be exactly 0,
-// since a power of two of its rounding error could be infinite.
+// Multiplies scores by `scale`, which may be 0 or negative. Masked scores (-inf) are left unchanged. The conditional
+// also prevents compilers from fusing the product with a later difference. The difference of the largest score from
+// itself must be exactly 0, because a power of two of a rounding error could be infinite.
 inline Vec scaled(Vec scores, float scale) { return scores == -kInfinity ? scores : scores * scale; }
 
 // Turns R rows of kTile scores into weights relative to the new maxima. Scores are first multiplied by `scales`. Only
-// the first `count` scores of a row are read, a multiple of kLanes. `weigh(row, i, weights)` receives kLanes weights at
-// a time. Sets `corrections`, by which earlier sums must be multiplied. Masked scores (-inf) become weights of exactly
+// the first `count` scores of a row are read; `count` is a multiple of kLanes. Calls `weigh(row, i, weights)` for each
+// kLanes weights. Writes to `corrections` the factors for earlier sums. Masked scores (-inf) become weights of exactly
 // 0.
 template <int R, class Weigh>
 inline void update_softmax(Softmax& state, float* scores, int count, const GraftlmLayer& layer, const float* scales,
@@ -95,7 +93,7 @@ inline void update_softmax(Softmax& state, float* scores, int count, const Graft
 
 // ---- scratch memory ----------------------------------------------------------------------------------------------
 
-// Memory that grows and is kept by its thread: after warm-up, a step allocates nothing.
+// Memory that grows on demand and belongs to one thread. After warm-up, a step allocates no memory.
 class Scratch {
 public:
     ~Scratch() { std::free(memory_); }

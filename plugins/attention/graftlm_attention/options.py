@@ -1,4 +1,4 @@
-"""The options of this package's attention backends, as a YAML file gives them."""
+"""The options of this package's attention backends, as set in the YAML configuration."""
 
 from pathlib import Path
 from typing import Literal
@@ -15,12 +15,13 @@ class TorchNativeOptions(Options):
 
     kernel: Literal["auto", "native", "torch"] = Field(
         default="auto",
-        description="`native` compiles and uses the C++ kernel or fails, `torch` uses PyTorch's operations only, "
-        "`auto` takes the C++ kernel where it can be built and says so in the log where it cannot.",
+        description="`native` compiles and uses the C++ kernel, and fails if that is impossible. `torch` uses only "
+        "PyTorch's operations. `auto` uses the C++ kernel if it can be built; otherwise it logs why and uses PyTorch's "
+        "operations.",
     )
     compiler: str = Field(default="g++", description="The C++ compiler, GCC 12 or later: a name on PATH or a path.")
     kernel_cache_dir: Path | None = Field(
-        default=None, description="Where compiled kernels are kept; null: `graftlm` in the user's cache directory."
+        default=None, description="Directory of compiled kernels. Null: `graftlm` in the user's cache directory."
     )
 
 
@@ -31,9 +32,9 @@ class TritonOptions(Options):
         default=None,
         ge=128,
         multiple_of=128,
-        description="The length of the pieces in which the contexts of one-token requests are read, a multiple of 128; "
-        "a request's numbers are then the same, bit for bit, whatever it is decoded beside. Null: as many pieces as "
-        "fill the device, which is faster where there are few requests.",
+        description="Length in tokens, a multiple of 128, of the pieces into which the contexts of one-token requests "
+        "are split. With a fixed length, decode is batch-invariant: a request's numbers are bit-identical in every "
+        "batch. Null: as many pieces as fill the device, which is faster for few requests.",
     )
 
 
@@ -42,13 +43,13 @@ class FlashInferOptions(Options):
 
     backend: Literal["auto", "fa2", "fa3"] = Field(
         default="auto",
-        description="FlashInfer's kernels for prompt chunks: `fa2` for every device, `fa3` for Hopper, `auto` as it "
-        "chooses.",
+        description="FlashInfer's kernels for prefill chunks: `fa2` for every device, `fa3` for Hopper. With `auto`, "
+        "FlashInfer chooses.",
     )
     cascade_tokens: int | None = Field(
         default=512,
         ge=1,
-        description="A step all of whose requests begin with the same tokens, at least so many, reads those once. "
-        "Null: never. Steps that replay a graph do not.",
+        description="If all requests of a step start with at least this many equal tokens, their keys and values are "
+        "read once for all requests. Null: never. It does not apply to steps that replay a CUDA graph.",
     )
     workspace_mib: int = Field(default=128, ge=16, description="Memory for partial results, in MiB.")

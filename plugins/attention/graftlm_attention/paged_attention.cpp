@@ -2,24 +2,23 @@
 //
 // Two loops share the online softmax (Milakov & Gimelshein, arXiv:1805.02867; Dao et al., arXiv:2205.14135):
 //
-//   - `attend_query` (token_attention.h) reads the context once for all H heads of a single token. Memory limits it,
-//     so a task
-// reads whole token rows (all KV heads), and long contexts are cut into pieces that `merge_pieces` joins
-// (flash-decoding). On AMX, `UnitQuery` (unit_query.h) does the same, and loads tiles directly from the pages.
-//   - `attend_block` (block_attention.h) serves a block of a chunk's tokens for one KV head. Arithmetic limits it, so
-//     it packs
-// keys and values into tiles and multiplies them with one register-blocked kernel, `gemm_rows`. On AMX, `UnitBlock`
-// (unit_block.h) does the same.
+//   - `attend_query` (token_attention.h) reads the context once for all H heads of a single token. Memory limits its
+//     speed, so a task reads whole token rows (all KV heads), and long contexts are split into pieces, whose results
+//     `merge_pieces` merges (flash-decoding). On AMX, `UnitQuery` (unit_query.h) does the same, and loads tiles
+//     directly from the pages.
+//   - `attend_block` (block_attention.h) computes a block of a chunk's tokens for one KV head. Arithmetic limits its
+//     speed, so it packs keys and values into tiles and multiplies them with one register-blocked kernel, `gemm_rows`.
+//     On AMX, `UnitBlock` (unit_block.h) does the same.
 //
 // Scores, softmax and sums are float32. With AVX512-BF16, all loops multiply pairs of bfloat16, which rounds the
 // softmax weights to bfloat16; otherwise bfloat16 is widened first.
 //
-// An int8 cache is multiplied as codes, which all types used here represent exactly. A token's key scale multiplies its
-// score, and its value scale multiplies its weight: one multiplication instead of D.
+// An int8 cache is multiplied as codes, which all dtypes used here represent exactly. A token's key scale multiplies
+// its score, and its value scale multiplies its weight: one multiplication instead of D.
 //
-// Instruction sets: none is required. AVX2 and AVX-512 make vectors wider; AVX512-BF16, AVX512-VNNI and AMX each
-// replace the loops named above at compile time, and AMX also needs the operating system's permission. Without a
-// compiled library the caller uses attention in torch's operations.
+// Instruction sets: none is required. AVX2 and AVX-512 make vectors wider. AVX512-BF16, AVX512-VNNI and AMX replace
+// loops at compile time, as described above; AMX also needs the operating system's permission. Without a compiled
+// library the caller computes attention with torch's operations.
 //
 // The interface is plain C, for ctypes.
 
@@ -48,9 +47,9 @@ namespace {
 
 constexpr int64_t kBlockRows = 144;        // query rows (tokens x heads of a group) of one chunk task
 constexpr int64_t kMinUnitBlockRows = 96;  // on AMX, if many threads share the work
-constexpr int64_t kPieceTokens = 256;      // least length of a piece of context
+constexpr int64_t kPieceTokens = 256;      // minimum length of a piece of context
 constexpr int64_t kPiecesPerThread = 4;    // tasks per thread, for balance
-constexpr int64_t kSerialTokens = 128;     // with less context in total, waking threads costs more than it gains
+constexpr int64_t kSerialTokens = 128;     // with less context in total, one thread is faster than several
 
 struct Schedule {
     std::vector<BlockTask> blocks;
@@ -59,9 +58,10 @@ struct Schedule {
     std::vector<SharedPiece> shared;
     std::vector<float*> shared_partials;  // [pieces, members] of each group
     std::vector<float> partials;
-    int64_t context_tokens = 0;  // that all one-token queries read together
+    int64_t context_tokens = 0;  // sum over all one-token queries
 };
 
+// The context [start, end) that one request of one token attends to by itself, without a shared prefix.
 struct Span {
     int64_t request, token, start, end;
     int64_t shared_pieces;  // pieces of the shared context before `start`
@@ -74,8 +74,8 @@ struct Group {
     int64_t num_members, shared_len, num_pieces;
 };
 
-// Returns the groups whose shared context is read once in this layer. Within a window, each request would see another
-// part.
+// Returns the groups whose shared context is read once in this layer. A group is left out if a request's context is
+// longer than the window, since requests then attend to different parts of the shared context.
 std::vector<Group> groups_of(const GraftlmStep& step, const GraftlmLayer& layer, int64_t most_tokens) {
     std::vector<Group> groups;
     for (int64_t g = 0; g < step.num_groups; ++g) {
@@ -92,7 +92,8 @@ std::vector<Group> groups_of(const GraftlmStep& step, const GraftlmLayer& layer,
     return groups;
 }
 
-// Returns the rows of a block: many, so that they share the packing, but few enough that all threads get blocks.
+// Returns the number of rows per block: as many as possible, since the rows of a block share its packing, but few
+// enough that all threads get blocks.
 int64_t block_rows(const GraftlmStep& step, const GraftlmLayer& layer, bool on_units) {
     if (!on_units) return kBlockRows;
     int64_t rows = 0;
@@ -154,14 +155,14 @@ void plan(const GraftlmStep& step, const GraftlmLayer& layer, bool has_sinks, bo
         }
         token += num;
     }
-    // Later blocks see more context: start with them, so that the last task is a small one.
+    // Later blocks have more context. Start with them, so that the last task is small.
     std::reverse(schedule.blocks.begin(), schedule.blocks.end());
 
     const int64_t wanted = schedule.context_tokens / (step.num_threads * kPiecesPerThread) + 1;
     const int64_t longest = std::max((wanted + kTile - 1) / kTile * kTile, kPieceTokens);
     const int64_t partial_floats = layer.num_heads * (layer.value_dim + 2);
-    // Pieces are rounded up to whole tiles, so that tiles start at page boundaries. There may be fewer pieces; none is
-    // empty.
+    // Pieces are rounded up to whole tiles, so that tiles start at page boundaries. This may reduce the number of
+    // pieces; no piece is empty.
     auto length_of = [&](const Span& s) {
         const int64_t pieces = step.num_threads == 1 ? 1 : std::max<int64_t>(1, (s.end - s.start) / longest);
         return round_up((s.end - s.start + pieces - 1) / pieces, kTile);
@@ -284,7 +285,8 @@ void attend(const GraftlmStep& step, const GraftlmLayer& layer, const GraftlmTen
 extern "C" {
 
 // Write k and v at the step's slots, attend, and write the result to out, [T, H, D_v] contiguous. `sinks` is [H] or
-// null. The first type in the name is that of q, k, v and out; the second, if there is one, is that of the cache.
+// null. The first dtype in the name is the dtype of q, k, v and out. The second is the dtype of the cache, if it
+// differs.
 void graftlm_attend_float32(const GraftlmStep* step, const GraftlmLayer* layer, const GraftlmTensor* q,
                             const GraftlmTensor* k, const GraftlmTensor* v, const float* sinks, void* out) {
     attend<Float32, Float32>(*step, *layer, *q, *k, *v, sinks, out);

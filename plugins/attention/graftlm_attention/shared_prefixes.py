@@ -1,4 +1,4 @@
-"""Which requests of a step begin with the same pages, so that attention can read these once for all of them."""
+"""Groups requests of a step that start with the same pages, so that attention reads these pages once per group."""
 
 from typing import Final, NamedTuple
 
@@ -7,22 +7,22 @@ from numpy.typing import NDArray
 
 __all__ = ["SharedPrefixes", "find_shared_prefixes"]
 
-#: Where fewer share less, reading it once saves less than joining two parts costs.
+#: For fewer requests or fewer shared tokens, merging two partial results costs more time than reading once saves.
 _MIN_REQUESTS: Final = 4
 _MIN_TOKENS: Final = 256
-#: Pages of a request, and of a group, that are compared at once: so few that it ends soon after pages differ, and stays
-#: in the CPU's caches.
-_COMPARED_PAGES: Final = 512
-_COMPARED_IN_ALL: Final = 1 << 18
+#: Pages per request in the first comparison, and the maximum per group in one comparison. Small values let the search
+#: stop soon after the first difference, and keep the compared pages in the CPU's caches.
+_FIRST_COMPARED_PAGES: Final = 512
+_MAX_COMPARED_PAGES: Final = 1 << 18
 
 
 class SharedPrefixes(NamedTuple):
     """Groups of requests of one token each; int32, C-contiguous.
 
     Attributes:
-        starts: [G + 1], where a group's requests begin among `members`.
-        members: indices of requests, of one group after the other.
-        lens: [G], tokens that a group's requests have in common, whole pages and fewer than any of their contexts.
+        starts: [G + 1], index in `members` of each group's first request.
+        members: indices of requests, group after group.
+        lens: [G], tokens that a group shares: whole pages, and fewer than the context of any of its requests.
     """
 
     starts: NDArray[np.int32]
@@ -33,23 +33,23 @@ class SharedPrefixes(NamedTuple):
 def find_shared_prefixes(
     page_table: NDArray[np.int32], seq_lens: NDArray[np.int32], num_decodes: int, page_size: int
 ) -> SharedPrefixes | None:
-    """Group a step's one-token requests by the pages that their contexts begin with; None where there is no group.
+    """Group a step's one-token requests by their first pages. Returns None if there is no group.
 
-    Requests are grouped by the page of their 256th token, and one look at it is all that requests cost that share
-    nothing: a prefix cache gives no two of them the same page after different ones. Of a group, pages are compared up
-    to the first that differ.
+    Requests are grouped by the page that contains their 256th token. This one comparison is enough, because two
+    contexts in the prefix cache never have the same page after different pages. Within a group, pages are then compared
+    up to the first difference.
 
     Args:
-        page_table: [B, P].
-        seq_lens: [B].
-        num_decodes: requests of one token each; they stand at the front.
+        page_table: int32 [B, P], page ids.
+        seq_lens: int32 [B], context lengths in tokens.
+        num_decodes: number of one-token requests; they are the first requests of the batch.
         page_size: tokens in a page.
     """
     column = -(-_MIN_TOKENS // page_size) - 1
     if num_decodes < _MIN_REQUESTS or page_table.shape[1] <= column:
         return None
     is_long = seq_lens[:num_decodes] > (column + 1) * page_size
-    if column:  # where a window has gone by, page 0 stands for all pages, and no layer reads it
+    if column:  # a sliding window's table has 0 for freed pages, also in column 0; no layer reads these entries
         is_long &= page_table[:num_decodes, column] != page_table[:num_decodes, 0]
     (long,) = is_long.nonzero()
     order = long[page_table[long, column].argsort(kind="stable")]
@@ -75,9 +75,9 @@ def find_shared_prefixes(
 
 
 def _num_shared(page_table: NDArray[np.int32], members: NDArray[np.intp], num_pages: int) -> int:
-    """Return how many of the first `num_pages` pages all members have in common."""
-    start, width = 0, _COMPARED_PAGES
-    widest = max(width, _COMPARED_IN_ALL // len(members))
+    """Return the number of equal pages at the start of all members, at most `num_pages`."""
+    start, width = 0, _FIRST_COMPARED_PAGES
+    widest = max(width, _MAX_COMPARED_PAGES // len(members))
     while start < num_pages:
         end = min(start + width, num_pages)
         differs = (page_table[members, start:end] != page_table[members[0], start:end]).any(axis=0)

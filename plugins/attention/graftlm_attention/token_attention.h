@@ -19,7 +19,7 @@ namespace {
 template <int N>
 struct RowsOf {
     int64_t offsets[N];  // of each token's row, in elements from the start of the layer's keys or values
-    int64_t scales[N];   // likewise from the start of their scales
+    int64_t scales[N];   // of each token's scales, in elements from the start of the layer's scales
     int count;
 
     void find(const GraftlmStep& step, const GraftlmLayer& layer, int64_t request, int64_t start, int64_t end) {
@@ -73,7 +73,7 @@ struct Ahead {
     const typename C::Element* slices[kTile];
     const uint16_t* scales[kTile];
     int64_t elements = 0;     // per slice; 0: nothing to prefetch
-    bool has_scales = false;  // whether to prefetch `scales`, too
+    bool has_scales = false;  // whether to prefetch `scales` as well
 
     void fetch(int t) const {
         prefetch<C>(slices[t], elements);
@@ -85,8 +85,8 @@ struct Ahead {
     }
 };
 
-// The product of one token's queries, of type E, and keys, of type C: in float, or in pairs. `pack` returns the factor
-// by which products must be multiplied.
+// The dot product of one token's query, of type E, with keys, of type C, in floats or in pairs. `pack` returns the
+// factor by which the products must be multiplied.
 template <class E, class C>
 struct Dot {
     using Query = float;
@@ -126,8 +126,8 @@ struct Dot<BFloat16, BFloat16> {
 #endif
 
 #ifdef HAS_INT16_PAIRS
-// Writes a row as 16-bit integers relative to its largest magnitude, and returns their scale; NaN if the row has one.
-// The sum of `count` products with codes fits into 32 bits.
+// Writes a row as 16-bit integers relative to its largest magnitude, and returns their scale; NaN if the row contains
+// NaN. The sum of `count` products with codes fits into 32 bits.
 template <class E>
 inline float pack_int16(const typename E::Element* row, int64_t dim, int64_t count, int16_t* out) {
     const float bound = std::min(32767.0f, 2147483000.0f / (127.0f * count) - 1.0f);
@@ -169,7 +169,7 @@ struct Dot<BFloat16, Int8> {
 };
 #endif
 
-// scores[r][t] = q[r] . k[t] for R rows of one KV head. R * (tokens at once) fills a vector.
+// scores[r][t] = q[r] . k[t] for R rows of one KV head. The R * kTokens sums of one iteration fill a vector.
 template <class E, class C, int R>
 void dot_rows(const typename Dot<E, C>::Query* q, const typename C::Element* keys, const TileRows& rows,
               const Ahead<C>& ahead, int64_t dim, float* scores) {
@@ -224,10 +224,11 @@ void mix_all(const float* weights, const float* corrections, const typename C::E
 }
 
 #ifdef HAS_INT16_PAIRS
-// As `mix_rows`, for 64 dimensions of codes: weights are integers, too, and one instruction multiplies two tokens.
+// As `mix_rows`, for 64 dimensions of codes. Weights are integers as well, and one instruction multiplies two tokens.
 //
-//     bytes of tokens t and t + 1, woven:   low    t0 u0 t1 u1 ... t7 u7 | t16 u16 ...    dimensions 0-7, 16-23, ...
-//                                           high   t8 u8 ...             | t24 u24 ...    dimensions 8-15, 24-31, ...
+//     bytes of tokens t and u = t + 1, interleaved:
+//         low    t0 u0 t1 u1 ... t7 u7 | t16 u16 ...    dimensions 0-7, 16-23, ...
+//         high   t8 u8 ...             | t24 u24 ...    dimensions 8-15, 24-31, ...
 template <int R>
 void mix_pairs(const int16_t* weights, const float* weight_scales, const float* corrections, const int8_t* values,
                const TileRows& rows, const Ahead<Int8>* ahead, int64_t dim, float* mixed) {
@@ -236,7 +237,7 @@ void mix_pairs(const int16_t* weights, const float* weight_scales, const float* 
         for (int v = 0; v < 4; ++v) sums[r][v] = _mm512_setzero_si512();
     for (int t = 0; t < rows.count; t += 2) {
         const __m512i even = _mm512_loadu_si512(values + rows.offsets[t]);
-        const __m512i odd = _mm512_loadu_si512(values + rows.offsets[t + 1]);  // its weight past the last token is 0
+        const __m512i odd = _mm512_loadu_si512(values + rows.offsets[t + 1]);  // after the last token, its weight is 0
         if (ahead != nullptr) {
             ahead->fetch(t);
             ahead->fetch(t + 1);
@@ -301,7 +302,7 @@ struct Weaver {
     __m512i weave_high(__m512i even, __m512i odd) const { return _mm512_permutex2var_epi16(even, high, odd); }
 };
 
-// As `mix_rows`, for 2 * V vectors of D_v in bfloat16: weights are bfloat16, too, and one instruction multiplies two
+// As `mix_rows`, for 2 * V vectors of D_v in bfloat16. Weights are bfloat16 as well, and one instruction multiplies two
 // tokens.
 template <int R, int V>
 void mix_halves(const uint16_t* weights, const float* corrections, const uint16_t* values, const TileRows& rows,
@@ -313,7 +314,7 @@ void mix_halves(const uint16_t* weights, const float* corrections, const uint16_
             sums[r][v] = reinterpret_cast<__m512>(load(mixed + r * dim + v * kLanes) * corrections[r]);
     for (int t = 0; t < rows.count; t += 2) {
         const uint16_t* even = values + rows.offsets[t];
-        const uint16_t* odd = values + rows.offsets[t + 1];  // its weight past the last token is 0
+        const uint16_t* odd = values + rows.offsets[t + 1];  // after the last token, its weight is 0
         if (ahead != nullptr) {
             ahead->fetch(t);
             ahead->fetch(t + 1);
@@ -334,7 +335,7 @@ void mix_halves(const uint16_t* weights, const float* corrections, const uint16_
 }
 #endif
 
-// One KV head's tile for R query rows: scores, softmax, weighted sum.
+// Attends with R query rows to one KV head's tile: scores, softmax, weighted sum.
 template <class E, class C, int R>
 void attend_rows(const typename Dot<E, C>::Query* q, const float* scales, const typename C::Element* keys,
                  const typename C::Element* values, const TileRows& rows, const TileScales& key_scales,
@@ -383,7 +384,7 @@ struct QueryTask {
     int64_t start;
     int64_t end;
     bool has_sinks;  // set for the first piece if the layer has sinks
-    float* partial;  // [H, 2 + D_v] if the context is cut into pieces, else null
+    float* partial;  // [H, 2 + D_v] if the context is split into pieces, otherwise null
 };
 
 // Stores the result of a piece of context for `merge_pieces`; the maximum is in units of ln 2.
@@ -401,12 +402,13 @@ void write_mixed(const GraftlmLayer& layer, int64_t token, int64_t head, const f
     for (int64_t d = 0; d < layer.value_dim; d += kLanes) E::store(row + d, load(mixed + d) / sum);
 }
 
-// Distributes the next tile's rows over the KV heads, in order of address, each slice once.
+// Sets the slices of the next tile to prefetch while `kv_head` is computed. All KV heads together prefetch each slice
+// once, in order of address.
 template <class C>
 void look_ahead(const typename C::Element* base, const uint16_t* scales, const TileRows& next,
                 const GraftlmLayer& layer, int64_t kv_head, Ahead<C>& ahead) {
     ahead.elements = layer.head_dim;
-    ahead.has_scales = kHasScales<C> && kv_head == 0;  // one prefetch covers all heads, whose scales are neighbours
+    ahead.has_scales = kHasScales<C> && kv_head == 0;  // one prefetch covers the scales of all heads: they are adjacent
     for (int t = 0; ahead.has_scales && t < kTile; ++t) ahead.scales[t] = scales + next.scales[t];
     int64_t row = kv_head * kTile / layer.num_kv_heads, slice = kv_head * kTile % layer.num_kv_heads;
     for (int t = 0; t < kTile; ++t) {
@@ -432,7 +434,7 @@ void attend_query(const GraftlmStep& step, const GraftlmLayer& layer, const Quer
     auto* query = scratch.take<typename Dot<E, C>::Query>(heads * dim);
     float* scales = scratch.take<float>(heads);
     float* mixed = scratch.take<float>(heads * value_dim);
-    Softmax* softmax = scratch.take<Softmax>(heads);  // rows that are handled together use the first row's
+    Softmax* softmax = scratch.take<Softmax>(heads);  // rows that are computed together share the entry of the first
     TileRows* tiles = scratch.take<TileRows>(2);
     // Calls visit(R, h) for the heads of a KV head, R at a time, starting at h.
     const auto for_rows = [&](int64_t kv_head, auto visit) {
@@ -476,7 +478,7 @@ void attend_query(const GraftlmStep& step, const GraftlmLayer& layer, const Quer
                 attend_rows<E, C, rows()>(query + h * dim, scales + h, keys + kv_head * dim, values + kv_head * dim,
                                           *tile, key_scales, value_scales, ahead_keys, ahead_values, layer, softmax[h],
                                           mixed + h * value_dim);
-                ahead_keys.stop();  // the first rows have prefetched it
+                ahead_keys.stop();  // the first rows have prefetched the slices
                 ahead_values.stop();
             });
         }
@@ -498,11 +500,11 @@ void attend_query(const GraftlmStep& step, const GraftlmLayer& layer, const Quer
         });
 }
 
-// The pieces of one token, [pieces, H, 2 + D_v].
+// The merge of one token's pieces.
 struct MergeTask {
     int64_t token;
     int64_t pieces;
-    float* partials;
+    float* partials;  // [pieces, H, 2 + D_v]
 };
 
 template <class E>

@@ -1,4 +1,4 @@
-"""Chooses how `torch_native` attends on this machine: by the compiled kernel or by PyTorch's operations."""
+"""Chooses the implementation of `torch_native` for this machine: the compiled kernel or PyTorch's operations."""
 
 import logging
 import os
@@ -17,7 +17,7 @@ _logger = logging.getLogger(__name__)
 def create_torch_native(
     options: TorchNativeOptions, context: AttentionContext
 ) -> NativePagedAttention | TorchPagedAttention:
-    """Create the backend. Its attribute `kernel` says which way was taken: "native" or "torch".
+    """Create the backend. Its attribute `kernel` names the chosen implementation: "native" or "torch".
 
     Effects: may compile the kernel, once per machine (a few seconds).
 
@@ -31,7 +31,7 @@ def create_torch_native(
     except KernelBuildError as error:
         if options.kernel == "native":
             raise
-        _logger.info("torch_native attends with PyTorch's operations, not its compiled kernel: %s", error)
+        _logger.info("torch_native uses PyTorch's operations instead of its compiled kernel: %s", error)
         return TorchPagedAttention(context)
 
 

@@ -1,4 +1,4 @@
-"""Paged attention by PyTorch's own operations: any device, dtype and head size."""
+"""Paged attention with PyTorch's own operations, for any device, dtype and head size."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from graftlm.layers import cache_rows
 
 __all__ = ["TorchPagedAttention"]
 
-# Queries of a chunk handled at once: bounds the mask, and lets early blocks skip what they must not see.
+# Queries of a chunk that are attended together. This limits the size of the mask, and early blocks do not read keys
+# that come after all their queries.
 _BLOCK_TOKENS = 256
-# Context tokens gathered at once for one-token requests: bounds the copy that a step makes of its cache.
+# Context tokens that are gathered together for one-token requests. This limits the size of the gathered copy.
 _GROUP_TOKENS = 16384
-# A group's shortest context is at least this share of its longest: bounds the padding.
+# Lower limit of a group's shortest context relative to its longest. This limits the padding.
 _GROUP_FILL = 0.75
 
 
@@ -31,12 +32,12 @@ class _Piece:
     """Queries that are attended together: n consecutive tokens of one request, or one token each of b requests.
 
     Attributes:
-        tokens: the batch's tokens, b * n of them.
-        slots: their context's slots, b * S of them: a range where they lie side by side, else int64 [b * S].
-            Padding repeats a slot that the request sees, so that a mask is enough to take it out.
+        tokens: indices in the batch of the b * n tokens.
+        slots: the b * S slots of their contexts: a slice if they are consecutive, otherwise int64 [b * S]. Padding
+            repeats a slot that the request attends to; the mask excludes it.
         num_requests: b.
-        mask: added to the scores, [b, 1, n, S]; None when every query sees all of S, or `causal` says what it sees.
-        causal: query i sees the first i + 1 of S = n positions.
+        mask: added to the scores, [b, 1, n, S]; None if every query attends to all S positions, or if `causal` is true.
+        causal: query i attends to the first i + 1 of S = n positions.
     """
 
     tokens: slice | Tensor
@@ -49,8 +50,8 @@ class _Piece:
 class TorchPagedAttention(AttentionBackend):
     """Attention by `scaled_dot_product_attention` over gathered pages.
 
-    Chunks go request by request; one-token requests of similar length go together, with the query heads of a group in
-    the place of query positions, so that keys and values are never repeated.
+    Chunks are computed one request at a time. One-token requests of similar length are computed together: the query
+    heads of a key/value head take the dimension of query positions, so that keys and values are not repeated per head.
     """
 
     kernel = "torch"
@@ -65,7 +66,7 @@ class TorchPagedAttention(AttentionBackend):
         self._pieces: dict[int | None, tuple[_Piece, ...]] = {}
 
     def prepare(self, batch: ForwardBatch) -> None:
-        """Work out slots and masks, once for each window that a layer has."""
+        """Compute slots and masks, once for each distinct sliding window of the layers."""
         self._batch = batch
         self._pieces = {window: tuple(self._plan(batch, window)) for window in self._windows}
 
@@ -100,7 +101,7 @@ class TorchPagedAttention(AttentionBackend):
             token += num_tokens
 
     def _plan_block(self, batch: ForwardBatch, b: int, tokens: slice, position: int, window: int | None) -> _Piece:
-        """Plan consecutive tokens of request b, of which the first stands at `position`."""
+        """Plan consecutive tokens of request b; the first of them is at `position` in the context."""
         n = tokens.stop - tokens.start
         start = _oldest(position, window)
         slots = self._slots(batch.page_table_cpu[b], np.arange(start, position + n))
@@ -130,19 +131,19 @@ class TorchPagedAttention(AttentionBackend):
         return page * self._page_size + positions % self._page_size
 
     def _index(self, indices: NDArray[np.int64]) -> slice | Tensor:
-        """Return an index that copies nothing where it can: a range for consecutive indices."""
+        """Return an index into a tensor: a slice for consecutive indices, because slicing does not copy."""
         first = int(indices[0])
         if (np.diff(indices) == 1).all():
             return slice(first, first + len(indices))
         return self._to_device(indices)
 
     def _mask(self, hidden: NDArray[np.bool_]) -> Tensor:
-        """Turn [b, n, S] into what is added to scores, [b, 1, n, S]."""
+        """Return the mask to add to scores, [b, 1, n, S]: -inf where `hidden`, bool [b, n, S], is true, otherwise 0."""
         mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
         return mask.masked_fill_(self._to_device(hidden), -torch.inf).unsqueeze(1)
 
     def _to_device(self, array: NDArray[Any]) -> Tensor:
-        """Return a contiguous array as a tensor; a GPU copies it from pinned memory, and is not waited for."""
+        """Copy a contiguous array to the device. The copy to a GPU is asynchronous, from pinned memory."""
         tensor = torch.from_numpy(array)
         if self._device.type == "cuda":
             tensor = tensor.pin_memory()
@@ -150,12 +151,12 @@ class TorchPagedAttention(AttentionBackend):
 
 
 def _oldest(position: int, window: int | None) -> int:
-    """Return the first position that a query at `position` sees."""
+    """Return the first position that a query at `position` attends to."""
     return 0 if window is None else max(0, position - window + 1)
 
 
 def _group_by_length(lengths: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Yield indices into `lengths`, ascending, in groups that waste little padding and little memory."""
+    """Yield groups of indices into `lengths`, each group ascending, with limited padding and memory per group."""
     order = np.argsort(-lengths, kind="stable")
     first = 0
     for i in range(1, len(order) + 1):
@@ -169,7 +170,10 @@ def _group_by_length(lengths: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, piece: _Piece, layer: AttentionLayer) -> Tensor:
-    """Attend with b * n queries [b * n, H, D] over keys and values [b * S, H_kv, D | D_v]; returns [b * n, H, D_v]."""
+    """Return the attention of queries [b * n, H, D] over keys [b * S, H_kv, D] and values [b * S, H_kv, D_v].
+
+    Returns: [b * n, H, D_v].
+    """
     b, n = piece.num_requests, q.shape[0] // piece.num_requests
     group = layer.num_heads // layer.num_kv_heads
     k = keys.view(b, -1, layer.num_kv_heads, layer.head_dim).transpose(1, 2)  # [b, H_kv, S, D]
@@ -194,7 +198,15 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, piece: _Piece, layer: Atten
 
 
 def _attend_step_by_step(q: Tensor, k: Tensor, v: Tensor, piece: _Piece, layer: AttentionLayer) -> Tensor:
-    """Attend where PyTorch's fused attention cannot: soft caps, sinks, values narrower than keys; in float32."""
+    """Attend in float32, for what PyTorch's fused attention lacks: soft caps, sinks, values narrower than keys.
+
+    Args:
+        q: [b * n, H, D].
+        k: [b, H_kv, S, D].
+        v: [b, H_kv, S, D_v].
+
+    Returns: [b * n, H, D_v], in q's dtype.
+    """
     b, n = piece.num_requests, q.shape[0] // piece.num_requests
     group, seen, dtype = layer.num_heads // layer.num_kv_heads, k.shape[2], q.dtype
     q = q.reshape(b, n, layer.num_kv_heads, group, layer.head_dim).permute(0, 2, 3, 1, 4)  # [b, H_kv, G, n, D]
@@ -213,7 +225,7 @@ def _attend_step_by_step(q: Tensor, k: Tensor, v: Tensor, piece: _Piece, layer: 
 
 
 def _softmax(scores: Tensor, layer: AttentionLayer) -> Tensor:
-    """Return the weights of scores [b, H_kv, G, n, S]; where there are sinks, they take a part that is left out."""
+    """Return the softmax of scores, [b, H_kv, G, n, S]. With sinks, the weights do not include the sinks' share."""
     if layer.sinks is None:
         return scores.softmax(dim=-1)
     sinks = layer.sinks.float().view(layer.num_kv_heads, -1, 1, 1).expand(*scores.shape[:-1], 1)

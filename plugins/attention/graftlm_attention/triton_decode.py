@@ -1,4 +1,4 @@
-"""The Triton kernels of one-token requests: contexts are read in pieces, at the same time, and merged."""
+"""The Triton kernels for one-token requests: pieces of a context are attended in parallel, then merged."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def _split_tokens(
     min_tokens: tl.tensor,
     BLOCK_N: tl.constexpr,  # noqa: N803
 ) -> tl.tensor:
-    """Return the length of the pieces that `seen` tokens are cut into."""
+    """Return the length of the pieces into which a context of `seen` tokens is split."""
     return tl.maximum(min_tokens, tl.cdiv(tl.cdiv(seen, num_splits), BLOCK_N) * BLOCK_N)
 
 
@@ -56,8 +56,9 @@ def _decode_kernel(
 ) -> None:
     """Attend with the query heads of one key/value head over one piece of one request's context.
 
-    Program (b, h, s) has request b, key/value head h and piece s. With `lse`, `out` is [B, splits, H, D] and gets this
-    piece's result; without, there is one piece, and `out` is [B, H, D].
+    Program (b, h, s) computes request b, key/value head h and piece s. If `lse` is given, the piece's result goes to
+    `out`, [B, splits, H, D], and its log2 of the softmax sum to `lse`. Otherwise there is one piece, and `out` is
+    [B, H, D].
     """
     request = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
@@ -68,7 +69,7 @@ def _decode_kernel(
         start = tl.maximum(0, end - WINDOW)
     length = _split_tokens(end - start, num_splits, min_tokens, BLOCK_N)
     start += split * length
-    if (start >= end) & (split > 0):  # a short context has fewer pieces; who merges them knows
+    if (start >= end) & (split > 0):  # a short context has fewer pieces; _merge_kernel reads only those
         return
     end = tl.minimum(end, start + length)
 
@@ -84,7 +85,7 @@ def _decode_kernel(
     total = tl.zeros([BLOCK_M], tl.float32)
     if sinks is not None:
         sink = tl.load(sinks + head, mask=rows < GROUP, other=0.0) * 1.4426950408889634
-        peak = tl.where(split == 0, sink, peak)  # once in a context
+        peak = tl.where(split == 0, sink, peak)  # the sink counts once per context
         total = tl.where(split == 0, 1.0, total)
     slot_stride: tl.constexpr = NUM_KV_HEADS * HEAD_DIM
     pages = page_table + request * table_stride
@@ -94,7 +95,7 @@ def _decode_kernel(
         key_scales += kv_head
         value_scales += kv_head
     full_end = start + (end - start) // BLOCK_N * BLOCK_N
-    q_positions = tl.zeros([BLOCK_M], tl.int32) + (end - 1)  # the piece holds what the query sees, and nothing else
+    q_positions = tl.zeros([BLOCK_M], tl.int32) + (end - 1)  # the query attends to all tokens of the piece
     acc, peak, total = attend_range(
         acc, peak, total, q_tile, q_positions, start, full_end, keys, values, key_scales, value_scales, pages,
         slot_stride,
@@ -105,14 +106,14 @@ def _decode_kernel(
         slot_stride,
         score_scale, cap_scale, HEAD_DIM, BLOCK_D, BLOCK_N, PAGE_SIZE, None, True,
     )  # fmt: skip
-    total = tl.where(total == 0.0, 1.0, total)  # an empty context, which pads a graph's batch, gives zeros
+    total = tl.where(total == 0.0, 1.0, total)  # a padding row of a graph's batch has no context: its result is 0
 
-    there = request * (NUM_KV_HEADS * GROUP) + head
+    out_rows = request * (NUM_KV_HEADS * GROUP) + head
     if lse is not None:
-        there = (request * num_splits + split) * (NUM_KV_HEADS * GROUP) + head
-        tl.store(lse + there, peak + tl.log2(total), mask=rows < GROUP)
+        out_rows = (request * num_splits + split) * (NUM_KV_HEADS * GROUP) + head
+        tl.store(lse + out_rows, peak + tl.log2(total), mask=rows < GROUP)
     mixed = (acc / total[:, None]).to(out.dtype.element_ty)
-    tl.store(out + there[:, None] * HEAD_DIM + dims[None, :], mixed, mask=inside)
+    tl.store(out + out_rows[:, None] * HEAD_DIM + dims[None, :], mixed, mask=inside)
 
 
 @triton.jit(do_not_specialize=["num_splits", "min_tokens"])  # type: ignore[untyped-decorator]
@@ -152,8 +153,8 @@ def _merge_kernel(
         total = total * decay + weight
         peak = new_peak
     total = tl.where(total == 0.0, 1.0, total)
-    there = (request * NUM_HEADS + head) * HEAD_DIM + dims
-    tl.store(out + there, (acc / total).to(out.dtype.element_ty), mask=inside)
+    offsets = (request * NUM_HEADS + head) * HEAD_DIM + dims
+    tl.store(out + offsets, (acc / total).to(out.dtype.element_ty), mask=inside)
 
 
 def attend_decodes(
@@ -173,17 +174,21 @@ def attend_decodes(
     cap_scale: float | None,
     sinks: Tensor | None = None,
 ) -> None:
-    """Attend with the first `num_decodes` requests, which bring one token each, and write their rows of `out`.
+    """Attend with the first `num_decodes` requests, which have one token each, and write their rows of `out`.
 
-    What is launched depends on shapes and `splits` alone, so a captured graph serves contexts of any length.
+    The launches depend only on shapes and `splits`, so a captured graph serves contexts of any length.
 
     Args:
         q: [T, H, D]; the last dimension is contiguous.
-        keys, values: of [slots, H_kv, D], contiguous, with this step's tokens in them.
+        keys, values: [slots, H_kv, D], contiguous; this step's tokens are already written.
         out: [T, H * D], contiguous, q's dtype.
         num_decodes: at least 1.
-        seq_lens: int32 [B]; a context of no tokens gives zeros.
+        seq_lens: int32 [B]; the result of an empty context is 0.
         page_table: int32 [B, P]; rows are contiguous.
+        shape: from `decode_shape`.
+        splits: from `split_contexts`.
+        page_size: tokens in a page.
+        window: sliding window in tokens, or None.
         score_scale, cap_scale: as in `attend_range`.
         sinks: as in `attend_chunks`.
     """
@@ -191,7 +196,7 @@ def attend_decodes(
     num_kv_heads, num_splits = keys.stored.shape[1], splits.num_splits
     partial, lse = out, None
     if num_splits > 1:
-        # From the allocator in every layer: it hands out the same memory again, and a graph's pool keeps what is its.
+        # Allocated in every layer: the caching allocator returns the same memory, and a graph has its own memory pool.
         partial = torch.empty((num_decodes, num_splits, num_heads, head_dim), dtype=torch.float32, device=q.device)
         lse = torch.empty((num_decodes, num_splits, num_heads), dtype=torch.float32, device=q.device)
     kernel: Any = _decode_kernel

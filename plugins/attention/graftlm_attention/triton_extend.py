@@ -1,4 +1,4 @@
-"""The Triton kernel of chunks: the new tokens of many requests attend over their paged contexts in one launch."""
+"""The Triton kernel for chunks: one launch computes the attention of the new tokens of many requests."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def _map_kernel(
     TILE_TOKENS: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
 ) -> None:
-    """Write the number of request num_decodes + program_id(0) into each of its tiles."""
+    """Write the index of request num_decodes + program_id(0) to the entries of its tiles."""
     chunk = tl.program_id(0)
     request = num_decodes + chunk
     start = (tl.load(cu_seqlens_q + request) - num_decodes) // TILE_TOKENS + chunk
@@ -66,10 +66,10 @@ def _extend_kernel(
 ) -> None:
     """Attend with one tile of queries for key/value head program_id(1).
 
-    Row r of a tile is query head r % GROUP of the key/value head, of token r // GROUP: all read the same keys.
+    Row r of a tile is query head r % GROUP of token r // GROUP. All rows read the same keys.
     """
     TILE_TOKENS: tl.constexpr = BLOCK_M // GROUP  # noqa: N806
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # the last tokens of a chunk see most: they go first
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # the last tokens of a chunk have the longest context: start first
     kv_head = tl.program_id(1)
     request = tl.load(tile_requests + tile)
     first_token = tl.load(cu_seqlens_q + request)
@@ -83,7 +83,7 @@ def _extend_kernel(
     dims = tl.arange(0, BLOCK_D)
     end_query = tl.minimum(first_query + TILE_TOKENS, query_len)
     row_inside = rows < (end_query - first_query) * GROUP
-    query = tl.minimum(first_query + rows // GROUP, end_query - 1)  # surplus rows do as the last one; none sees nothing
+    query = tl.minimum(first_query + rows // GROUP, end_query - 1)  # padding rows repeat the last query: no empty row
     head = kv_head * GROUP + rows % GROUP
     inside = row_inside[:, None] & (dims < HEAD_DIM)[None, :]
     token = (first_token + query).to(tl.int64)
@@ -94,11 +94,11 @@ def _extend_kernel(
     first_position = past + first_query
     end = past + end_query
 
-    # The tile's context, [start, end): only some queries see the first and the last part, all see the middle.
+    # The tile's context, [start, end): all queries attend to the middle part, only some to the first and last parts.
     #
     #     start ─ masked ─ full_start ─────── not masked ─────── full_end ─ masked ─ end
     #
-    # The first part is there because of the window, the last because of causality.
+    # The first part is masked by the sliding window, the last part by causality.
     start = 0
     full_start = 0
     if WINDOW is not None:
@@ -137,16 +137,16 @@ def _extend_kernel(
             slot_stride,
         score_scale, cap_scale, HEAD_DIM, BLOCK_D, BLOCK_N, PAGE_SIZE, WINDOW, True,
     )  # fmt: skip
-    there = (token * (NUM_KV_HEADS * GROUP) + head) * HEAD_DIM
-    tl.store(out + there[:, None] + dims[None, :], (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
+    offsets = (token * (NUM_KV_HEADS * GROUP) + head) * HEAD_DIM
+    tl.store(out + offsets[:, None] + dims[None, :], (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
 
 
 def map_tiles(batch: ForwardBatch, tile_tokens: int) -> Tensor:
-    """Say which request each tile of queries belongs to; one launch, and no synchronisation.
+    """Return the request of each tile of queries. It makes one launch and does not synchronise.
 
-    Chunk c, counted from the first, has the tiles from (tokens of the chunks before it) // tile_tokens + c up to where
-    the next one's begin. So no sum over chunks is needed, their number follows from shapes, and at most one of a
-    chunk's tiles is empty.
+    The tiles of chunk c start at (number of tokens in chunks before c) // tile_tokens + c, and end where those of
+    chunk c + 1 start. Therefore no prefix sum over chunks is needed, the number of tiles follows from shapes, and at
+    most one tile per chunk is empty.
 
     Args:
         batch: with at least one chunk.
@@ -186,17 +186,20 @@ def attend_chunks(
     cap_scale: float | None,
     sinks: Tensor | None = None,
 ) -> None:
-    """Attend with all requests but the first `num_decodes`, and write their rows of `out`.
+    """Attend with all requests after the first `num_decodes`, and write their rows of `out`.
 
     Args:
         q: [T, H, D]; the last dimension is contiguous.
-        keys, values: of [slots, H_kv, D], contiguous, with this step's tokens in them.
+        keys, values: [slots, H_kv, D], contiguous; this step's tokens are already written.
         out: [T, H * D], contiguous, q's dtype.
-        batch: the step's.
+        batch: the step's batch.
         page_table: int32 [B, P]; rows are contiguous.
         tile_requests: from `map_tiles`, for tiles of `shape`.
+        shape: from `extend_shape`.
+        page_size: tokens in a page.
+        window: sliding window in tokens, or None.
         score_scale, cap_scale: as in `attend_range`.
-        sinks: float32 [H], a logit of each head that takes its part of the softmax and brings no value.
+        sinks: float32 [H]: per head, a score that takes a share of the softmax and has no value.
     """
     _, num_heads, head_dim = q.shape
     num_kv_heads = keys.stored.shape[1]

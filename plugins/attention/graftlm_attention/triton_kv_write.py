@@ -1,4 +1,4 @@
-"""The Triton kernel that writes a batch's keys and values into their slots."""
+"""The Triton kernel that writes a batch's keys and values to their slots."""
 
 from typing import Any
 
@@ -11,9 +11,9 @@ from graftlm.layers import CacheRows
 
 __all__ = ["scale_bits", "write_kv"]
 
-#: Elements of keys that one program writes, and as many of values.
+#: Elements that one program writes, of keys and of values each.
 _BLOCK = 2048
-#: The largest number of float8_e4m3fn. What is larger saturates: the type has no infinity, and NaN would spread.
+#: The largest number of float8_e4m3fn. Larger numbers saturate: the type has no infinity, and NaN would propagate.
 _E4M3_MAX = tl.constexpr(448.0)
 _INT8_MAX = tl.constexpr(127.0)
 #: 1.5 * 2^23: adding it rounds a float32 to an integer, half to even.
@@ -33,13 +33,13 @@ def _store_rows(
     numbers: tl.tensor,
     rows: tl.tensor,
     scales: tl.tensor,
-    there: tl.tensor,
+    row_ids: tl.tensor,
     dims: tl.tensor,
     row_inside: tl.tensor,
     inside: tl.tensor,
     HEAD_DIM: tl.constexpr,  # noqa: N803
 ) -> None:
-    """Store rows of numbers [R, D] at the rows `there` [R] of a cache, with their scales where it has any."""
+    """Store numbers [R, D] in the cache rows `row_ids` [R]; if the cache has scales, store these too."""
     if scales is None:
         converted = _convert(numbers, rows.dtype.element_ty)
     else:
@@ -54,8 +54,8 @@ def _store_rows(
         ratios = tl.where(ratios == ratios, ratios, 0.0)
         ratios = tl.minimum(tl.maximum(ratios, -_INT8_MAX), _INT8_MAX)
         converted = ((ratios + _ROUNDER) - _ROUNDER).to(tl.int8)
-        tl.store(scales + there, bits.to(tl.int16), mask=row_inside)
-    tl.store(rows + there[:, None] * HEAD_DIM + dims, converted, mask=inside)
+        tl.store(scales + row_ids, bits.to(tl.int16), mask=row_inside)
+    tl.store(rows + row_ids[:, None] * HEAD_DIM + dims, converted, mask=inside)
 
 
 @triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
@@ -77,32 +77,35 @@ def _write_kernel(
     BLOCK_ROWS: tl.constexpr,  # noqa: N803
     BLOCK_D: tl.constexpr,  # noqa: N803
 ) -> None:
-    """Write block program_id(0) of rows; a row is one head of one token, and the heads of a token adjoin."""
+    """Write block program_id(0) of rows. A row is one head of one token; the heads of a token are consecutive."""
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     dims = tl.arange(0, BLOCK_D)[None, :]
     row_inside = row < num_rows
     inside = row_inside[:, None] & (dims < HEAD_DIM)
     token, head = (row // NUM_HEADS).to(tl.int64), row % NUM_HEADS
     slot = tl.load(out_slots + token, mask=row_inside, other=0)
-    there = slot * NUM_HEADS + head
+    row_ids = slot * NUM_HEADS + head
     key = tl.load(k + (token * k_token_stride + head * k_head_stride)[:, None] + dims, mask=inside, other=0.0)
     value = tl.load(v + (token * v_token_stride + head * v_head_stride)[:, None] + dims, mask=inside, other=0.0)
-    _store_rows(key, keys, key_scales, there, dims, row_inside, inside, HEAD_DIM)
-    _store_rows(value, values, value_scales, there, dims, row_inside, inside, HEAD_DIM)
+    _store_rows(key, keys, key_scales, row_ids, dims, row_inside, inside, HEAD_DIM)
+    _store_rows(value, values, value_scales, row_ids, dims, row_inside, inside, HEAD_DIM)
 
 
 def scale_bits(rows: CacheRows) -> Tensor | None:
-    """Return the bits of the scales, int16 [slots, H_kv]: what the kernels take, interpreted or not; None without."""
+    """Return the bits of a cache's bfloat16 scales as int16 [slots, H_kv], or None if the cache has no scales.
+
+    The kernels read these bits, compiled as well as interpreted.
+    """
     return None if rows.scales is None else rows.scales.view(torch.int16)
 
 
 def write_kv(k: Tensor, v: Tensor, keys: CacheRows, values: CacheRows, out_slots: Tensor) -> None:
-    """Write keys and values into slots, converted to the cache's dtype, in one launch.
+    """Write keys and values to slots, converted to the cache's dtype, in one launch.
 
     Args:
         k, v: [T, H_kv, D], any floating dtype; the last dimension is contiguous.
-        keys, values: of [slots, H_kv, D], contiguous, changed in place; of k's dtype or narrower. What float8_e4m3fn
-            cannot hold becomes its largest number; int8 is scaled.
+        keys, values: [slots, H_kv, D], contiguous, changed in place; k's dtype or a narrower one. Numbers beyond the
+            range of float8_e4m3fn become its largest number; int8 codes are scaled.
         out_slots: int64 [T].
     """
     num_tokens, num_heads, head_dim = k.shape
@@ -126,5 +129,5 @@ def write_kv(k: Tensor, v: Tensor, keys: CacheRows, values: CacheRows, out_slots
         HEAD_DIM=head_dim,
         BLOCK_ROWS=block_rows,
         BLOCK_D=block_d,
-        enable_fp_fusion=True,  # said, since Triton warns that what it does unasked will change
+        enable_fp_fusion=True,  # explicit, because Triton warns that the default will change
     )

@@ -1,4 +1,4 @@
-"""Paged attention by the Triton kernels: which of them a step launches, and with what."""
+"""Paged attention with the Triton kernels: chooses the launches of a step and their arguments."""
 
 import math
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ from graftlm_attention.triton_shapes import TileShape, decode_shape, extend_shap
 __all__ = ["Processors", "TritonPagedAttention"]
 
 _LOG2_E = math.log2(math.e)
-#: What Triton's interpreter, which has no processors to fill, cuts contexts for: enough to take every path.
+#: Assumed number of multiprocessors in Triton's interpreter, for splitting contexts; large enough to test all paths.
 _INTERPRETED_PROCESSORS = 16
 _FP8_CAPABILITY = (8, 9)
 
 
 @dataclass(frozen=True, slots=True)
 class Processors:
-    """What the launches depend on of the device.
+    """The properties of the device that the launches depend on.
 
     Attributes:
         count: multiprocessors.
@@ -37,7 +37,7 @@ class Processors:
 
     @classmethod
     def of(cls, device: torch.device) -> "Processors":
-        """Read them from a device."""
+        """Read the properties of a device."""
         if device.type != "cuda":
             return cls(_INTERPRETED_PROCESSORS, None)
         properties = torch.cuda.get_device_properties(device)
@@ -46,11 +46,11 @@ class Processors:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """What launches of one layer need that no step changes.
+    """The data of one layer that launches need and that is the same in every step.
 
     Attributes:
         spec: the layer.
-        keys, values: of [slots, H_kv, D].
+        keys, values: [slots, H_kv, D].
         score_scale, cap_scale: as in `attend_range`.
         decode: tiles of one-token requests.
     """
@@ -70,12 +70,13 @@ class _Layer:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What one batch adds.
+    """The data of one batch.
 
     Attributes:
         batch: the batch.
         page_table: int32 [B, P]; rows are contiguous.
-        chunk_tiles: by (group, head_dim): the tiles of chunks, and the request of each; empty without chunks.
+        chunk_tiles: by (group, head_dim): the shape of the tiles of chunks, and the request of each tile; empty if
+            there are no chunks.
     """
 
     batch: ForwardBatch
@@ -84,17 +85,19 @@ class _Step:
 
 
 class TritonPagedAttention(AttentionBackend):
-    """Attention that reads the pages where they lie: one launch writes, one serves all chunks, two all decodes.
+    """Attention that reads the pages in place.
 
-    A batch of one-token requests may be captured in a CUDA graph: `prepare` then launches nothing, and what `forward`
-    launches depends on shapes only. Replay reads the captured batch's `seq_lens`, `page_table` and `out_slots`, so
-    they must lie where they lay, with as many columns of the page table as the longest context will need. Rows that
-    pad the batch have a context of 0 tokens, and an `out_slots` entry that nobody reads.
+    A layer makes one launch to write keys and values, one for all chunks, and two for all decodes.
+
+    A batch of one-token requests may be captured in a CUDA graph. For such a batch, `prepare` makes no launch, and the
+    launches of `forward` depend only on shapes. Replay reads the captured batch's `seq_lens`, `page_table` and
+    `out_slots`: they must keep their addresses, and the page table must have as many columns as the longest context
+    will need. Padding rows of the batch have a context of 0 tokens, and an `out_slots` entry that is never read.
 
     Args:
-        options: `split_tokens`.
-        context: layers and cache. The cache may be of the layers' dtype, int8 or float8_e4m3fn.
-        processors: of the device; None: read from it.
+        options: see `TritonOptions`.
+        context: layers and cache. The cache's dtype is that of the layers, int8 or float8_e4m3fn.
+        processors: properties of the device; None: read from `context.device`.
 
     Raises:
         ProviderUnavailableError: the device cannot read this cache.
@@ -110,7 +113,7 @@ class TritonPagedAttention(AttentionBackend):
         self._step: _Step | None = None
 
     def prepare(self, batch: ForwardBatch) -> None:
-        """Find the tiles of chunks; nothing to do for one-token requests. Never waits for the device."""
+        """Compute the tiles of chunks; one-token requests need no preparation. Does not wait for the device."""
         table = batch.page_table if batch.page_table.stride(1) == 1 else batch.page_table.contiguous()
         tiles: dict[tuple[int, int], tuple[TileShape, Tensor]] = {}
         if batch.num_requests > batch.num_decodes:
@@ -202,14 +205,18 @@ def _cache_obstacle(stored: torch.dtype, dtype: torch.dtype, capability: tuple[i
     if stored in (dtype, torch.int8):
         return None
     if stored != torch.float8_e4m3fn:
-        return f"it takes {dtype}, as the model computes in, torch.int8 or torch.float8_e4m3fn"
+        return f"it reads {dtype} (the model's dtype), torch.int8 or torch.float8_e4m3fn"
     if capability is not None and capability < _FP8_CAPABILITY:
-        return "converting it takes compute capability 8.9 or later; choose the model's dtype for the cache"
+        return "conversion needs compute capability 8.9 or later; choose the model's dtype for the cache"
     return None
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer, num_tokens: int) -> None:
-    """Stop a mistake here: kernels trust their pointers."""
+    """Check the tensors' shapes, because the kernels do not check their pointers.
+
+    Raises:
+        InvariantError: a shape is wrong.
+    """
     shape = (num_tokens, layer.num_heads, layer.head_dim)
     kv_shape = (num_tokens, layer.num_kv_heads, layer.head_dim)
     if q.shape != shape or k.shape != kv_shape or v.shape != kv_shape:

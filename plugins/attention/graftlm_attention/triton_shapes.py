@@ -1,4 +1,4 @@
-"""How the Triton kernels cut their work: tile sizes by head size, splits by how much of the device a batch fills."""
+"""Tile sizes and context splits of the Triton kernels."""
 
 from dataclasses import dataclass
 
@@ -6,21 +6,21 @@ import torch
 
 __all__ = ["ContextSplits", "TileShape", "decode_shape", "extend_shape", "split_contexts"]
 
-#: A piece of a context is at least this long: a shorter one costs more to merge than it saves.
+#: Minimum length of a piece of a context: merging shorter pieces costs more time than they save.
 _MIN_SPLIT_TOKENS = 128
-#: No piece is longer, so that one long request does not outlast a batch of short ones.
+#: Maximum length of a piece of a context, so that one long request does not take much longer than short ones.
 _MAX_SPLIT_TOKENS = 8192
-#: Programs of the decode kernel that a multiprocessor holds at a time, by its registers and shared memory.
+#: Programs of the decode kernel that run on a multiprocessor at once, limited by its registers and shared memory.
 _PROGRAMS_PER_PROCESSOR = 4
 
 
 @dataclass(frozen=True, slots=True)
 class TileShape:
-    """The constants that a kernel is compiled with.
+    """The compile-time constants of a kernel.
 
     Attributes:
         block_m: rows of queries; a row is one query head of one token.
-        block_n: positions of context in one turn of the inner loop.
+        block_n: context positions per iteration of the inner loop.
         block_d: head_dim, rounded up to a power of two.
         num_warps, num_stages: of the kernel.
     """
@@ -34,23 +34,23 @@ class TileShape:
 
 @dataclass(frozen=True, slots=True)
 class ContextSplits:
-    """How contexts are cut: each into at most `num_splits` pieces of at least `min_tokens`."""
+    """How contexts are split: each into at most `num_splits` pieces of at least `min_tokens` tokens."""
 
     num_splits: int
     min_tokens: int
 
 
 def extend_shape(group: int, head_dim: int, dtype: torch.dtype, max_query_len: int) -> TileShape:
-    """Return the tiles for chunks.
+    """Return the tile shape for chunks.
 
     Args:
-        group: query heads of a key/value head.
+        group: query heads per key/value head.
         head_dim: D.
         dtype: of the queries.
-        max_query_len: the longest chunk, in tokens; short ones take small tiles.
+        max_query_len: tokens of the longest chunk; small tiles are chosen if all chunks are short.
     """
     block_d = _block_d(head_dim)
-    if dtype.itemsize > 2:  # tiles take twice the shared memory
+    if dtype.itemsize > 2:  # tiles need twice the shared memory
         largest, block_n, num_warps, num_stages = 64, 64 if block_d <= 64 else 32, 4, 1
     elif block_d <= 64:
         largest, block_n, num_warps, num_stages = 128, 64, 4, 3
@@ -60,14 +60,14 @@ def extend_shape(group: int, head_dim: int, dtype: torch.dtype, max_query_len: i
         largest, block_n, num_warps, num_stages = 64, 32, 4, 2
     rows = group * max_query_len
     block_m = next(m for m in (16, 64, 128) if m >= min(rows, largest))
-    block_m = max(block_m, _power_of_two(group))  # all heads of a token stand in one tile
+    block_m = max(block_m, _power_of_two(group))  # a tile contains all heads of a token
     return TileShape(block_m, block_n, block_d, num_warps if block_m > 16 else 4, num_stages)
 
 
 def decode_shape(group: int, head_dim: int, dtype: torch.dtype) -> TileShape:
-    """Return the tiles for one-token requests; arguments as in `extend_shape`."""
+    """Return the tile shape for one-token requests; arguments as in `extend_shape`."""
     block_d = _block_d(head_dim)
-    block_m = max(16, _power_of_two(group))  # tensor cores take 16 rows, used or not: reading is what takes the time
+    block_m = max(16, _power_of_two(group))  # tensor cores need 16 rows; unused ones cost no time: memory is the limit
     if dtype.itemsize > 2:
         return TileShape(block_m, 64 if block_d <= 64 else 32, block_d, num_warps=4, num_stages=1)
     block_n = 128 if block_d <= 64 else 8192 // block_d
@@ -77,16 +77,16 @@ def decode_shape(group: int, head_dim: int, dtype: torch.dtype) -> TileShape:
 def split_contexts(
     num_requests: int, num_kv_heads: int, max_len: int, num_processors: int, split_tokens: int | None
 ) -> ContextSplits:
-    """Say how the contexts of one-token requests are cut.
+    """Return how the contexts of one-token requests are split.
 
-    Only shapes decide, none of which a captured graph may change, never the lengths of this step.
+    The result depends on shapes, which are fixed in a captured graph, and not on the context lengths of a step.
 
     Args:
-        num_requests: one-token requests of the batch.
+        num_requests: one-token requests in the batch.
         num_kv_heads: H_kv.
-        max_len: tokens that a query sees at most, by the page table's width and the window.
-        num_processors: the device's multiprocessors.
-        split_tokens: the length of every piece, whatever the batch; None: as many pieces as fill the device once.
+        max_len: maximum tokens that a query attends to, from the page table's width and the window.
+        num_processors: number of multiprocessors of the device.
+        split_tokens: tokens of every piece, in every batch; None: as many pieces as fill the device once.
     """
     if split_tokens is not None:
         return ContextSplits(max(1, -(-max_len // split_tokens)), split_tokens)

@@ -1,4 +1,4 @@
-"""The inner loop of the Triton kernels: a tile of queries attends over a range of one request's paged context."""
+"""The inner loop of the Triton kernels: a tile of queries attends to a range of one request's paged context."""
 
 from typing import Any
 
@@ -9,9 +9,9 @@ __all__ = ["attend_range", "read_scales"]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def read_scales(scales: tl.tensor, there: tl.tensor, inside: tl.tensor) -> tl.tensor:
-    """Return scales as float32, 0 where not `inside`; `scales` points at the bits of bfloat16 numbers."""
-    bits = tl.load(scales + there, mask=inside, other=0)
+def read_scales(scales: tl.tensor, offsets: tl.tensor, inside: tl.tensor) -> tl.tensor:
+    """Return the scales at `offsets` as float32, 0 where not `inside`; `scales` points at bits of bfloat16 numbers."""
+    bits = tl.load(scales + offsets, mask=inside, other=0)
     return (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)
 
 
@@ -41,43 +41,45 @@ def attend_range(
 ) -> Any:
     """Attend to positions start .. end - 1 by online softmax in base 2; return the new acc, peak and total.
 
-    Scores are kept times log2(e), so that exp2, one instruction, takes the place of exp at no cost.
+    Scores are multiplied by log2(e), so that exp2, which is one instruction, replaces exp at no cost.
 
     Args:
-        acc: float32 [M, BLOCK_D], the values mixed so far, times `total`.
+        acc: float32 [M, BLOCK_D], the weighted sum of values so far; the caller divides it by `total` at the end.
         peak: float32 [M], the largest score so far; -inf before the first.
         total: float32 [M], the sum of exp2(score - peak) so far.
         q: [M, BLOCK_D], zero past HEAD_DIM.
         q_positions: int32 [M].
-        start, end: of the range. Not MASKED, it is a multiple of BLOCK_N long, and every query sees all of it.
-        keys, values: the first element of the key/value head in slot 0; a slot is `slot_stride` elements.
-        key_scales, value_scales: None, or for int8 codes the bits of the key/value head's scale in slot 0; a slot is
-            slot_stride / HEAD_DIM of them.
-        pages: the request's row of the page table.
-        score_scale: turns q·k into scores; with a cap, into what tanh takes.
-        cap_scale: None, or what tanh is multiplied by.
-        WINDOW: None, or how many tokens a query sees.
-        MASKED: whether queries see parts of the range only. Every position of it is seen by some query all the same:
-            nothing else is read.
+        start, end: of the range. Unless MASKED, its length is a multiple of BLOCK_N, and every query attends to all of
+            it.
+        keys, values: pointers to the first element of the key/value head in slot 0; a slot has `slot_stride` elements.
+        key_scales, value_scales: None, or for int8 codes pointers to the bits of the key/value head's scale in slot 0;
+            a slot has slot_stride / HEAD_DIM scales.
+        pages: pointer to the request's row of the page table.
+        score_scale: factor from q·k to scores; with a soft cap, to the argument of tanh.
+        cap_scale: None, or the factor of tanh.
+        WINDOW: None, or the number of tokens that a query attends to.
+        MASKED: whether some queries attend to only a part of the range. Each position of the range is attended to by at
+            least one query; positions outside are not read.
     """
     dims = tl.arange(0, BLOCK_D)
     WHOLE: tl.constexpr = not MASKED and HEAD_DIM == BLOCK_D  # noqa: N806
     for first in range(start, end, BLOCK_N):
         positions = first + tl.arange(0, BLOCK_N)
         inside = positions < end
-        # PAGE_SIZE is known when compiling: a shift, or a multiplication where it is no power of two.
+        # PAGE_SIZE is a compile-time constant: the division becomes a shift, or a multiplication if it is not a power
+        # of two.
         page = tl.load(pages + positions // PAGE_SIZE, mask=inside, other=0)
-        # Bytes of a cache exceed 2**31, so must offsets.
+        # A cache may have more than 2**31 elements, so offsets are 64-bit.
         slots = page.to(tl.int64) * PAGE_SIZE + positions % PAGE_SIZE
         rows = slots * slot_stride
         k_rows = keys + rows[None, :] + dims[:, None]  # [D, N]
         k = tl.load(k_rows) if WHOLE else tl.load(k_rows, mask=inside[None, :] & (dims < HEAD_DIM)[:, None], other=0.0)
-        # tf32x3: float32, of which tensor cores take only parts, in three products; for other types it means nothing.
+        # tf32x3: tensor cores round float32 to TF32; three such products restore its precision. Other dtypes ignore it.
         scores = tl.dot(q, k.to(q.dtype), input_precision="tf32x3") * score_scale  # [M, N]
-        if key_scales is not None:  # codes are small integers, exact in every type; one product does for D of them
+        if key_scales is not None:  # codes are exact in every dtype, so one product per score scales all D of them
             scores *= read_scales(key_scales, slots * (slot_stride // HEAD_DIM), inside)[None, :]
         if cap_scale is not None:
-            scores = cap_scale * (2.0 * tl.sigmoid(2.0 * scores) - 1.0)  # tanh, and no overflow
+            scores = cap_scale * (2.0 * tl.sigmoid(2.0 * scores) - 1.0)  # tanh without overflow
         if MASKED:
             visible = positions[None, :] <= q_positions[:, None]
             if WINDOW is not None:
@@ -86,7 +88,7 @@ def attend_range(
         new_peak = tl.maximum(peak, tl.max(scores, 1))
         base = new_peak
         if MASKED and WINDOW is not None:
-            base = tl.where(new_peak == float("-inf"), 0.0, new_peak)  # a query that has seen nothing yet
+            base = tl.where(new_peak == float("-inf"), 0.0, new_peak)  # all positions so far are masked for the query
         weights = tl.exp2(scores - base[:, None])
         decay = tl.exp2(peak - base)
         total = total * decay + tl.sum(weights, 1)

@@ -34,7 +34,7 @@ static_assert(kUnit == kLanes && kUnit * kPair == kTileInputs && kSpan % kPanel 
 using SpanRows = RowsOf<kSpan>;
 using SpanScales = ScalesOf<kSpan>;
 
-// Loads the next 32 numbers of a row as bfloat16; if at most 16 are left, zeros follow.
+// Loads the next 32 numbers of a row as bfloat16. If at most 16 are left, zeros follow.
 template <class C>
 inline __m512i load_halves(const typename C::Element* p, int64_t left) {
     if constexpr (kHasScales<C>) {
@@ -46,8 +46,8 @@ inline __m512i load_halves(const typename C::Element* p, int64_t left) {
     }
 }
 
-// Copies a query's row, times the sign of `scale`. Later code can then assume a scale that is not negative, and that
-// the largest score has the largest weight.
+// Copies a query's row, multiplied by the sign of `scale`. Later code can then assume that the scale is not negative,
+// and that the largest score has the largest weight.
 inline void pack_query(const uint16_t* row, int64_t dim, float scale, uint16_t* out) {
     for (int64_t d = 0; d < dim; d += kLanes) {
         const Vec numbers = BFloat16::load(row + d);
@@ -55,7 +55,7 @@ inline void pack_query(const uint16_t* row, int64_t dim, float scale, uint16_t* 
     }
 }
 
-// `ahead`: the rows that are packed next; they are prefetched one by one while these are packed.
+// Packs keys. `ahead`: the rows that are packed next, or null; they are prefetched one by one while `rows` are packed.
 template <class C>
 void pack_keys(const typename C::Element* base, const SpanRows& rows, const SpanRows* ahead, int64_t dim, int64_t depth,
                uint32_t* out) {
@@ -115,11 +115,11 @@ inline void multiply_few(const uint32_t* a, int64_t a_stride, const uint32_t* b,
         load_tile<6>(b + i * kUnit);
         if constexpr (R > 1) load_tile<5>(a_below + i, a_stride);
         if constexpr (V > 1) load_tile<7>(b_beside + i * kUnit);
-        ask_for_tile(b + (i + kAhead) * kUnit);
+        prefetch_tile(b + (i + kAhead) * kUnit);
         multiply_tiles<0, 4, 6>();
         if constexpr (R > 1) multiply_tiles<2, 5, 6>();
         if constexpr (V > 1) {
-            ask_for_tile(b_beside + (i + kAhead) * kUnit);
+            prefetch_tile(b_beside + (i + kAhead) * kUnit);
             multiply_tiles<1, 4, 7>();
         }
         if constexpr (R > 1 && V > 1) multiply_tiles<3, 5, 7>();
@@ -146,8 +146,8 @@ inline void multiply_panel(int64_t rows, const uint32_t* a, int64_t a_stride, co
 }
 
 // 2^(unit * (score - maximum)) of V vectors of scores, by a minimax polynomial that is 1 at 0. Its relative error of
-// 3e-6 is far below that of bfloat16. NaN stays NaN. The vectors take each step side by side, which hides the latency
-// of instructions.
+// 3e-6 is far below that of bfloat16. NaN stays NaN. Instructions of the V vectors are interleaved, which hides their
+// latency.
 template <int V>
 inline void weights_of(const float* scores, __m512 maximum, __m512 unit, __m512 (&weights)[V]) {
     __m512 x[V], r[V];
@@ -168,8 +168,8 @@ struct UnitSoftmax {
 };
 
 // Turns scores [low, high) of at most 16 rows, kStride apart, into weights, 2^(unit * (score - maximum)), with the
-// row's new maximum. `write(row, i, even, odd)` receives 32 weights from i on. Returns whether any maximum changed; if
-// so, earlier sums must be multiplied by `corrections`.
+// row's new maximum. Calls `write(row, i, even, odd)` for each 32 weights, from index i on. Returns whether any maximum
+// changed; if so, earlier sums must be multiplied by `corrections`.
 template <int kStride, class Write>
 bool weigh_scores(UnitSoftmax& state, const float* scores, int rows, int low, int high, float unit, float* corrections,
                   Write write) {
@@ -179,7 +179,7 @@ bool weigh_scores(UnitSoftmax& state, const float* scores, int rows, int low, in
         const float* row = scores + r * kStride;
         __m512 even = _mm512_set1_ps(kFarBelow), odd = even;
         for (int t = low; t < high; t += kPanel) {
-            even = _mm512_max_ps(_mm512_load_ps(row + t), even);  // of a NaN and a number, it returns the second
+            even = _mm512_max_ps(_mm512_load_ps(row + t), even);  // if the first operand is NaN, returns the second
             odd = _mm512_max_ps(_mm512_load_ps(row + t + kUnit), odd);
         }
         best[r] = reinterpret_cast<Vec>(_mm512_max_ps(even, odd));
@@ -213,7 +213,7 @@ bool weigh_scores(UnitSoftmax& state, const float* scores, int rows, int low, in
     return _mm512_movepi32_mask(reinterpret_cast<__m512i>(changed)) != 0;
 }
 
-// A block of bfloat16 queries on AMX.
+// Computes one BlockTask with bfloat16 queries on AMX.
 template <class C>
 class UnitBlock {
 public:
@@ -320,8 +320,8 @@ private:
     // Whether products are scores already, except for masked ones.
     bool are_final() const { return !kHasScales<C> && !layer_.has_soft_cap; }
 
-    // Completes a row's scores, and sets masked ones to -inf: the row's token attends to the span's positions from
-    // `oldest` to `own`.
+    // Completes a row's scores, and sets masked ones to -inf. The row's token attends to the span's positions from
+    // `oldest` to `own`, inclusive.
     void finish_scores(float* row, int64_t oldest, int64_t own, int low, int high) const {
         if (kHasScales<C>)
             for (int t = low; t < high; t += kLanes) store(row + t, load(row + t) * key_scales_.at(t));

@@ -22,7 +22,7 @@ namespace {
 //     mixed  [8 heads, 2][D_v / 2]     +=  weights [8 heads, 2][16]  . values [16 tokens][D_v / 2]
 //
 // A weight w occurs twice, as the pairs (w, 0) and (0, w): the first sums even dimensions, the second odd ones. Tiles
-// may have fewer heads than 16 or 8; memory, not arithmetic, is the limit.
+// may have fewer heads than 16 or 8. The unused rows cost no time, because memory is the limit, not arithmetic.
 
 constexpr int kUnits = kTile / kUnit;  // blocks of 16 tokens in a tile of context
 constexpr int kWeighed = kUnit / 2;    // heads of a tile of weights
@@ -108,13 +108,13 @@ inline void multiply_values(const uint32_t* weights, const UnitRows* values, int
     if constexpr (kTiles > 3) store_tile<3>(mixed + 3 * kUnit * kUnit, kUnit);
 }
 
-// Prefetches to the first-level cache. In assembly, since compilers drop calls of a function that only prefetches.
+// Prefetches to the first-level cache. Written in assembly, since compilers drop calls of functions that only prefetch.
 inline void fetch_lines(const void* start, int64_t bytes) {
     const char* line = static_cast<const char*>(start);
     for (const char* end = line + bytes; line < end; line += kLineBytes) asm volatile("prefetcht0 %0" ::"m"(*line));
 }
 
-// Writes products [16 tokens][16] of `heads` heads as rows of scores, kTile apart.
+// Writes the products [16 tokens][16] of `heads` heads as rows of scores, which start kTile apart.
 inline void spread_products(const float* products, int64_t heads, float* scores) {
     for (int64_t h = 0; h < heads; h += 4) {
         __m512 x[4];  // of tokens i, 4 + i, 8 + i and 12 + i
@@ -137,7 +137,7 @@ inline void spread_products(const float* products, int64_t heads, float* scores)
     }
 }
 
-// One token's bfloat16 queries over a piece of its context.
+// Computes one QueryTask with bfloat16 queries on AMX.
 template <class C>
 class UnitQuery {
 public:
@@ -169,8 +169,9 @@ public:
         unit_ = (layer.has_soft_cap ? layer.soft_cap : scale) * kLog2E;
     }
 
-    // Whether rows are whole tiles, and AMX is faster than vectors. It is for heads that share keys: int8 codes must be
-    // converted, which pays only for many heads, and the fixed work of a piece pays only for many tokens.
+    // Returns whether rows are whole tiles and AMX is faster than vectors. AMX is faster if several heads share their
+    // keys. int8 codes must be converted first, so they need more heads. A piece has a fixed cost, so it needs a
+    // minimum number of tokens.
     static bool suits(const GraftlmLayer& layer, const QueryTask& task) {
         const int64_t least = kHasScales<C> ? kUnit : 2;
         return layer.head_dim % kPanel == 0 && layer.value_dim % kPanel == 0 &&
@@ -212,7 +213,7 @@ private:
     int64_t end_of(int64_t start) const { return std::min(start / kTile * kTile + kTile, task_.end); }
     int blocks() const { return (tile_->count + kUnit - 1) / kUnit; }
 
-    // The tile of weights of a KV head's heads from `share` * kWeighed on, in the first block.
+    // Returns the tile of weights of kWeighed heads of a KV head, from head `share` * kWeighed on, in the first block.
     uint32_t* weights_of(int64_t kv_head, int64_t share) const {
         return weights_ + (kv_head * shares_ + share) * kUnits * kUnit * kUnit;
     }
@@ -240,7 +241,7 @@ private:
         ahead_ = std::clamp<int64_t>(kAheadBytes / slice_bytes, 1, kv_heads_ * kUnits);
     }
 
-    // Sets `whole_`: the blocks whose rows are equally spaced in the cache, and need no copy.
+    // Sets `whole_`: for each block, whether its rows are equally spaced in the cache, so that they need no copy.
     void find_whole_blocks() {
         for (int b = 0; b < blocks(); ++b) {
             const int64_t* offsets = tile_->offsets + b * kUnit;
@@ -252,7 +253,8 @@ private:
 
     // Prefetches one of `parts` parts of the slice that is read `ahead_` slices after `slice`. Spreading the prefetches
     // over the arithmetic overlaps them; issued all at once, they would fill the miss buffers and stall it. A slice is
-    // one block's keys or values of one KV head. Slices are read by keys and values, then heads, then blocks.
+    // the keys or the values of one block and one KV head. All slices of keys are read before those of values; within
+    // each, slices are ordered by KV head, then by block.
     void fetch(int64_t slice, int64_t part, int64_t parts) const {
         slice += ahead_;
         const int64_t side = kv_heads_ * kUnits, all = values_ != keys_ ? 2 * side : side;
@@ -268,7 +270,7 @@ private:
             fetch_lines(base + offsets[t], dim * sizeof(Row));
     }
 
-    // Finds the rows of the blocks of one KV head. Rows that are not equally spaced are copied; zeros follow the last.
+    // Finds the rows of one KV head's blocks. Rows that are not equally spaced are copied, with zeros after the last.
     void find_rows(const Row* base, int64_t dim, UnitRows (&rows)[kUnits]) const {
         for (int b = 0; b < blocks(); ++b) {
             const int64_t* offsets = tile_->offsets + b * kUnit;
@@ -309,7 +311,7 @@ private:
         finish_scores(kv_head);
     }
 
-    // Completes a KV head's scores, and sets those past the last token to -inf.
+    // Completes a KV head's scores, and sets the scores after the last token to -inf.
     void finish_scores(int64_t kv_head) {
         const int high = round_up(tile_->count, kPanel);
         TileScales key_scales;
@@ -349,7 +351,7 @@ private:
             if (corrections[r] != 1.0f) correct(top + r, corrections[r]);
     }
 
-    // The rows of a head's sums in the first of its tiles; the other tiles follow.
+    // Returns the rows of a head's sums in its first tile; the other tiles follow.
     float* mixed_of(int64_t head) const {
         const int64_t share = head / group_ * shares_ + head % group_ / kWeighed;
         return mixed_ + share * mixed_size() + head % group_ % kWeighed * 2 * kUnit;

@@ -1,7 +1,7 @@
-// Vectors as wide as the CPU's registers: cache formats, and small vector mathematics.
+// Vectors as wide as the CPU's registers: cache formats, and mathematical functions on vectors.
 //
-// Instruction sets: none; vectors are GCC's, of 16, 8 or 4 floats by AVX-512, AVX or neither. Some functions have a
-// form in AVX2 or AVX-512 instructions. Everything is local to the source that includes it.
+// Instruction sets: none is required. Vectors are GCC's, of 16 floats with AVX-512, 8 with AVX and 4 without both. Some
+// functions also have a variant in AVX2 or AVX-512 instructions. Everything is local to the source that includes it.
 
 #pragma once
 
@@ -74,8 +74,8 @@ inline Vec clamp(Vec x, float bound) {
     return x < -bound ? splat(-bound) : x;
 }
 
-// Returns the largest magnitude of a row, or NaN if the row has one. Magnitudes are compared as integers, which have
-// the same order, with NaN as the largest.
+// Returns the largest magnitude of a row, or NaN if the row contains NaN. The bits of magnitudes are compared as
+// integers, which have the same order, with NaN as the largest.
 template <class E>
 inline float largest_magnitude(const typename E::Element* row, int64_t dim) {
     IntVec largest = {};
@@ -92,7 +92,7 @@ inline float largest_magnitude(const typename E::Element* row, int64_t dim) {
 struct Int8 {
     using Element = int8_t;
     static Vec load(const int8_t* p) {
-#if defined(__AVX512F__)  // GCC 12 makes several instructions of the portable form
+#if defined(__AVX512F__)  // GCC 12 compiles the portable form to several instructions
         IntVec codes =
             reinterpret_cast<IntVec>(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 #elif defined(__AVX2__)
@@ -103,7 +103,8 @@ struct Int8 {
 #endif
         return __builtin_convertvector(codes, Vec);
     }
-    // Writes a row's codes and returns its scale, with which the largest magnitude has the code 127, or nearly so.
+    // Writes a row's codes and returns its scale. The code of the largest magnitude is 127 or, after rounding, nearly
+    // so.
     template <class E>
     static uint16_t encode(const typename E::Element* row, int64_t dim, int8_t* codes) {
         const uint16_t scale = BFloat16::round(splat(largest_magnitude<E>(row, dim) / 127.0f))[0];
@@ -127,14 +128,14 @@ struct Int8 {
 template <class C>
 constexpr bool kHasScales = std::is_same_v<C, Int8>;
 
-// ---- small vector mathematics ------------------------------------------------------------------------------------
+// ---- mathematical functions on vectors ---------------------------------------------------------------------------
 
 inline Vec tanh_vec(Vec x) {
     Vec magnitude = x < 0.0f ? -x : x;
     Vec e = exp2_negative<IntVec>(magnitude * (-2.0f * kLog2E));
     Vec large = (1.0f - e) / (1.0f + e);
     large = x < 0.0f ? -large : large;
-    Vec s = x * x;  // the quotient loses precision near 0, the Taylor series does not
+    Vec s = x * x;  // near 0 the quotient loses precision, so the Taylor series is used there
     Vec series = splat(-1382.0f / 155925.0f);
     series = series * s + 62.0f / 2835.0f;
     series = series * s - 17.0f / 315.0f;
@@ -150,15 +151,15 @@ inline IntVec lane_numbers() {
     return lanes;
 }
 
-// Combines neighbouring lanes of two vectors; the results of a are in the lower half, those of b in the upper.
+// Combines neighbouring lanes of two vectors. The lower half has the results of a, the upper half those of b.
 template <class V, class Combine>
 inline V combine_neighbours(V a, V b, Combine combine) {
     const IntVec even = lane_numbers() * 2;
     return combine(__builtin_shuffle(a, b, even), __builtin_shuffle(a, b, even + 1));
 }
 
-// Combines each lane with the one `kStep` lanes away, then half as far, and so on. All lanes of a group of 2 * kStep
-// become the group's total. A recursive template instead of a loop makes lane numbers constants.
+// Combines each lane with the lane at distance kStep, then kStep / 2, and so on. Each lane of a group of 2 * kStep
+// becomes the group's total. A recursive template instead of a loop makes the lane numbers compile-time constants.
 template <int kStep, class V, class Combine>
 inline V fold_groups(V x, Combine combine) {
     if constexpr (kStep == 0) {

@@ -32,7 +32,7 @@ def _create_fp8(options: Fp8Options, context: QuantizationContext) -> Quantizati
 
 def _fp8_obstacle(platform: Platform) -> str | None:
     if platform.device != "cuda":
-        return f"its products run on a CUDA device, this is {platform.device!r}; int8 and int4 run on a CPU"
+        return f"its products run on a CUDA device; this device is {platform.device!r}; int8 and int4 run on a CPU"
     capability = platform.compute_capability
     if capability is not None and capability < _FP8_COMPUTE_CAPABILITY:
         return f"it needs compute capability 8.9 (Ada) or later, this device has {capability[0]}.{capability[1]}"
@@ -45,7 +45,7 @@ def provide_quantizations() -> Iterable[Provider[Quantization]]:
     return [
         Provider(
             name="int8",
-            summary="Weights in 8 bits, symmetric, activations as they are: half the memory, nearly the same answers",
+            summary="Weights in 8 bits, symmetric; activations unchanged: half the memory, nearly the same answers",
             api_version=1,
             create=_create_int8,
             options=Int8Options,
@@ -53,7 +53,7 @@ def provide_quantizations() -> Iterable[Provider[Quantization]]:
         ),
         Provider(
             name="int4",
-            summary="Weights in 4 bits in groups with an offset, activations as they are: over three times smaller",
+            summary="Weights in 4 bits, groups with an offset; activations unchanged: over three times smaller",
             api_version=1,
             create=_create_int4,
             options=Int4Options,
@@ -61,7 +61,7 @@ def provide_quantizations() -> Iterable[Provider[Quantization]]:
         ),
         Provider(
             name="fp8",
-            summary="Weights and activations in 8-bit floating point, on GPUs that multiply them: half the memory",
+            summary="Weights and activations in 8-bit floating point, on GPUs that support it: half the memory",
             api_version=1,
             create=_create_fp8,
             options=Fp8Options,

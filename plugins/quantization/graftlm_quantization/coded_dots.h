@@ -1,14 +1,15 @@
 // Products of a few rows of bfloat16 activations with a matrix of codes, as dot products of bytes.
 //
 // Codes are bytes, or nibbles that one instruction turns into bytes, and are multiplied unscaled. The inputs of a chunk
-// of x become integers, multiples of a power of two. bfloat16 has eight significant bits: inputs of at least 2^-14 of
-// the largest are exact, and the error of the others is at most 2^-22 of it. An integer has three bytes, and a vector
-// of codes is multiplied with each. Sums are exact integers until they are scaled at the end of the chunk.
+// of x become integers, multiples of a power of two. bfloat16 has eight significant bits, so an input is exact if it is
+// at least 2^-14 of the largest input. The error of a smaller input is at most 2^-22 of the largest. An integer has
+// three bytes, and a vector of codes is multiplied with each of them. Sums are exact integers until they are scaled at
+// the end of the chunk.
 //
-// A weight therefore costs less than widening it to bfloat16, and memory is the limit.
+// Therefore a weight costs less arithmetic than widening it to bfloat16, and memory is the limit.
 //
 // Instruction sets: AVX512-BF16, -BW, -VL, -VBMI and -VNNI. Without them HAS_CODED_DOTS is not defined, and
-// weight_only.cpp multiplies few rows as it does more rows.
+// weight_only.cpp multiplies few rows in the same way as more rows.
 #pragma once
 
 #include <algorithm>
@@ -36,16 +37,16 @@ constexpr int64_t kFewForDots = 0;
 
 #ifdef HAS_CODED_DOTS
 
-constexpr int kNumBytes = 3;       // of an integer, from -128 to 127 each
+constexpr int kNumBytes = 3;       // of an integer; each byte is from -128 to 127
 constexpr int kLargestPower = 21;  // the largest integer is less than 2^22
 
-// What is added to codes to make them unsigned bytes.
+// The number that is added to codes to make them unsigned bytes.
 template <class Codes>
 constexpr int kByteExcess = 128;
 template <>
 constexpr int kByteExcess<FourBits> = 8;
 
-// Unpacks the codes of 16 rows and 8 inputs to unsigned bytes, four inputs of a row together: two vectors.
+// Unpacks the codes of 16 rows and 8 inputs to unsigned bytes: two vectors, each with four consecutive bytes per row.
 // `order_bytes` puts the bytes of the inputs in the same order.
 template <class Codes>
 void unpack(const uint8_t* codes, __m512i* out);
@@ -82,7 +83,8 @@ inline __m128i order_bytes<EightBits>(__m128i bytes) {
     return bytes;
 }
 
-// A row's inputs of a chunk, as integers times `unit`: the sums of their two upper bytes and of their lowest byte.
+// The inputs of one row and chunk are integers times `unit`. This struct has the sum of the integers' two upper bytes
+// and the sum of their lowest bytes.
 struct IntegerChunk {
     int32_t upper_sum, lowest_sum;
     float unit;
@@ -90,7 +92,7 @@ struct IntegerChunk {
     float sum() const { return unit * 256 * float(upper_sum) + unit * float(lowest_sum); }
 };
 
-// Turns a row's inputs of a chunk into integers: [chunk / 8, 3, 8], the highest bytes first.
+// Turns the inputs of one row and chunk into integers: [chunk / 8, 3, 8], the highest bytes first.
 template <class Codes>
 inline IntegerChunk to_integers(const uint16_t* x, int64_t chunk, uint8_t* bytes) {
     const auto inputs = [&](int64_t i) __attribute__((always_inline)) {
@@ -154,7 +156,7 @@ void multiply_dots(const GraftlmMatrix& matrix, int64_t block, const IntegerRows
         for (int64_t step = 0; step < chunk / kStep; ++step, bytes += kNumBytes * kStep) {
             __m512i parts[2][2];
             for (int half = 0; half < 2; ++half, codes += Codes::kBytes) {
-                for (int line = 0; line < Codes::kBytes; line += kLineBytes) ahead.ask_line();
+                for (int line = 0; line < Codes::kBytes; line += kLineBytes) ahead.prefetch_line();
                 unpack<Codes>(codes, parts[half]);
             }
 #pragma GCC unroll 8
@@ -195,8 +197,8 @@ void multiply_dots(const GraftlmMatrix& matrix, int64_t block, const IntegerRows
     all_ahead = ahead;
 }
 
-// Multiplies at most kFewForDots rows; `write` receives a block and its totals. Returns false if scratch memory cannot
-// be allocated.
+// Multiplies at most kFewForDots rows. Calls `write(block, totals)` for each block. Returns false if scratch memory
+// cannot be allocated.
 template <class Codes, class Write>
 bool multiply_in_dots(const GraftlmMatrix& matrix, const uint16_t* rows, int64_t num_rows, int num_threads,
                       const Write& write) {

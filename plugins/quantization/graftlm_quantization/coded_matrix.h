@@ -1,7 +1,7 @@
 // Matrices of 4- or 8-bit codes: the layout of codes and scales, and the widening of codes.
 //
-// Instruction sets: none; vectors are GCC's. With AVX512-BF16, -BW, -VL and -VBMI, codes are widened to pairs of
-// bfloat16 (HAS_CODED_PAIRS).
+// Instruction sets: none is required; vectors are GCC's. With AVX512-BF16, -BW, -VL and -VBMI, codes are widened to
+// pairs of bfloat16 (HAS_CODED_PAIRS).
 #pragma once
 
 #include <algorithm>
@@ -71,7 +71,7 @@ private:
 // The layouts of the codes of 16 rows and 8 inputs. `values(codes, input)` widens the codes of one input, without
 // special instructions.
 
-// A 32-bit word per row: the code of input i is at bit 4 (i / 2) + 16 (i % 2). Codes count from -8.
+// A 32-bit word per row: the code of input i is at bit 4 (i / 2) + 16 (i % 2). The bits are the code plus 8.
 struct FourBits {
     static constexpr int kBytes = 64;
     static Floats values(const uint8_t* codes, int input) {
@@ -124,7 +124,7 @@ constexpr uint16_t exact(int value) {
 }
 
 struct alignas(64) Tables {
-    uint16_t codes[32] = {};  // of 4 bits, twice: a look-up uses five bits, and the fifth belongs to another code
+    uint16_t codes[32] = {};  // of 4 bits, twice: a look-up uses five bits, the fifth of which is from another code
     uint8_t low[128] = {};    // the bytes of a magnitude's bfloat16
     uint8_t high[128] = {};
     constexpr Tables() {

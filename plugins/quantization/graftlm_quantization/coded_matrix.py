@@ -1,4 +1,4 @@
-"""A weight matrix as small integer codes with a scale for each group of inputs, in the order the kernel reads them."""
+"""A weight matrix as small integer codes with a scale per group of inputs, in the order in which the kernel reads."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,14 @@ from torch import Tensor
 
 __all__ = ["BLOCK_ROWS", "INPUTS_MULTIPLE", "CodedMatrix", "encode"]
 
-#: Rows that lie together; the last block is padded.
+#: Rows of a block; the last block is padded.
 BLOCK_ROWS = 32
 _LANES = 16  # rows of a vector; two make a block
-#: Inputs whose codes lie together; a row has a multiple of them.
+#: Inputs whose codes are stored together; the number of inputs of a row is a multiple of it.
 INPUTS_MULTIPLE = 8
-_PANEL_ROWS = 1024  # rows encoded at a time, which bounds the memory for intermediate values
-_FOUR_BIT_SHIFTS = (0, 16, 4, 20, 8, 24, 12, 28)  # of input i of a step: even inputs in a word's low half
-# Dimensions after the first three: 16 rows as [4, 4], then 8 inputs as [2, 2, 2].
+_PANEL_ROWS = 1024  # rows that are encoded together; this limits the memory for intermediate values
+_FOUR_BIT_SHIFTS = (0, 16, 4, 20, 8, 24, 12, 28)  # for input i of 8: even inputs are in the low half of a word
+# Permutation of eight dimensions; after the first three come 16 rows as [4, 4] and 8 inputs as [2, 2, 2].
 _EIGHT_BIT_ORDER = (0, 1, 2, 5, 3, 6, 4, 7)
 _EIGHT_BIT_ORDER_BACK = (0, 1, 2, 4, 6, 3, 5, 7)
 
@@ -28,9 +28,9 @@ class CodedMatrix:
         in_features: K, columns, a multiple of 8.
         bits: of a code, 4 or 8.
         group_size: consecutive inputs of a row that share a scale; divides K.
-        codes: uint8 [N / 32, K / 8, 2, bytes]: for each half block of 16 rows, the codes of 8 inputs. With 4 bits a
-            32-bit word for each row, see `_FOUR_BIT_SHIFTS`; with 8 bits sign and magnitude, in an order that lets
-            two vectors be looked up at once, see `_EIGHT_BIT_ORDER`.
+        codes: uint8 [N / 32, K / 8, 2, bytes]: for each half block of 16 rows, the codes of 8 inputs. With 4 bits, a
+            32-bit word per row, see `_FOUR_BIT_SHIFTS`. With 8 bits, sign and magnitude, in an order in which one
+            instruction looks up two vectors, see `_EIGHT_BIT_ORDER`.
         scales: bfloat16 [N / 32, K / group_size, 32, 2]: scale and offset.
     """
 
@@ -43,16 +43,16 @@ class CodedMatrix:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of 32 rows."""
+        """Number of blocks of 32 rows, including a padded one."""
         return self.codes.shape[0]
 
     @property
     def num_bytes(self) -> int:
-        """Memory that codes and scales take."""
+        """Size of codes and scales in bytes."""
         return self.codes.nbytes + self.scales.nbytes
 
     def decoded(self, first_block: int, end_block: int) -> Tensor:
-        """Return the weights of some blocks; float32 [rows, K], without the padding."""
+        """Return the weights of blocks `first_block` to `end_block` - 1: float32 [rows, K], without the padding."""
         codes = _unpack(self.codes[first_block:end_block], self.bits)  # [B, 32, K]
         scale, offset = self.scales[first_block:end_block].float().transpose(1, 2).unbind(-1)  # [B, 32, groups]
         grouped = codes.view(*scale.shape, self.group_size).float()
@@ -61,7 +61,9 @@ class CodedMatrix:
 
 
 def encode(weight: Tensor, bits: int, group_size: int) -> CodedMatrix:
-    """Quantize a matrix, group by group: 4 bits between smallest and largest weight, 8 bits symmetrically around 0.
+    """Quantize a matrix, group by group.
+
+    The codes of 4 bits range from a group's smallest to its largest weight; those of 8 bits are symmetric around 0.
 
     Args:
         weight: [N, K] of a floating dtype, on the CPU; K is a multiple of 8 and of `group_size`.
@@ -74,12 +76,12 @@ def encode(weight: Tensor, bits: int, group_size: int) -> CodedMatrix:
 
 
 def _encode_panel(weight: Tensor, bits: int, group_size: int) -> tuple[Tensor, Tensor]:
-    """Return codes and scales of some rows, a whole number of blocks."""
+    """Return the codes and scales of some rows; only the last panel is padded to whole blocks."""
     padding = -weight.shape[0] % BLOCK_ROWS
     rows = torch.nn.functional.pad(weight.float(), (0, 0, 0, padding))
     groups = rows.view(rows.shape[0], -1, group_size)  # [rows, groups, group_size]
     scale, offset = _asymmetric_scales(groups) if bits == 4 else _symmetric_scales(groups)
-    step = torch.where(scale > 0, scale, 1.0)  # groups of equal weights are their offset
+    step = torch.where(scale > 0, scale, 1.0)  # in a group of equal weights, scale is 0 and all weights are the offset
     limit = (-8, 7) if bits == 4 else (-127, 127)
     codes = ((groups - offset[..., None]) / step[..., None]).round_().clamp_(*limit).to(torch.int32).flatten(1)
     blocks = torch.stack((scale, offset), -1).bfloat16().view(-1, BLOCK_ROWS, groups.shape[1], 2)
@@ -87,7 +89,13 @@ def _encode_panel(weight: Tensor, bits: int, group_size: int) -> tuple[Tensor, T
 
 
 def _asymmetric_scales(groups: Tensor) -> tuple[Tensor, Tensor]:
-    """Return scales that spread 16 codes from the smallest to the largest weight, and what code 0 stands for."""
+    """Return scales with which 16 codes range from the smallest to the largest weight, and the weights of code 0.
+
+    Args:
+        groups: float32 [rows, groups, group_size].
+
+    Returns: float32 [rows, groups] each.
+    """
     smallest, largest = groups.aminmax(dim=-1)
     scale = _rounded_up((largest - smallest) / 15)
     return scale, (smallest + 8 * scale).bfloat16().float()
@@ -99,12 +107,12 @@ def _symmetric_scales(groups: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _rounded_up(scale: Tensor) -> Tensor:
-    """Return the next bfloat16 values that are not smaller, so that no weight falls outside the codes' range."""
+    """Round up to bfloat16 values, so that no weight is outside the range of the codes."""
     return ((scale.view(torch.int32) + 0xFFFF) & ~0xFFFF).view(torch.float32)
 
 
 def _pack(codes: Tensor, bits: int) -> Tensor:
-    """Reorder int32 [rows, K] as the attribute `codes` of CodedMatrix is."""
+    """Pack int32 codes [rows, K] in the layout of `CodedMatrix.codes`."""
     # [B, 2, 16, K / 8, 8] -> [B, K / 8, 2, 16, 8]
     steps = codes.view(-1, 2, _LANES, codes.shape[1] // INPUTS_MULTIPLE, INPUTS_MULTIPLE).permute(0, 3, 1, 2, 4)
     if bits == 8:
@@ -116,7 +124,7 @@ def _pack(codes: Tensor, bits: int) -> Tensor:
 
 
 def _unpack(codes: Tensor, bits: int) -> Tensor:
-    """Return what `_pack` packed, as int32 or int8 [B, 32, K]."""
+    """Reverse `_pack`: return the codes, int32 (4 bits) or int8 (8 bits), [B, 32, K]."""
     if bits == 8:
         magnitudes = (codes & 127).to(torch.int8)
         signed = torch.where(codes > 127, -magnitudes, magnitudes).view(*codes.shape[:3], 2, 4, 2, 4, 2)

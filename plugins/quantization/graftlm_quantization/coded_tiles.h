@@ -2,15 +2,13 @@
 //
 // The codes of 32 rows of W are widened into a panel of tiles. x is copied into tiles first, which all panels read:
 //
-//   - Few rows of x read a span of a panel's inputs at a time, which stays in the first-level cache. Its tiles hold
-//     unscaled
-// codes, small integers that bfloat16 represents exactly. Products are scaled and added to float32 totals, with the
-// offset times the sum of x. The next span is widened one span ahead, so that tiles are not read right after they are
-// written. Memory is the limit.
-//   - Many rows read all inputs of some panels at a time, which stay in the second-level cache: a code is widened
-//     once for all
-// rows. Weights are scaled when they are widened and rounded to bfloat16, so that products need no scaling. But if a
-// row of W has a single scale, products are scaled at the end, and no weight is rounded.
+//   - Few rows of x read a span of a panel's inputs at a time, which stays in the first-level cache. The tiles of the
+//     span have unscaled codes, small integers that bfloat16 represents exactly. Products are scaled and added to
+//     float32 totals, together with the offset times the sum of x. Each span is widened while the previous one is
+//     multiplied, so that tiles are not read right after they are written. Memory is the limit.
+//   - Many rows read all inputs of some panels at a time, which stay in the second-level cache: a code is widened once
+//     for all rows. Weights are scaled when they are widened, and rounded to bfloat16, so that products need no
+//     scaling. If a row of W has a single scale, products are scaled at the end instead, and no weight is rounded.
 //
 // Instruction sets: as graftlm/matrix_units.h, AVX512-VL and -VBMI. Without them HAS_CODED_TILES is not defined, and
 // weight_only.cpp multiplies in vectors.
@@ -34,14 +32,14 @@ namespace {
 #ifdef HAS_CODED_TILES
 
 constexpr int64_t kManyForTiles = 64;          // rows of x
-constexpr int64_t kMostForTiles = 2048;        // at a time, which limits the memory of their tiles
+constexpr int64_t kMostForTiles = 2048;        // rows of x at a time; this limits the memory of their tiles
 constexpr int64_t kLargestSpan = 128;          // inputs
 constexpr int64_t kCachedPanels = 512 * 1024;  // bytes of panels that many rows read together
 constexpr int64_t kCodesAhead = 4096;          // prefetch distance in bytes
 constexpr int64_t kTileSteps = kTileInputs / kStep;
 constexpr int64_t kStepPairs = kStep / kPair;
 
-// What `widen_exceeding` adds to a code.
+// The number that `widen_exceeding` adds to a code.
 template <class Codes>
 constexpr float kExcess = 0;
 template <>
@@ -118,18 +116,18 @@ inline void widen_panel(const GraftlmMatrix& matrix, int64_t panel, int64_t firs
             std::memset(step_of(tiles, step, half), 0, kStepPairs * kTileInputs * sizeof *tiles);
 }
 
-// Prefetches the codes that are read next, some lines at a time.
+// Prefetches the next codes, `lines` lines at a time.
 struct Ahead {
     const char *next, *end;
     int64_t lines;
 
-    inline void ask() {
+    inline void prefetch() {
         const char* until = std::min(next + lines * kLineBytes, end);
         for (; next < until; next += kLineBytes) _mm_prefetch(next, _MM_HINT_T1);
     }
 };
 
-// Rows of x in the forms that all panels read.
+// Rows of x, copied into tiles, and their sums. All panels read them.
 struct CutRows {
     const uint16_t* x;  // [M, K]
     int64_t num_rows, num_inputs;

@@ -1,4 +1,4 @@
-"""The quantization `fp8`: weights and activations in float8_e4m3fn, multiplied by a GPU's own matrix units."""
+"""The quantization `fp8`: weights and activations in float8_e4m3fn, multiplied by a GPU's tensor cores."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ __all__ = ["Fp8", "Fp8Linear", "Fp8Rows", "multiply_by_gpu", "multiply_in_float3
 
 _DTYPE = torch.float8_e4m3fn
 _LARGEST = 448.0
-#: Sizes of a matrix that the GPU's product takes are multiples of this.
+#: The GPU's product needs matrix sizes that are multiples of this.
 _MULTIPLE = 16
-#: The least scale: a row of zeros has one, too.
-_LEAST_SCALE = float(torch.finfo(torch.float32).tiny)
+#: The smallest scale; it is used for rows of zeros.
+_MIN_SCALE = float(torch.finfo(torch.float32).tiny)
 
 
 @dataclass(frozen=True, slots=True)
 class Fp8Rows:
-    """A matrix whose row i is scales[i] * codes[i]. The largest number of each row is its largest code, 448.
+    """A matrix whose row i is scales[i] * codes[i]. The largest magnitude of each row has the largest code, 448.
 
     Attributes:
         codes: float8_e4m3fn [n, K], contiguous.
@@ -36,15 +36,15 @@ class Fp8Rows:
     def encode(cls, rows: Tensor) -> "Fp8Rows":
         """Round a matrix, [n, K] of any floating dtype. NaN stays NaN."""
         numbers = rows.float()
-        scales = (numbers.abs().amax(dim=1, keepdim=True) / _LARGEST).clamp_(min=_LEAST_SCALE)
+        scales = (numbers.abs().amax(dim=1, keepdim=True) / _LARGEST).clamp_(min=_MIN_SCALE)
         return cls((numbers / scales).clamp_(-_LARGEST, _LARGEST).to(_DTYPE), scales)
 
     def decoded(self) -> Tensor:
-        """Return the matrix in float32."""
+        """Return the matrix, float32 [n, K]."""
         return self.codes.float() * self.scales
 
 
-#: From activations [M, K] and weights [N, K] to their product [M, N], in bfloat16.
+#: Takes activations [M, K] and weights [N, K]; returns their product [M, N] in bfloat16.
 Multiply: TypeAlias = Callable[[Fp8Rows, Fp8Rows], Tensor]
 
 
@@ -57,17 +57,17 @@ def multiply_by_gpu(x: Fp8Rows, weight: Fp8Rows) -> Tensor:
 
 
 def multiply_in_float32(x: Fp8Rows, weight: Fp8Rows) -> Tensor:
-    """Multiply anywhere, slowly: what the GPU's product is compared to."""
+    """Multiply slowly on any device: the reference for the GPU's product."""
     return (x.decoded() @ weight.decoded().t()).bfloat16()
 
 
 class Fp8Linear(LinearKernel):
-    """Rounds activations row by row, as they come, and multiplies them with weights of one scale per output.
+    """Quantizes activations with one scale per row, and multiplies them with weights that have one scale per output.
 
     Args:
         weight: [N, K].
         bias: [N], or None.
-        multiply: the product.
+        multiply: computes the product.
     """
 
     def __init__(self, weight: Fp8Rows, bias: Tensor | None, multiply: Multiply) -> None:
@@ -77,7 +77,7 @@ class Fp8Linear(LinearKernel):
 
     @property
     def num_bytes(self) -> int:
-        """Memory of codes and scales."""
+        """Size of codes and scales in bytes."""
         return self._weight.codes.nbytes + self._weight.scales.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -97,11 +97,11 @@ class Fp8Linear(LinearKernel):
 
 
 class Fp8(Quantization):
-    """Weights with a scale for each output, activations with a scale for each token, found as they come.
+    """Weights with one scale per output, activations with one scale per token, which is computed in each step.
 
     Args:
-        options: which layers to keep.
-        multiply: the product of every layer.
+        options: which layers are not quantized.
+        multiply: computes the product of every layer.
     """
 
     def __init__(self, options: Fp8Options, multiply: Multiply) -> None:
@@ -109,16 +109,16 @@ class Fp8(Quantization):
         self._multiply = multiply
 
     def obstacle(self, layer: LinearLayer) -> str | None:
-        """Return why a layer stays as it is: option `keep`, or its sizes."""
+        """Return why a layer is not quantized (option `keep`, or its sizes), or None if it is."""
         kept = [name for name in layer.projections if name in self._keep]
         if kept:
             return f"option keep names {kept[0]}"
         if layer.in_features % _MULTIPLE or layer.out_features % _MULTIPLE:
             sizes = f"{layer.out_features} x {layer.in_features}"
-            return f"its size, {sizes}, is not in multiples of {_MULTIPLE}"
+            return f"its sizes, {sizes}, are not multiples of {_MULTIPLE}"
         return None
 
     def convert(self, weight: Tensor, bias: Tensor | None) -> LinearKernel:
-        """Round a weight, [N, K]."""
+        """Quantize a weight, [N, K]; the bias is [N] or None."""
         own_bias = None if bias is None else bias.detach().clone()
         return Fp8Linear(Fp8Rows.encode(weight.detach()), own_bias, self._multiply)

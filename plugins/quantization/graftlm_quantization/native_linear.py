@@ -1,4 +1,4 @@
-"""A quantized layer through the C++ kernel in weight_only.cpp."""
+"""A quantized layer that uses the C++ kernel in weight_only.cpp."""
 
 import ctypes
 from math import gcd
@@ -20,7 +20,7 @@ __all__ = ["NativeLibrary", "NativeLinear"]
 _SOURCE = Path(__file__).with_name("weight_only.cpp")
 _FUNCTIONS = {torch.float32: "graftlm_multiply_float32", torch.bfloat16: "graftlm_multiply_bfloat16"}
 _TILE_FUNCTIONS = _FUNCTIONS | {torch.bfloat16: "graftlm_multiply_tiles"}
-_MAX_CHUNK = 128  # inputs whose widened codes fit into the first-level cache beside the activations
+_MAX_CHUNK = 128  # inputs whose widened codes fit into the first-level cache together with the activations
 
 
 class _Matrix(ctypes.Structure):
@@ -39,11 +39,11 @@ class _Matrix(ctypes.Structure):
 
 
 class NativeLibrary:
-    """The compiled kernel's functions, ready to be called.
+    """The compiled kernel's functions, with their argument types set.
 
     Args:
         library: compiled from weight_only.cpp.
-        use_matrix_units: whether bfloat16 products are left to matrix units (AMX) where there are any.
+        use_matrix_units: whether bfloat16 products use matrix units (AMX) if the CPU has any.
     """
 
     def __init__(self, library: ctypes.CDLL, *, use_matrix_units: bool) -> None:
@@ -57,7 +57,12 @@ class NativeLibrary:
 
     @classmethod
     def load(cls, compiler: str, cache_dir: Path, *, use_matrix_units: bool = True) -> Self:
-        """Compile the kernel if need be, and load it.
+        """Load the kernel; compile it first if no compiled copy exists.
+
+        Args:
+            compiler: a name on PATH or a path.
+            cache_dir: the directory of compiled kernels.
+            use_matrix_units: see the class.
 
         Raises:
             KernelBuildError: it cannot be compiled or loaded.
@@ -65,21 +70,26 @@ class NativeLibrary:
         return cls(load_library(_SOURCE, compiler, cache_dir), use_matrix_units=use_matrix_units)
 
     def multiply(self, matrix: Any, x: Tensor, out: Tensor) -> None:
-        """Compute out = x W^T + bias; contiguous [M, K] and [M, N] of one dtype.
+        """Compute out = x W^T + bias.
+
+        Args:
+            matrix: a reference to a `_Matrix`.
+            x: [M, K], contiguous.
+            out: [M, N], contiguous, x's dtype.
 
         Raises:
-            InvariantError: the kernel has no such dtype.
-            MemoryError: the kernel's scratch found none.
+            InvariantError: the kernel does not support x's dtype.
+            MemoryError: the kernel's scratch memory could not be allocated.
         """
         function = self._multiply.get(x.dtype)
         if function is None:
-            raise InvariantError(f"the kernel computes in {' and '.join(map(str, _FUNCTIONS))}, got {x.dtype}")
+            raise InvariantError(f"the kernel computes in {' or '.join(map(str, _FUNCTIONS))}, got {x.dtype}")
         if not call_native(function, matrix, x.data_ptr(), x.shape[0], out.data_ptr(), torch.get_num_threads()):
-            raise MemoryError(f"no memory to multiply {list(x.shape)} activations with quantized weights")
+            raise MemoryError(f"not enough memory to multiply {list(x.shape)} activations with quantized weights")
 
 
 class NativeLinear(LinearKernel):
-    """Multiplies with codes that are widened on the way, on as many threads as torch uses.
+    """Multiplies with codes, which the kernel widens as it reads them, on as many threads as torch uses.
 
     Args:
         matrix: [N, K].
@@ -108,7 +118,7 @@ class NativeLinear(LinearKernel):
 
     @property
     def num_bytes(self) -> int:
-        """Memory of codes and scales."""
+        """Size of codes and scales in bytes."""
         return self._matrix.num_bytes
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -118,7 +128,7 @@ class NativeLinear(LinearKernel):
             InvariantError: `x` has another K, or a dtype that the kernel does not compute in.
         """
         matrix = self._matrix
-        if x.shape[-1] != matrix.in_features:  # the kernel trusts its pointers, so a mistake must stop here
+        if x.shape[-1] != matrix.in_features:  # checked here, because the kernel does not check its pointers
             raise InvariantError(f"expected activations of {matrix.in_features} features, got {list(x.shape)}")
         rows = x.reshape(-1, matrix.in_features).contiguous()
         out = torch.empty((rows.shape[0], matrix.out_features), dtype=x.dtype)

@@ -1,4 +1,4 @@
-"""The options of this package's quantizations, as a YAML file gives them."""
+"""The options of this package's quantizations, as set in the YAML configuration."""
 
 from pathlib import Path
 from typing import Literal
@@ -9,7 +9,7 @@ from graftlm.contracts import Options
 
 __all__ = ["Fp8Options", "Int4Options", "Int8Options", "WeightOnlyOptions"]
 
-_KEEP = "Projections that stay as they are, by their names in the checkpoint, such as `lm_head` or `down_proj`."
+_KEEP = "Projections that are not quantized, by their names in the checkpoint, such as `lm_head` or `down_proj`."
 
 
 class Fp8Options(Options):
@@ -19,17 +19,18 @@ class Fp8Options(Options):
 
 
 class WeightOnlyOptions(Options):
-    """What `int8` and `int4` have in common."""
+    """The common options of `int8` and `int4`."""
 
     keep: tuple[str, ...] = Field(default=("lm_head",), description=_KEEP)
     kernel: Literal["auto", "native", "torch"] = Field(
         default="auto",
-        description="`native` compiles and uses the C++ kernel or fails, `torch` uses PyTorch's operations only, "
-        "`auto` takes the C++ kernel where it can be built and says so in the log where it cannot.",
+        description="`native` compiles and uses the C++ kernel, and fails if that is impossible. `torch` uses only "
+        "PyTorch's operations. `auto` uses the C++ kernel if it can be built; otherwise it logs why and uses PyTorch's "
+        "operations.",
     )
     compiler: str = Field(default="g++", description="The C++ compiler, GCC 12 or later: a name on PATH or a path.")
     kernel_cache_dir: Path | None = Field(
-        default=None, description="Where compiled kernels are kept; null: `graftlm` in the user's cache directory."
+        default=None, description="Directory of compiled kernels. Null: `graftlm` in the user's cache directory."
     )
 
 
@@ -37,7 +38,7 @@ class Int8Options(WeightOnlyOptions):
     """Options of `int8`."""
 
     group_size: Literal[32, 64, 128] | None = Field(
-        default=None, description="Inputs of a row that share a scale; null: all of them, one scale per output."
+        default=None, description="Inputs of a row that share a scale. Null: all inputs, so one scale per output."
     )
 
 
@@ -46,6 +47,6 @@ class Int4Options(WeightOnlyOptions):
 
     group_size: Literal[32, 64, 128] = Field(
         default=64,
-        description="Inputs of a row that share a scale and an offset. Fewer are more exact and take more memory: 5, "
-        "4.5 and 4.25 bits a weight.",
+        description="Inputs of a row that share a scale and an offset. Smaller groups are more exact and need more "
+        "memory: 5, 4.5 and 4.25 bits per weight.",
     )

@@ -1,4 +1,4 @@
-"""A quantized layer in PyTorch's operations: decodes a panel of weights at a time. Runs everywhere, slowly."""
+"""A quantized layer with PyTorch's operations. It decodes a panel of weights at a time; it is slow but portable."""
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +26,7 @@ class TorchLinear(LinearKernel):
 
     @property
     def num_bytes(self) -> int:
-        """Memory of codes and scales."""
+        """Size of codes and scales in bytes."""
         return self._matrix.num_bytes
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
 // Products of activations with a matrix of 4- or 8-bit codes on a CPU: out = x W^T + bias, W = scale * code + offset.
 //
 // A task computes a block of 32 rows of W. It reads the inputs chunk by chunk: it multiplies the activations with the
-// unscaled codes, which are small integers that bfloat16 represents exactly, and adds `scale * product + offset *
-// sum(x)` to float32 totals at the end of each chunk. So a weight costs one table look-up and no arithmetic:
+// unscaled codes, which are small integers that bfloat16 represents exactly. At the end of each chunk it adds
+// `scale * product + offset * sum(x)` to float32 totals. So decoding a weight costs one table look-up and no
+// arithmetic:
 //
 //   - Up to `kMaxTile` rows of x, codes are widened in registers, once for all of these rows; memory is the limit.
 //   - More rows share the widened chunk in a buffer that stays in the first-level cache; arithmetic is the limit.
@@ -15,7 +16,7 @@
 //
 // The interface is plain C, for ctypes.
 //
-// Without this flag, ISO C++ rounds products and sums separately.
+// By default, ISO C++ rounds a product and a sum separately. This flag fuses them.
 // Compiler flags: -ffp-contract=fast
 
 #include <algorithm>
@@ -35,8 +36,8 @@
 namespace {
 
 constexpr int kManyRows = 64;   // rows of x from which weights are scaled instead of products
-constexpr int kSpan = 512;      // inputs whose scaled weights are in the buffer at a time
-constexpr int kMaxRows = 1024;  // rows of x at a time, so that their totals stay in the second-level cache
+constexpr int kSpan = 512;      // maximum inputs whose scaled weights are in the buffer at a time
+constexpr int kMaxRows = 1024;  // maximum rows of x at a time, so that their totals stay in the second-level cache
 
 inline float widen(uint16_t value) { return widen_bf16(value); }
 
@@ -50,7 +51,8 @@ inline void narrow(Floats values, uint16_t* out) {
 
 inline void narrow(Floats values, float* out) { std::memcpy(out, &values, sizeof values); }
 
-// Arithmetic: the type of x (`Input`), the number of inputs in a vector of weights (`kWidth`), and the product.
+// Two kinds of arithmetic. Each defines the type of x (`Input`), the number of inputs in a vector of weights
+// (`kWidth`), and the product.
 
 struct InFloats {
     using Input = float;
@@ -128,7 +130,7 @@ struct FromBuffer {
 template <class Math, int kTile, class Source>
 inline void multiply_tile(const typename Math::Input* x, int64_t chunk, const Source& source, const Floats* scales,
                           const Floats* offsets, const float* sums, Floats* totals) {
-    // With few rows, units wait for each other's results: a second set of sums halves the wait.
+    // With few rows, each instruction waits for the result of an earlier one: a second set of sums halves the wait.
     constexpr int kChains = kTile <= 3 ? 2 : 1;
     constexpr int kParts = kStep / Math::kWidth;
     Floats products[kChains][kTile][2] = {};
@@ -336,8 +338,8 @@ void arrange(const GraftlmMatrix& matrix, const T* x, int64_t num_rows, Input* v
 // Multiplies at most kMaxRows rows. Returns false if scratch memory cannot be allocated.
 template <class Math, class Codes, class T>
 bool multiply(const GraftlmMatrix& matrix, const T* x, int64_t num_rows, T* out, int num_threads) {
-    const bool as_they_come = num_rows >= kManyRows && std::is_same<T, typename Math::Input>::value;
-    const Scratch<typename Math::Input> values(as_they_come ? 0 : num_rows * matrix.num_inputs);
+    const bool in_place = num_rows >= kManyRows && std::is_same<T, typename Math::Input>::value;
+    const Scratch<typename Math::Input> values(in_place ? 0 : num_rows * matrix.num_inputs);
     const Scratch<float> sums(num_rows * matrix.num_inputs / matrix.chunk);
     const Scratch<Floats> totals(num_threads * num_rows * 2);
     const Scratch<typename Math::Vector> widened(num_threads * kSpan / Math::kWidth * 2);
@@ -387,7 +389,7 @@ int32_t multiply_few(const GraftlmMatrix& matrix, const uint16_t* x, int64_t num
 
 extern "C" {
 
-// x [M, K] and out [M, N], contiguous. Return 0 if memory cannot be allocated, else 1.
+// x [M, K] and out [M, N], contiguous. Returns 0 if memory cannot be allocated, otherwise 1.
 int32_t graftlm_multiply_float32(const GraftlmMatrix* matrix, const float* x, int64_t num_rows, float* out,
                                  int64_t num_threads) {
     return multiply_all<InFloats>(*matrix, x, num_rows, out, int(num_threads));
@@ -408,7 +410,7 @@ int32_t graftlm_multiply_bfloat16(const GraftlmMatrix* matrix, const uint16_t* x
 // Returns whether this library was compiled for a CPU with AMX, and the operating system permits its use.
 int64_t graftlm_tiles_supported() { return may_use_coded_tiles(); }
 
-// The same on AMX, if it is supported and groups of inputs end at tile boundaries.
+// As `graftlm_multiply_bfloat16`, on AMX if it is supported and groups of inputs end at tile boundaries.
 int32_t graftlm_multiply_tiles(const GraftlmMatrix* matrix, const uint16_t* x, int64_t num_rows, uint16_t* out,
                                int64_t num_threads) {
 #ifdef HAS_CODED_TILES

@@ -1,4 +1,4 @@
-"""The quantizations `int8` and `int4`: which layers they take, and the kernel that computes them here."""
+"""The quantizations `int8` and `int4`: the layers that they quantize, and the choice of the kernel."""
 
 import logging
 import os
@@ -19,12 +19,15 @@ _logger = logging.getLogger(__name__)
 
 
 class WeightOnly(Quantization):
-    """Weights as codes of few bits, activations as they are. Its attribute `kernel` says what computes them.
+    """Weights as codes of 4 or 8 bits; activations are unchanged.
+
+    Attributes:
+        kernel: the chosen implementation, "native" or "torch".
 
     Args:
         bits: 4 or 8.
-        group_size: inputs that share a scale; None: all of a row.
-        options: which layers to keep, and which kernel to use; `kernel` becomes "native" or "torch".
+        group_size: inputs that share a scale; None: all inputs of a row.
+        options: which layers are not quantized, and which kernel to use.
 
     Effects: may compile the kernel, once per machine (a few seconds).
 
@@ -40,17 +43,17 @@ class WeightOnly(Quantization):
         self.kernel = "torch" if self._library is None else "native"
 
     def obstacle(self, layer: LinearLayer) -> str | None:
-        """Return why a layer stays as it is: option `keep`, or its number of inputs."""
+        """Return why a layer is not quantized (option `keep`, or its number of inputs), or None if it is."""
         kept = [name for name in layer.projections if name in self._keep]
         if kept:
             return f"option keep names {kept[0]}"
         multiple = self._group_size or INPUTS_MULTIPLE
         if layer.in_features % multiple:
-            return f"its {layer.in_features} inputs are no multiple of {multiple}"
+            return f"its number of inputs, {layer.in_features}, is not a multiple of {multiple}"
         return None
 
     def convert(self, weight: Tensor, bias: Tensor | None) -> LinearKernel:
-        """Encode a weight, [N, K] on the CPU."""
+        """Quantize a weight, [N, K] on the CPU; the bias is [N] or None."""
         matrix = encode(weight, self._bits, self._group_size or weight.shape[1])
         own_bias = None if bias is None else bias.detach().to(torch.float32, copy=True)
         if self._library is None:
@@ -59,7 +62,11 @@ class WeightOnly(Quantization):
 
 
 def _load(options: WeightOnlyOptions) -> NativeLibrary | None:
-    """Return the compiled kernel, or None where PyTorch's operations have to do."""
+    """Return the compiled kernel, or None to use PyTorch's operations.
+
+    Raises:
+        KernelBuildError: `options.kernel` is "native", and the kernel cannot be built.
+    """
     if options.kernel == "torch":
         return None
     try:
@@ -67,5 +74,5 @@ def _load(options: WeightOnlyOptions) -> NativeLibrary | None:
     except KernelBuildError as error:
         if options.kernel == "native":
             raise
-        _logger.warning("quantized layers are computed by PyTorch's operations, which is slow: %s", error)
+        _logger.warning("quantized layers use PyTorch's operations, which are slow: %s", error)
         return None

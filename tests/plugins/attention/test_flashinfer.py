@@ -311,7 +311,7 @@ def test_graphs_of_all_sizes_share_their_memory():
 def test_a_cache_of_another_dtype_is_refused():
     context = draw([(3, 1)]).context
     narrow = KVStore([LAYER], 4, 16, torch.bfloat16, CPU)
-    with pytest.raises(ProviderUnavailableError, match=r"reads a cache of the model's type, torch\.float32"):
+    with pytest.raises(ProviderUnavailableError, match=r"reads only a cache of the model's type, torch\.float32"):
         backend(replace(context, kv=narrow))
 
 
@@ -319,7 +319,7 @@ def test_a_cache_of_another_dtype_is_refused():
 def test_unsupported_layers_are_refused(special):
     context = draw([(3, 1)]).context
     with pytest.raises(
-        ProviderUnavailableError, match="no attention sinks and no latent attention, which layer 0 needs"
+        ProviderUnavailableError, match="neither attention sinks nor latent attention, which layer 0 needs"
     ):
         backend(replace(context, layers=[replace(LAYER, **special)]))
 

@@ -28,7 +28,7 @@ def with_triton():
 @pytest.mark.parametrize(
     ("platform", "reason"),
     [
-        (Platform("cpu"), "run on a CUDA device, this is 'cpu'"),
+        (Platform("cpu"), "run on a CUDA device; this device is 'cpu'"),
         (Platform("cuda", (7, 5)), "needs compute capability 8.0 (Ampere) or later, this device has 7.5"),
     ],
 )
@@ -64,7 +64,7 @@ def flashinfer():
 @pytest.mark.parametrize(
     ("platform", "reason"),
     [
-        (Platform("cpu"), "run on a CUDA device, this is 'cpu'"),
+        (Platform("cpu"), "run on a CUDA device; this device is 'cpu'"),
         (Platform("cuda", (7, 5)), "needs compute capability 8.0 (Ampere) or later, this device has 7.5"),
     ],
 )
@@ -85,7 +85,9 @@ def test_an_older_flashinfer_is_refused(version, tmp_path, monkeypatch):
     folder.mkdir()
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: flashinfer-python\nVersion: {version}\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert f"needs flashinfer-python 0.7 or later, {version} is installed" in flashinfer().unavailable(Platform("cuda"))
+    assert f"needs flashinfer-python 0.7 or later, but {version} is installed" in flashinfer().unavailable(
+        Platform("cuda")
+    )
 
 
 def test_flashinfers_capabilities_match_its_kernels():

@@ -43,8 +43,8 @@ def test_a_tokens_scale_does_not_depend_on_other_tokens():
     [
         (LinearLayer("layers.0.mlp.down", ("down_proj",), 64, 32), None),
         (LinearLayer("lm_head", ("lm_head",), 64, 32), "option keep names lm_head"),
-        (LinearLayer("a", ("down_proj",), 72, 32), "its size, 32 x 72, is not in multiples of 16"),
-        (LinearLayer("a", ("down_proj",), 64, 40), "its size, 40 x 64, is not in multiples of 16"),
+        (LinearLayer("a", ("down_proj",), 72, 32), "its sizes, 32 x 72, are not multiples of 16"),
+        (LinearLayer("a", ("down_proj",), 64, 40), "its sizes, 40 x 64, are not multiples of 16"),
     ],
 )
 def test_unsupported_layers_are_not_quantized(layer, obstacle):
@@ -57,7 +57,7 @@ def test_unsupported_layers_are_not_quantized(layer, obstacle):
         (Platform("cuda", (9, 0)), None),
         (Platform("cuda", (8, 9)), None),
         (Platform("cuda", (8, 6)), "it needs compute capability 8.9 (Ada) or later, this device has 8.6"),
-        (Platform("cpu"), "its products run on a CUDA device, this is 'cpu'; int8 and int4 run on a CPU"),
+        (Platform("cpu"), "its products run on a CUDA device; this device is 'cpu'; int8 and int4 run on a CPU"),
     ],
 )
 def test_the_reason_why_fp8_cannot_run_is_reported(platform, reason):

@@ -153,7 +153,7 @@ def test_activations_need_not_be_contiguous(library):
     ("x", "message"),
     [
         (torch.zeros(1, 64), r"expected activations of 128 features, got \[1, 64\]"),
-        (torch.zeros(1, 128, dtype=torch.float16), "float32 and torch.bfloat16, got torch.float16"),
+        (torch.zeros(1, 128, dtype=torch.float16), "float32 or torch.bfloat16, got torch.float16"),
     ],
 )
 def test_unsupported_inputs_are_refused(library, x, message):

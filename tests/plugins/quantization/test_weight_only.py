@@ -16,11 +16,11 @@ BY_TORCH = {"kernel": "torch"}
         (4, {}, ("lm_head",), 128, "option keep names lm_head"),
         (4, {"keep": ()}, ("lm_head",), 128, None),
         (4, {"keep": ["v_proj"]}, ("q_proj", "k_proj", "v_proj"), 128, "option keep names v_proj"),
-        (4, {}, ("o_proj",), 96, "its 96 inputs are no multiple of 64"),
+        (4, {}, ("o_proj",), 96, "its number of inputs, 96, is not a multiple of 64"),
         (4, {"group_size": 32}, ("o_proj",), 96, None),
         (8, {}, ("o_proj",), 96, None),
-        (8, {}, ("o_proj",), 100, "its 100 inputs are no multiple of 8"),
-        (8, {"group_size": 64}, ("o_proj",), 96, "its 96 inputs are no multiple of 64"),
+        (8, {}, ("o_proj",), 100, "its number of inputs, 100, is not a multiple of 8"),
+        (8, {"group_size": 64}, ("o_proj",), 96, "its number of inputs, 96, is not a multiple of 64"),
     ],
 )
 def test_layers_that_stay_plain_are_reported_with_the_reason(bits, options, projections, in_features, expected):
@@ -32,7 +32,7 @@ def test_layers_that_stay_plain_are_reported_with_the_reason(bits, options, proj
 def test_without_a_compiler_pytorch_is_used_with_a_log_line(caplog):
     quantization = WeightOnly(4, 64, Int4Options(compiler="/nowhere/g++"))
     assert quantization.kernel == "torch"
-    assert "which is slow: no C++ compiler '/nowhere/g++' found" in caplog.text
+    assert "which are slow: no C++ compiler '/nowhere/g++' found" in caplog.text
     assert quantization.convert(torch.randn(32, 64), None)(torch.randn(2, 64)).shape == (2, 32)
 
 

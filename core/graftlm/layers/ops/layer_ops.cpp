@@ -11,7 +11,7 @@
 //
 // The interface is plain C, for ctypes. Strides are in elements; the last dimension of every tensor is contiguous.
 //
-// Without this flag, ISO C++ rounds products and sums separately.
+// By default, ISO C++ rounds a product and a sum separately. This flag fuses them.
 // Compiler flags: -ffp-contract=fast
 
 #include <cmath>

@@ -1,10 +1,10 @@
 // Prefetch of weights: round-robin from 16 streams, 2 KiB apart, instead of line after line. Memory serves several
-// streams faster than one: two cores of a rented Sapphire Rapids server read 20 GB/s instead of 14. Each stream
-// prefetches two lines at a time, since the hardware fetches lines in pairs.
+// streams faster than one: two cores of a Sapphire Rapids server read 20 GB/s instead of 14. Each stream prefetches two
+// lines at a time, since the hardware fetches lines in pairs.
 //
-// Instruction sets: none; prefetches are GCC's builtin.
+// Instruction sets: none is required; prefetches are GCC's builtin.
 //
-// Functions that only prefetch are always inlined: GCC considers them free of effects and drops calls of them.
+// Functions that only prefetch are always inlined, because GCC considers them free of effects and drops calls of them.
 #pragma once
 
 #include <algorithm>
@@ -14,56 +14,57 @@
 
 namespace {
 
-constexpr int64_t kStepBytes = 2048;                        // weights that one step of a product reads: two tiles
-constexpr int64_t kPlaces = kStepBytes / (2 * kLineBytes);  // streams of a block, one step's weights apart
-constexpr int64_t kAheadBytes = kPlaces * kStepBytes;       // of a block
+constexpr int64_t kStepBytes = 2048;                         // weights that one step of a product reads: two tiles
+constexpr int64_t kStreams = kStepBytes / (2 * kLineBytes);  // streams of a block, one step's weights apart
+constexpr int64_t kAheadBytes = kStreams * kStepBytes;       // of a block
 
 // Prefetches weights that are read once, from `first` to `end`, one block ahead of the reader.
 class AheadOfOnePass {
 public:
     // Prefetches the first block.
     AheadOfOnePass(const void* first, const void* end) : block_((const char*)first), end_((const char*)end) {
-        const int64_t places = std::min((end_ - block_) / kStepBytes, kPlaces);
+        const int64_t streams = std::min((end_ - block_) / kStepBytes, kStreams);
         for (int64_t line = 0; line < kStepBytes; line += kLineBytes)
-            for (int64_t place = 0; place < places; ++place) __builtin_prefetch(block_ + place * kStepBytes + line);
+            for (int64_t stream = 0; stream < streams; ++stream)
+                __builtin_prefetch(block_ + stream * kStepBytes + line);
         begin_block();
     }
 
-    // Returns the lines of a step. Call it once per step, then `ask` for each of the step's lines.
+    // Returns the lines to prefetch in a step. Call it once per step, then `prefetch` for each of these lines.
     [[gnu::always_inline]] inline const char* next_step() {
-        const char* lines = wanted_ + step_ * 2 * kLineBytes;
-        if (++step_ == kPlaces) {
+        const char* lines = next_block_ + step_ * 2 * kLineBytes;
+        if (++step_ == kStreams) {
             block_ += kAheadBytes;
             begin_block();
         }
         return lines;
     }
 
-    [[gnu::always_inline]] static inline void ask(const char* lines, int64_t line) {
+    [[gnu::always_inline]] static inline void prefetch(const char* lines, int64_t line) {
         __builtin_prefetch(lines + line / 2 * kStepBytes + line % 2 * kLineBytes);
     }
 
-    [[gnu::always_inline]] inline void ask() {
+    [[gnu::always_inline]] inline void prefetch() {
         const char* lines = next_step();
-        for (int64_t line = 0; line < 2 * kPlaces; ++line) ask(lines, line);
+        for (int64_t line = 0; line < 2 * kStreams; ++line) prefetch(lines, line);
     }
 
-    // Prefetches one line. For readers whose portions are not steps.
-    [[gnu::always_inline]] inline void ask_line() {
+    // Prefetches one line. For readers that do not read in steps.
+    [[gnu::always_inline]] inline void prefetch_line() {
         if (line_ == 0) lines_ = next_step();
-        ask(lines_, line_);
-        line_ = (line_ + 1) % (2 * kPlaces);
+        prefetch(lines_, line_);
+        line_ = (line_ + 1) % (2 * kStreams);
     }
 
 private:
     // After the last block it prefetches the current block again, which is in the cache already.
     [[gnu::always_inline]] inline void begin_block() {
         step_ = 0;
-        wanted_ = block_ + kAheadBytes < end_ ? block_ + kAheadBytes : block_;
+        next_block_ = block_ + kAheadBytes < end_ ? block_ + kAheadBytes : block_;
     }
 
     const char *block_, *end_;
-    const char* wanted_ = nullptr;
+    const char* next_block_ = nullptr;
     const char* lines_ = nullptr;
     int64_t step_ = 0, line_ = 0;
 };
@@ -73,22 +74,22 @@ class AheadOfPasses {
 public:
     // `next`: the next panel, of `depth` steps.
     AheadOfPasses(const void* next, int64_t depth, int64_t passes)
-        : next_((const char*)next), depth_(depth), places_((kPlaces + passes - 1) / passes) {}
+        : next_((const char*)next), depth_(depth), streams_((kStreams + passes - 1) / passes) {}
 
-    [[gnu::always_inline]] inline void ask() {
-        const char* lines = next_ + step_ / kPlaces * kAheadBytes + step_ % kPlaces * 2 * kLineBytes;
-        for (int64_t place = first_; place < std::min(first_ + places_, kPlaces); ++place) {
-            __builtin_prefetch(lines + place * kStepBytes, 0, 2);
-            __builtin_prefetch(lines + place * kStepBytes + kLineBytes, 0, 2);
+    [[gnu::always_inline]] inline void prefetch() {
+        const char* lines = next_ + step_ / kStreams * kAheadBytes + step_ % kStreams * 2 * kLineBytes;
+        for (int64_t stream = first_stream_; stream < std::min(first_stream_ + streams_, kStreams); ++stream) {
+            __builtin_prefetch(lines + stream * kStepBytes, 0, 2);
+            __builtin_prefetch(lines + stream * kStepBytes + kLineBytes, 0, 2);
         }
         if (++step_ < depth_) return;
         step_ = 0;
-        first_ += places_;
+        first_stream_ += streams_;
     }
 
 private:
     const char* next_;
-    int64_t depth_, places_, step_ = 0, first_ = 0;
+    int64_t depth_, streams_, step_ = 0, first_stream_ = 0;
 };
 
 }  // namespace

@@ -1,7 +1,7 @@
-// What kernels share of AVX-512: pairs of bfloat16, and masks of a row's last numbers.
+// AVX-512 helpers that kernels share: pairs of bfloat16, and masks for the last numbers of a row.
 //
-// Instruction sets: AVX512-F, -BW, -VL and -BF16. Where the compiler may use all of them, HAS_BF16_PAIRS is defined;
-// elsewhere this header is empty, and kernels use vectors of GCC's.
+// Instruction sets: AVX512-F, -BW, -VL and -BF16. If the compiler may use all of them, HAS_BF16_PAIRS is defined.
+// Otherwise this header is empty, and kernels use GCC's vectors.
 #pragma once
 
 #include <cstdint>
@@ -24,10 +24,10 @@ inline __m512 widen_bf16(__m256i halves) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
 }
 
-// The first `count` of 16 lanes; all of them if there are more. `count` is at least 0.
+// The mask of the first `count` of 16 lanes; all lanes if `count` is larger. `count` is at least 0.
 inline __mmask16 first_of_16(int64_t count) { return count >= 16 ? 0xffff : (1u << count) - 1; }
 
-// Likewise of 32 lanes.
+// The mask of the first `count` of 32 lanes; all lanes if `count` is larger. `count` is at least 0.
 inline __mmask32 first_of_32(int64_t count) { return count >= 32 ? ~0u : (1u << count) - 1; }
 
 }  // namespace

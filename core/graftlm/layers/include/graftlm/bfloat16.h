@@ -1,7 +1,7 @@
 // bfloat16, the upper half of a float32: widening and rounding, of one number or of a vector.
 //
-// Instruction sets: none; vectors are GCC's, which it splits into the registers that the CPU has. avx512.h has the
-// instructions of AVX512-BF16.
+// Instruction sets: none is required. Vectors are GCC's; it splits them into the registers that the CPU has. avx512.h
+// has the instructions of AVX512-BF16.
 #pragma once
 
 #include <cstdint>
@@ -27,8 +27,8 @@ inline Floats widen_bf16(Halves halves) {
 }
 
 // Rounds a float or a vector of floats to nearest, ties to even; a NaN becomes a quiet NaN. Returns uint32_t or a
-// vector of them, whose low halves are the results. Without the choice at the end, some NaNs would become infinities or
-// zeros.
+// vector of them, whose low halves are the results. Without the conditional at the end, some NaNs would become
+// infinities or zeros.
 template <class Words, class Floats>
 inline Words round_to_bf16(Floats x) {
     const Words bits = bits_as<Words>(x);

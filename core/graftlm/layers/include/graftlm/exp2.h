@@ -1,7 +1,7 @@
-// 2^x of vectors, and the constants of that computation.
+// 2^x of vectors, and the constants that it uses.
 //
-// Instruction sets: none; vectors are GCC's. 64-byte vectors use AVX512-F where there is AVX512-F: GCC 12 makes several
-// instructions of the portable form.
+// Instruction sets: none is required; vectors are GCC's. 64-byte vectors use AVX512-F if the CPU has it, because GCC 12
+// compiles the portable form to several instructions.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +29,8 @@ inline Ints round_to_int(Floats x) {
     return reinterpret_cast<Ints>(x + kRounder) - kRounderBits;
 }
 
-// 2^x for x <= 0 or barely above, to about 2 units in the last place; 0 below -126; NaN stays NaN. `Ints` is the vector
-// type of as many int32_t.
+// 2^x for x <= 0 or slightly above, to about 2 units in the last place; 0 for x < -126; NaN stays NaN. `Ints` is the
+// vector type of as many int32_t.
 template <class Ints, class Floats>
 inline Floats exp2_negative(Floats x) {
     const Floats y = x < -127.0f ? Floats{} - 127.0f : x;

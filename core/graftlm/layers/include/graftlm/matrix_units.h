@@ -1,7 +1,7 @@
 // AMX: tile registers and the instructions on them.
 //
-// Instruction sets: AMX-TILE, AMX-BF16, AVX512-BF16 and AVX512-BW, on Linux. Where the compiler may use all of them,
-// HAS_MATRIX_UNITS is defined; elsewhere `may_use_matrix_units` returns false, and callers use vectors.
+// Instruction sets: AMX-TILE, AMX-BF16, AVX512-BF16 and AVX512-BW, on Linux. If the compiler may use all of them,
+// HAS_MATRIX_UNITS is defined. Otherwise `may_use_matrix_units` returns false, and callers use vectors.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,7 @@ inline bool may_use_matrix_units() {
 
 #ifdef HAS_MATRIX_UNITS
 
-// Assembly, since the compiler's own intrinsics do not declare which memory they read.
+// The functions below are assembly, since the compiler's intrinsics do not declare which memory they read.
 
 // The operand of ldtilecfg.
 struct alignas(64) TileShapes {
@@ -71,9 +71,9 @@ inline void load_tile(const void* tile, int64_t stride) {
 }
 
 // Prefetches a tile of 16 consecutive lines to the first-level cache. A `load_tile` that misses the cache also delays
-// the tiles after it, most of all if another thread shares the core. So a tile is prefetched two steps before it is
-// read, between products, one tile at a time.
-inline void ask_for_tile(const void* tile) {
+// the tiles after it, most of all if another thread shares the core. Therefore callers prefetch a tile two steps before
+// they load it, one tile between two products.
+inline void prefetch_tile(const void* tile) {
     for (int64_t line = 0; line < kTileRows; ++line) _mm_prefetch((const char*)tile + line * kLineBytes, _MM_HINT_T0);
 }
 

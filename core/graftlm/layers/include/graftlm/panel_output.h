@@ -14,8 +14,8 @@ namespace {
 
 constexpr int64_t kLanes = 16;  // floats in a vector of sums
 
-// Returns the row of W at `place` of the panel of `width` rows that starts at `first`. With gates, the first half of a
-// panel holds gates and the second half the rows that they multiply.
+// Returns the row of W that is at index `place` of the panel of `width` rows that starts at `first`. With gates, the
+// first half of a panel has the gates, and the second half has the rows that they multiply.
 inline int64_t row_at(int64_t first, int64_t width, int64_t place, int64_t num_rows, bool has_gates) {
     if (!has_gates) return first + place;
     return first / 2 + (place < width / 2 ? place : num_rows / 2 + place - width / 2);
@@ -32,12 +32,12 @@ struct Product {
     uint16_t* out;            // [T, N]; with an activation [T, N / 2]
     int64_t num_tokens, num_rows, num_inputs;
     bool has_gates;         // W's first N / 2 rows are gates; N / 2 is a multiple of kLanes
-    Activation activation;  // of the gates; kNone: the products themselves are written
+    Activation activation;  // of the gates; kNone: the products are written unchanged
 };
 
 inline __m512 splat(float number) { return _mm512_set1_ps(number); }
 
-// Rows whose outputs are made side by side, which hides the latency of instructions.
+// Rows whose outputs are computed together: interleaving their instructions hides the latency.
 constexpr int kGroup = 4;
 
 // One vector of each of several rows.
@@ -46,7 +46,7 @@ struct Vectors {
     __m512 of[kRows];
 };
 
-// Computes one vector per row. Rows take each step side by side, which hides the latency of the instructions.
+// Computes one vector per row. The rows' instructions are interleaved, which hides their latency.
 template <int kRows, typename Make>
 inline Vectors<kRows> each(const Make& make) {
     Vectors<kRows> made;

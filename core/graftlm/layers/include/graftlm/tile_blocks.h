@@ -37,19 +37,19 @@ void multiply_block(const uint16_t* x, int64_t depth, const uint16_t* weights, i
         load_tile<6>(weights);
         if (kIsTall) load_tile<5>(lower);
         load_tile<7>(weights + kTileSize);
-        if (kIsTall) ask_for_tile(weights + 2 * kAhead);
+        if (kIsTall) prefetch_tile(weights + 2 * kAhead);
         multiply_tiles<0, 4, 6>();
         if (kIsTall) {
-            ask_for_tile(weights + 2 * kAhead + kTileSize);
+            prefetch_tile(weights + 2 * kAhead + kTileSize);
             multiply_tiles<2, 5, 6>();
-            ask_for_tile(x + kAhead);
+            prefetch_tile(x + kAhead);
         }
         multiply_tiles<1, 4, 7>();
         if (kIsTall) {
-            ask_for_tile(lower + kAhead);
+            prefetch_tile(lower + kAhead);
             multiply_tiles<3, 5, 7>();
         }
-        ahead.ask();
+        ahead.prefetch();
     }
     store_tile<0>(sums, kPanel);
     store_tile<1>(sums + kTileRows, kPanel);
