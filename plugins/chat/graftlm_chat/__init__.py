@@ -52,7 +52,7 @@ def provide_reasoning_formats() -> Iterable[Provider[ReasoningFormat]]:
         ),
         Provider(
             name="none",
-            summary="Reasoning, if there is any, stays in the content",
+            summary="Does not separate reasoning from the content",
             api_version=1,
             create=lambda options, context: NoReasoning(),
             capabilities=ChatFormatCapabilities(),

@@ -8,13 +8,13 @@ from graftlm.contracts import CallGrammar, GrammarKind, GrammarSpec, Tool, ToolC
 
 __all__ = ["call_head", "call_list", "tagged_calls"]
 
-#: Keywords whose values are data, and may look like anything.
+#: Keywords whose values are data, not schemas.
 _DATA: Final = frozenset({"const", "default", "enum", "examples"})
 _SCHEMAS_BY_NAME: Final = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
 
 
 def call_head(name: str, key: str) -> str:
-    """Return how the object of a call begins, up to its arguments, which stand under `key`."""
+    """Return the start of a call's object, up to its arguments, which are the value of `key`."""
     return f'{{"name": "{name}", "{key}": '
 
 
@@ -27,11 +27,14 @@ def tagged_calls(
     opening: str = "",
     closing: str = "",
 ) -> CallGrammar:
-    """Return a structural tag: each tool's arguments after the head of its call.
+    """Return a structural tag: for each tool, the start of its call, then its arguments.
 
     Args:
-        key: under which the arguments stand.
-        opening: text before each object, which tells a call from other text; "" has the object's own head tell.
+        tools: the tools that may be called.
+        choice: whether at least one call is required.
+        parallel: whether more than one call is allowed.
+        key: name of the arguments in the object.
+        opening: text before each object, which triggers a call; "": the start of the object is the trigger.
         closing: text after each object.
     """
     structures = [
@@ -49,7 +52,7 @@ def tagged_calls(
 
 
 def call_list(tools: Sequence[Tool], *, parallel: bool, key: str) -> CallGrammar:
-    """Return the JSON schema of a list of calls, of one call unless `parallel`."""
+    """Return the JSON schema of a list of calls; of a list of exactly one call unless `parallel`."""
     calls = [
         {
             "type": "object",
@@ -75,7 +78,7 @@ def _grammar(kind: GrammarKind, value: object, tools: Sequence[Tool], place: str
 
 
 def _moved(schema: Any, place: str) -> Any:
-    """Return a schema whose references to itself hold when it stands at `place` in another."""
+    """Return a schema with its references to itself adapted, for use at `place` (a JSON pointer) in another schema."""
     if isinstance(schema, list):
         return [_moved(item, place) for item in schema]
     if not isinstance(schema, Mapping):

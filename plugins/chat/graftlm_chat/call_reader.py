@@ -1,4 +1,4 @@
-"""One JSON object that calls a tool, read as it comes."""
+"""Reads one JSON object that calls a tool, while it is generated."""
 
 import re
 from collections.abc import Collection
@@ -9,28 +9,29 @@ from graftlm_chat.json_text import BracketScanner, dump, load_object
 
 __all__ = ["CallReader"]
 
-#: Models mix the two words up.
+#: Both names are accepted, because models confuse them.
 _ARGUMENT_KEYS: Final = ("arguments", "parameters")
 _HEAD: Final = re.compile(r'\{\s*"name"\s*:\s*"([\w.-]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)', re.ASCII)
 _BEGINNING: Final = re.compile(r'\{\s*(?:"([a-z]*)(?:(")\s*(?::\s*(?:"([\w.-]*)(")?)?)?)?)?', re.ASCII)
-#: In which the head of a call has to be; a longer one is told with the whole call.
+#: Maximum length of a call's head, in characters. A call with a longer head is reported only when it is complete.
 _MAX_HEAD_LEN: Final = 1024
 
 
 class CallReader:
-    """Reads {"name": ..., "arguments": {...}} from its brace on.
+    """Reads {"name": ..., "arguments": {...}}, starting at its first brace.
 
     Attributes:
-        begun: the name of the call, as soon as it is sure that there is one.
-        text: what was read.
+        begun: the tool's name, as soon as it is certain that the object is a call; None before.
+        text: the text read so far.
     """
 
     def __init__(self, names: Collection[str], *, enforced: bool) -> None:
-        """Start before the brace.
+        """Start before the first brace.
 
         Args:
-            names: of the tools.
-            enforced: a call is sure from its arguments' brace on; otherwise when it is complete.
+            names: names of the tools.
+            enforced: whether a grammar enforces calls. Then a call is certain as soon as its arguments start; otherwise
+                only when the object is complete.
         """
         self.begun: str | None = None
         self.text = ""
@@ -43,7 +44,7 @@ class CallReader:
         self._whole: ToolCall | None = None
 
     def push(self, text: str) -> str | None:
-        """Read on; returns what follows the object, None while it goes on."""
+        """Read more text. Returns the text after the object, or None if the object is not complete."""
         self.text += text
         if self._arguments is None and self._read <= _MAX_HEAD_LEN:
             self._find_head()
@@ -56,7 +57,7 @@ class CallReader:
         return rest
 
     def arguments(self) -> str:
-        """Return what is new of the arguments' text. Only of a call that has begun."""
+        """Return the arguments' text that was not returned before. Call it only if `begun` is set."""
         if self._whole is not None and not self._told:
             self._told = 1
             return self._whole.arguments
@@ -68,7 +69,7 @@ class CallReader:
         return news
 
     def may_be_call(self) -> bool:
-        """Whether what was read may go on as a call of one of the tools."""
+        """Return whether the text read so far can be the start of a call of one of the tools."""
         found = _BEGINNING.match(self.text)
         if found is None:
             return False
@@ -91,7 +92,7 @@ class CallReader:
             self.begun = head[1]
 
     def _scan(self, depth: int) -> bool:
-        """Read up to where the depth falls to `depth`."""
+        """Read to the bracket that reduces the depth to `depth`. Returns whether it was found."""
         end = self._scanner.find_depth(self.text, self._read, depth)
         self._read = len(self.text) if end is None else end
         if end is not None and depth == 1 and self._arguments is not None:
@@ -110,7 +111,7 @@ class CallReader:
 
 
 def _call(text: str, names: Collection[str]) -> ToolCall | None:
-    """Return the call that an object spells, None when it calls no tool."""
+    """Return the call of a complete JSON object, or None if the object is not a call of a tool."""
     values = load_object(text)
     name = None if values is None else values.get("name")
     if values is None or not isinstance(name, str) or name not in names:

@@ -1,4 +1,4 @@
-"""`hermes`: each call in a pair of tags of its own."""
+"""The tool call format `hermes`: each call is in its own pair of tags."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -22,7 +22,7 @@ _HOW: Final = (
 
 
 class HermesFormat(ToolCallFormat):
-    """<tool_call>{"name": ..., "arguments": {...}}</tool_call>, between any other text."""
+    """Calls are <tool_call>{"name": ..., "arguments": {...}}</tool_call>, anywhere in the text."""
 
     def parser(self, tools: Sequence[Tool], *, enforced: bool) -> ToolCallParser:
         """Return a parser of one completion."""

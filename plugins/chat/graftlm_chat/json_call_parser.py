@@ -1,4 +1,4 @@
-"""The parser of calls that are JSON objects in some markup."""
+"""The parser of calls that are JSON objects with markup around them."""
 
 from collections.abc import Sequence
 from enum import Enum, auto
@@ -15,8 +15,8 @@ __all__ = ["JsonCallParser"]
 _BRACE: Final = Word("{")
 
 
-class _Place(Enum):
-    #: Nothing was said yet, and calls need no marker.
+class _State(Enum):
+    #: No text yet, and a call needs no marker.
     START = auto()
     TEXT = auto()
     #: At a marker.
@@ -26,10 +26,15 @@ class _Place(Enum):
 
 
 class JsonCallParser(ToolCallParser):
-    """Finds the markup, and has a `CallReader` read what is in it.
+    """Finds the markup, and reads the objects within it with a `CallReader`.
 
     START --> OPENING or TEXT      TEXT --marker--> OPENING      OPENING --{--> CALL --> AFTER_CALL
-    AFTER_CALL --separator {--> CALL      AFTER_CALL --closing--> TEXT      all else --> TEXT
+    AFTER_CALL --separator {--> CALL      AFTER_CALL --closing--> TEXT      otherwise --> TEXT
+
+    Args:
+        markup: the text around the objects.
+        tools: the tools that may be called.
+        enforced: whether a grammar enforces calls; see `CallReader`.
     """
 
     def __init__(self, markup: Markup, tools: Sequence[Tool], *, enforced: bool) -> None:
@@ -37,49 +42,56 @@ class JsonCallParser(ToolCallParser):
         self._names = frozenset(tool.name for tool in tools)
         self._enforced = enforced
         self._message = MessageBuilder()
-        self._place = _Place.START if markup.is_bare else _Place.TEXT
+        self._state = _State.START if markup.is_bare else _State.TEXT
         self._held = ""
-        self._before_call = ""  # read before the call's brace; content again should there be no call
+        self._before_call = ""  # markup before the object's brace; it becomes content if the object is not a call
         self._reader = CallReader(self._names, enforced=enforced)
         self._has_begun = False
 
     def push(self, text: str) -> Sequence[MessageDelta]:
-        """Take in more text; returns what is certain by now."""
+        """Parse more text. Returns the deltas that are certain now."""
         self._held += text
         while self._advance():
             pass
         return self._message.take()
 
     def finish(self) -> Sequence[MessageDelta]:
-        """Take in the end; a call cut short is told as far as it goes if it had begun, else it is content."""
-        if self._place is _Place.CALL and not self._has_begun:
+        """Parse the end of the text.
+
+        Returns: the remaining deltas. An incomplete call ends where the text ends if its name was returned before;
+            otherwise its text is content.
+        """
+        if self._state is _State.CALL and not self._has_begun:
             self._message.content(self._before_call + self._reader.text)
-        elif self._place in (_Place.START, _Place.TEXT, _Place.OPENING):
+        elif self._state in (_State.START, _State.TEXT, _State.OPENING):
             self._message.content(self._held)
         return self._message.end()
 
     def cut_off(self) -> Sequence[MessageDelta]:
-        """Take in the end; what may be the beginning of a call is left out, and what has a marker is."""
-        if self._place is _Place.CALL and not self._has_begun:
+        """Parse the end of a truncated text.
+
+        Returns: the remaining deltas, without text that may be the start of a call or follows a marker.
+        """
+        if self._state is _State.CALL and not self._has_begun:
             if self._markup.marker not in self._before_call and not self._reader.may_be_call():
                 self._message.content(self._before_call + self._reader.text)
-        elif self._place is _Place.START and not self._held.strip():
+        elif self._state is _State.START and not self._held.strip():
             self._message.content(self._held)
         return self._message.end()
 
     def _advance(self) -> bool:
-        """Take what is certain out of what is held; returns whether another place has been reached."""
-        match self._place:
-            case _Place.START:
+        """Consume the held text that is certain. Returns whether the state has changed."""
+        match self._state:
+            case _State.START:
                 return self._open(Word(self._markup.marker, is_optional=True))
-            case _Place.TEXT:
+            case _State.TEXT:
                 return self._find_marker()
-            case _Place.OPENING:
+            case _State.OPENING:
                 return self._open(Word(self._markup.marker))
-            case _Place.CALL:
+            case _State.CALL:
                 return self._read_call()
-            case _Place.AFTER_CALL:
-                return self._go_on()
+            case _State.AFTER_CALL:
+                return self._read_after_call()
 
     def _open(self, marker: Word) -> bool:
         outcome, end = match_words(self._held, (marker, *self._markup.opening, _BRACE))
@@ -87,10 +99,10 @@ class JsonCallParser(ToolCallParser):
             return self._begin_call(end)
         if outcome is Outcome.OPEN:
             return False
-        if not marker.is_optional:  # it is no marker, after all
+        if not marker.is_optional:  # the held text starts with the marker's text, which is only content
             self._message.content(marker.text)
             self._held = self._held[len(marker.text) :]
-        return self._go(_Place.TEXT)
+        return self._enter(_State.TEXT)
 
     def _find_marker(self) -> bool:
         marker = self._markup.marker
@@ -98,7 +110,7 @@ class JsonCallParser(ToolCallParser):
         if at >= 0:
             self._message.content(self._held[:at])
             self._held = self._held[at:]
-            return self._go(_Place.OPENING)
+            return self._enter(_State.OPENING)
         certain = len(self._held) - held_back(self._held, marker)
         self._message.content(self._held[:certain])
         self._held = self._held[certain:]
@@ -108,7 +120,7 @@ class JsonCallParser(ToolCallParser):
         self._before_call, self._held = self._held[: after_brace - 1], self._held[after_brace - 1 :]
         self._reader = CallReader(self._names, enforced=self._enforced)
         self._has_begun = False
-        return self._go(_Place.CALL)
+        return self._enter(_State.CALL)
 
     def _read_call(self) -> bool:
         rest = self._reader.push(self._held)
@@ -122,11 +134,11 @@ class JsonCallParser(ToolCallParser):
         if rest is None:
             return False
         if name is not None:
-            return self._go(_Place.AFTER_CALL)
+            return self._enter(_State.AFTER_CALL)
         self._message.content(self._before_call + self._reader.text)
-        return self._go(_Place.TEXT)
+        return self._enter(_State.TEXT)
 
-    def _go_on(self) -> bool:
+    def _read_after_call(self) -> bool:
         outcomes = []
         if self._markup.separator is not None:
             outcome, end = match_words(self._held, (*self._markup.separator, _BRACE))
@@ -137,10 +149,10 @@ class JsonCallParser(ToolCallParser):
             outcome, end = match_words(self._held, self._markup.closing)
             if outcome is Outcome.YES:
                 self._held = self._held[end:]
-                return self._go(_Place.TEXT)
+                return self._enter(_State.TEXT)
             outcomes.append(outcome)
-        return Outcome.OPEN not in outcomes and self._go(_Place.TEXT)
+        return Outcome.OPEN not in outcomes and self._enter(_State.TEXT)
 
-    def _go(self, place: _Place) -> bool:
-        self._place = place
+    def _enter(self, state: _State) -> bool:
+        self._state = state
         return True

@@ -1,4 +1,4 @@
-"""Brackets of text that comes in pieces, and the JSON within."""
+"""Finds brackets in text that arrives in pieces, and reads and writes JSON."""
 
 import json
 from math import isinf
@@ -8,10 +8,16 @@ __all__ = ["BracketScanner", "dump", "load_object"]
 
 
 class BracketScanner:
-    """Finds where brackets close, in text that comes in pieces. Brackets and strings count, the rest may be anything.
+    """Finds closing brackets in text that arrives in pieces. It interprets only brackets and strings.
+
+    Args:
+        opening: the opening brackets.
+        closing: the closing brackets.
+        quotes: characters that start and end a string.
+        depth: number of brackets that are open at the start.
 
     Attributes:
-        depth: of brackets, where it has read to.
+        depth: number of open brackets at the current position.
     """
 
     def __init__(self, *, opening: str = "{[", closing: str = "}]", quotes: str = '"', depth: int = 0) -> None:
@@ -21,9 +27,9 @@ class BracketScanner:
         self._escaped = False
 
     def find_depth(self, text: str, start: int, depth: int) -> int | None:
-        """Read text from `start` on, up to the bracket that brings the depth down to `depth`.
+        """Read text from `start` to the bracket that reduces the depth to `depth`.
 
-        Returns: the index after that bracket; None when the text ends before, all of it read.
+        Returns: the index after that bracket; None if all text was read without finding it.
         """
         for i in range(start, len(text)):
             if self._closes(text[i]) and self.depth == depth:
@@ -31,14 +37,14 @@ class BracketScanner:
         return None
 
     def find_closing(self, text: str, start: int, stop: int) -> int | None:
-        """Read text from `start` on, up to the next bracket that closes.
+        """Read text from `start` to the next closing bracket.
 
-        Returns: the index after that bracket; None when there is none before `stop`, all of it read.
+        Returns: the index after that bracket; None if the text up to `stop` was read without finding one.
         """
         return next((i + 1 for i in range(start, min(stop, len(text))) if self._closes(text[i])), None)
 
     def _closes(self, char: str) -> bool:
-        """Read a character; returns whether it is a bracket that closes."""
+        """Read a character. Returns whether it is a closing bracket."""
         if self._quote is not None:
             self._read_in_string(char)
         elif char in self._quotes:
@@ -60,7 +66,7 @@ class BracketScanner:
 
 
 def load_object(text: str) -> dict[str, Any] | None:
-    """Return the JSON object that a text spells; None when it is anything else, or holds a number no float can."""
+    """Return the JSON object in a text; None if the text is not an object, or has a number outside a float's range."""
     try:
         value = json.loads(text, parse_constant=_refuse, parse_float=_finite)
     except (ValueError, RecursionError):
@@ -69,17 +75,17 @@ def load_object(text: str) -> dict[str, Any] | None:
 
 
 def dump(value: object) -> str:
-    """Return a value as JSON on one line; half a surrogate pair, which no answer could carry, stays escaped.
+    """Return a value as JSON on one line. Unpaired surrogates are escaped, because UTF-8 cannot encode them.
 
     Raises:
-        ValueError: it holds an infinite number, or none at all.
+        ValueError: the value contains an infinity or NaN.
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     return text if is_unicode(text) else json.dumps(value)
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a text holds no half of a surrogate pair."""
+    """Return whether a text has no unpaired surrogate."""
     return not any("\ud800" <= char <= "\udfff" for char in text)
 
 

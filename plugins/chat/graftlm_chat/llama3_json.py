@@ -1,4 +1,4 @@
-"""`llama3_json`: an answer that is nothing but calls."""
+"""The tool call format `llama3_json`: an answer that consists only of calls."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -20,18 +20,18 @@ _HOW: Final = (
 
 
 class Llama3JsonFormat(ToolCallFormat):
-    """{"name": ..., "parameters": {...}}, with ; between several. <|python_tag|>, a special token, may be missing."""
+    """Calls are {"name": ..., "parameters": {...}}, separated by ;. The special token <|python_tag|> is optional."""
 
     def parser(self, tools: Sequence[Tool], *, enforced: bool) -> ToolCallParser:
         """Return a parser of one completion."""
         return JsonCallParser(_MARKUP, tools, enforced=enforced)
 
     def grammar(self, tools: Sequence[Tool], choice: ToolChoice, *, parallel: bool) -> CallGrammar | None:
-        """Return a structural tag; without a marker, an object that begins with a tool's name tells a call."""
+        """Return a structural tag. There is no marker: an object that starts with a tool's name is the trigger."""
         return tagged_calls(tools, choice, parallel=parallel, key=_KEY)
 
     def render(self, calls: Sequence[ToolCall]) -> str:
-        """Write the calls with ; between them."""
+        """Write the calls, separated by ;."""
         return "; ".join(f"{call_head(call.name, _KEY)}{call.arguments}}}" for call in calls)
 
     def instructions(self, tools: Sequence[Tool]) -> str:

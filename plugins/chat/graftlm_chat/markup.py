@@ -1,4 +1,4 @@
-"""What stands around the JSON objects of tool calls."""
+"""The text around the JSON objects of tool calls."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ __all__ = ["Markup", "Outcome", "Word", "match_words"]
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A literal piece of text, with any white space before it."""
+    """A literal text that may follow any white space."""
 
     text: str
     is_optional: bool = False
@@ -17,14 +17,14 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class Markup:
-    """How the JSON objects of calls are opened, parted and closed; the object's own brace excluded.
+    """The words before, between and after the JSON objects of calls, without the objects' braces.
 
     Attributes:
-        marker: begins a group of calls, anywhere.
-        is_bare: whether the marker may be left out where the calls are all that the model writes: detokenising has
-            dropped it.
+        marker: starts a group of calls, at any position.
+        is_bare: whether the marker may be missing if the text consists only of calls. Detokenization drops markers that
+            are special tokens.
         opening: words between the marker and the first object.
-        separator: words between an object and the next; None when each has a marker of its own.
+        separator: words between two objects; None if each object has its own marker.
         closing: words after the last object.
     """
 
@@ -36,16 +36,19 @@ class Markup:
 
 
 class Outcome(Enum):
-    """Whether a text begins with some words."""
+    """Whether a text starts with given words."""
 
     YES = auto()
     NO = auto()
-    #: The text is too short to tell.
+    #: The text is too short to decide.
     OPEN = auto()
 
 
 def match_words(text: str, words: Sequence[Word]) -> tuple[Outcome, int]:
-    """Match the beginning of a text that goes on; returns the index after the last word, if they are there."""
+    """Match words with the start of a text that may continue.
+
+    Returns: the outcome, and the index after the last word (0 unless the outcome is YES).
+    """
     at = 0
     for word in words:
         rest = text[at:].lstrip()

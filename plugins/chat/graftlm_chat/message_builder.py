@@ -1,4 +1,4 @@
-"""The deltas of a message, in order."""
+"""Collects the deltas of a message."""
 
 from graftlm.contracts import ContentDelta, MessageDelta, ToolCallDelta
 
@@ -6,7 +6,7 @@ __all__ = ["MessageBuilder"]
 
 
 class MessageBuilder:
-    """Puts content and calls in order; leaves out the white space next to calls."""
+    """Collects content and calls in order, without the white space before and after calls."""
 
     def __init__(self) -> None:
         self._deltas: list[MessageDelta] = []
@@ -19,31 +19,31 @@ class MessageBuilder:
         text = self._space + text
         if self._after_call:
             text = text.lstrip()
-        said = text.rstrip()
-        self._space = text[len(said) :]
-        if said:
+        stripped = text.rstrip()
+        self._space = text[len(stripped) :]
+        if stripped:
             self._after_call = False
-            self._deltas.append(ContentDelta(said))
+            self._deltas.append(ContentDelta(stripped))
 
     def call(self, name: str) -> None:
-        """Begin a call."""
+        """Start a call."""
         self._space = ""
         self._after_call = True
         self._deltas.append(ToolCallDelta(self._num_calls, name, ""))
         self._num_calls += 1
 
     def arguments(self, text: str) -> None:
-        """Add to the arguments of the call that was begun last."""
+        """Add text to the arguments of the last call."""
         if text:
             self._deltas.append(ToolCallDelta(self._num_calls - 1, None, text))
 
     def take(self) -> list[MessageDelta]:
-        """Return what is new."""
+        """Return the deltas that were not returned before."""
         deltas, self._deltas = self._deltas, []
         return deltas
 
     def end(self) -> list[MessageDelta]:
-        """Return what is new at the end of the text."""
+        """Return the remaining deltas at the end of the text."""
         if self._space and not self._after_call:
             self._deltas.append(ContentDelta(self._space))
         return self.take()

@@ -1,4 +1,4 @@
-"""`mistral`: an answer that is a list of calls."""
+"""The tool call format `mistral`: an answer that is a list of calls."""
 
 import secrets
 import string
@@ -22,14 +22,14 @@ _ID_LEN: Final = 9
 
 
 class MistralFormat(ToolCallFormat):
-    """[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]. The marker, a special token, need not be there."""
+    """Calls are [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]. The marker is a special token, and optional."""
 
     def parser(self, tools: Sequence[Tool], *, enforced: bool) -> ToolCallParser:
         """Return a parser of one completion."""
         return JsonCallParser(_MARKUP, tools, enforced=enforced)
 
     def grammar(self, tools: Sequence[Tool], choice: ToolChoice, *, parallel: bool) -> CallGrammar | None:
-        """Return the schema of the list, or where the model may choose, a structural tag of its objects."""
+        """Return the schema of the list; if calls are not required, a structural tag of its objects."""
         if choice is ToolChoice.REQUIRED:
             return call_list(tools, parallel=parallel, key=_KEY)
         return tagged_calls(tools, choice, parallel=parallel, key=_KEY)
@@ -43,5 +43,5 @@ class MistralFormat(ToolCallFormat):
         return describe_tools(tools, _HOW)
 
     def new_id(self) -> str:
-        """Draw the id of a call: nine letters and digits, as Mistral's chat templates demand."""
+        """Return a random id of a call: nine letters and digits, which Mistral's chat templates require."""
         return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(_ID_LEN))

@@ -1,4 +1,4 @@
-"""`none`: all text is content."""
+"""The reasoning format `none`: all text is content."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from graftlm.contracts import ContentDelta, ReasoningDelta, ReasoningFormat, Rea
 __all__ = ["NoReasoning"]
 
 
-class _Through(ReasoningParser):
+class _ContentOnly(ReasoningParser):
     def push(self, text: str) -> Sequence[ReasoningDelta | ContentDelta]:
         return [ContentDelta(text)] if text else []
 
@@ -16,7 +16,7 @@ class _Through(ReasoningParser):
 
 
 class NoReasoning(ReasoningFormat):
-    """Tells no reasoning apart."""
+    """Does not separate reasoning from content."""
 
     end = ""
 
@@ -25,5 +25,5 @@ class NoReasoning(ReasoningFormat):
         return False
 
     def parser(self, *, is_open: bool) -> ReasoningParser:
-        """Return a parser to which all is content."""
-        return _Through()
+        """Return a parser that returns all text as content."""
+        return _ContentOnly()

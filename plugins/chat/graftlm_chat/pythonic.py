@@ -1,4 +1,4 @@
-"""`pythonic`: an answer that is a list of Python calls."""
+"""The tool call format `pythonic`: an answer that is a list of Python calls."""
 
 import ast
 import re
@@ -23,24 +23,31 @@ from graftlm_chat.wording import describe_tools
 __all__ = ["PythonicFormat"]
 
 _HOW: Final = "To call some, answer with nothing but a list of Python calls: [name(argument=value, ...), ...]."
-#: Characters; longer lists are content. Python's parser takes up to 10 µs for each, and 200 bytes.
+#: Maximum length of a list in characters; a longer one is content. Python's parser needs up to 10 µs and 200 bytes per
+#: character.
 _MAX_LEN: Final = 65_536
 _BEGINNING: Final = re.compile(r"\s*\[\s*([\w.]*)\s*(\()?")
-#: What follows a call that others may follow.
+#: The text after a call if more calls may follow.
 _SEPARATOR: Final = re.compile(r"\s*(?:,|\Z)")
-#: JSON's names of Python's values, which models write as well.
+#: JSON's names of Python values; models write them too.
 _JSON_NAMES: Final[Mapping[str, Any]] = {"true": True, "false": False, "null": None}
 
 
 class PythonicFormat(ToolCallFormat):
-    """[f(a=1), g(b="x")]: calls by keyword, whose values are literals. Nothing is evaluated."""
+    """Calls are [f(a=1), g(b="x")]: keyword arguments whose values are literals. No code is evaluated."""
 
     def parser(self, tools: Sequence[Tool], *, enforced: bool) -> ToolCallParser:
-        """Return a parser, which tells the calls once the list is complete, or if enforced, each once it is."""
+        """Return a parser of one completion.
+
+        Args:
+            tools: the tools that may be called.
+            enforced: whether a grammar enforces calls. Then the parser returns each call when the call is complete;
+                otherwise it returns all calls when the list is complete.
+        """
         return _PythonicParser(tools, enforced=enforced)
 
     def grammar(self, tools: Sequence[Tool], choice: ToolChoice, *, parallel: bool) -> CallGrammar | None:
-        """Return an EBNF of the list; nothing where the model may choose, since any text may begin with a bracket."""
+        """Return an EBNF of the list if calls are required, otherwise None: any text may start with a bracket."""
         return python_calls(tools, parallel=parallel) if choice is ToolChoice.REQUIRED else None
 
     def render(self, calls: Sequence[ToolCall]) -> str:
@@ -53,18 +60,18 @@ class PythonicFormat(ToolCallFormat):
 
 
 class _PythonicParser(ToolCallParser):
-    """Holds back a list at the beginning of the text: until it is complete, or if enforced, each call until it is."""
+    """Holds back a list at the start of the text until it is complete; if enforced, each call until it is complete."""
 
     def __init__(self, tools: Sequence[Tool], *, enforced: bool) -> None:
         self._names = {python_name(tool.name): tool.name for tool in tools}
         self._enforced = enforced
         self._message = MessageBuilder()
         self._scanner = BracketScanner(opening="([{", closing=")]}", quotes="\"'")
-        self._held = ""  # from the list's bracket, or from the end of the last call that was told
-        self._start = 0  # of what is no white space
-        self._read = 0
-        self._last_end = 0  # of what may be the last complete call
-        self._has_told = False
+        self._held = ""  # text from the list's bracket on, or from the end of the last returned call on
+        self._start = 0  # index of the first character that is not white space
+        self._read = 0  # index up to which the scanner has read
+        self._last_end = 0  # index after the last call that may be complete
+        self._has_returned_call = False
         self._is_text = False
 
     def push(self, text: str) -> Sequence[MessageDelta]:
@@ -72,7 +79,7 @@ class _PythonicParser(ToolCallParser):
             self._message.content(text)
         else:
             self._held += text
-            while self._read_on():
+            while self._advance():
                 pass
         return self._message.take()
 
@@ -82,15 +89,15 @@ class _PythonicParser(ToolCallParser):
         return self._message.end()
 
     def cut_off(self) -> Sequence[MessageDelta]:
-        if not self._is_text and not self._has_told:
+        if not self._is_text and not self._has_returned_call:
             if not self._may_be_calls():
                 self._message.content(self._held)
             elif self._last_end and _SEPARATOR.match(self._held, self._last_end):
-                self._tell(_calls(f"{self._held[: self._last_end].strip()}]", self._names) or ())
+                self._add_calls(_calls(f"{self._held[: self._last_end].strip()}]", self._names) or ())
         return self._message.end()
 
     def _may_be_calls(self) -> bool:
-        """Whether what is held may go on as a list of calls."""
+        """Return whether the held text can be the start of a list of calls."""
         found = _BEGINNING.match(self._held)
         if found is None:
             return False
@@ -99,15 +106,15 @@ class _PythonicParser(ToolCallParser):
             return name in self._names
         return found.end() == len(self._held) and any(one.startswith(name) for one in self._names)
 
-    def _read_on(self) -> bool:
-        """Read up to the next bracket that closes; returns whether there is one, and what follows may be calls."""
-        if not self._has_told and not self._opens_list():
+    def _advance(self) -> bool:
+        """Read to the next closing bracket. Returns whether there is one and calls may follow it."""
+        if not self._has_returned_call and not self._opens_list():
             return False
         end = self._scanner.find_closing(self._held, self._read, _MAX_LEN)
         self._read = min(len(self._held), _MAX_LEN) if end is None else end
         if end is None:
             if len(self._held) > _MAX_LEN:
-                self._go_on_as_text()
+                self._end_calls()
             return False
         if self._scanner.depth == 0:
             self._close_list(end)
@@ -118,53 +125,54 @@ class _PythonicParser(ToolCallParser):
         return not self._is_text
 
     def _opens_list(self) -> bool:
-        """Whether what is held begins with a bracket; text that begins otherwise is content."""
+        """Return whether the held text starts with a bracket; if it starts otherwise, treat it as content."""
         stop = min(len(self._held), _MAX_LEN)
         while self._start < stop and self._held[self._start].isspace():
             self._start += 1
         if self._start < stop and self._held[self._start] != "[":
-            self._go_on_as_text()
+            self._end_calls()
         return self._start < stop and not self._is_text
 
     def _close_call(self, end: int) -> None:
-        """Tell the call that ends here; what is none is content from here on."""
+        """Return the call that ends at `end`; if the text is not a call, treat it and all later text as content."""
         item = self._held[:end].strip()
-        is_next = not self._has_told or item.startswith(",")
+        is_next = not self._has_returned_call or item.startswith(",")
         calls = _calls(f"[{item[1:]}]", self._names) if is_next else None
         if calls is None:
-            self._go_on_as_text()
+            self._end_calls()
             return
-        self._tell(calls)
-        self._has_told = True
+        self._add_calls(calls)
+        self._has_returned_call = True
         self._held, self._read = self._held[end:], 0
 
     def _close_list(self, end: int) -> None:
-        """Tell the calls of the list that ends here, those that were not told yet."""
-        if self._has_told:
+        """Return the calls of the list that ends at `end`, except those returned before."""
+        if self._has_returned_call:
             if self._held[: end - 1].strip() in ("", ","):
                 self._held = self._held[end:]
         else:
             calls = _calls(self._held[:end].strip(), self._names)
             if calls is not None:
-                self._tell(calls)
+                self._add_calls(calls)
                 self._held = self._held[end:]
-        self._go_on_as_text()
+        self._end_calls()
 
-    def _tell(self, calls: Sequence[ToolCall]) -> None:
+    def _add_calls(self, calls: Sequence[ToolCall]) -> None:
         for call in calls:
             self._message.call(call.name)
             self._message.arguments(call.arguments)
 
-    def _go_on_as_text(self) -> None:
+    def _end_calls(self) -> None:
+        """Treat the held text and all later text as content."""
         self._is_text = True
         self._message.content(self._held)
 
 
 def _calls(text: str, names: Mapping[str, str]) -> list[ToolCall] | None:
-    """Return the calls of a list; None when it is anything else."""
+    """Return the calls of a list; None if the text is not a list of calls."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python's, about the style of what the model wrote
+            warnings.simplefilter("ignore")  # warnings of Python's parser about the model's text
             tree = ast.parse(text, mode="eval").body
         if not isinstance(tree, ast.List) or not tree.elts:
             return None
@@ -174,14 +182,14 @@ def _calls(text: str, names: Mapping[str, str]) -> list[ToolCall] | None:
 
 
 def _call(node: ast.expr, names: Mapping[str, str]) -> ToolCall:
-    """Return the call that a node stands for.
+    """Return the call of a node of the syntax tree.
 
     Raises:
-        ValueError: it is none of a tool's, by keyword.
+        ValueError: it is not a call of a tool, or has positional arguments.
     """
     name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
     if not isinstance(node, ast.Call) or node.args or name not in names:
-        raise ValueError("not a tool's call by keyword")
+        raise ValueError("not a call of a tool with keyword arguments")
     arguments: dict[str, Any] = {}
     for keyword in node.keywords:
         value = _value(keyword.value)
@@ -193,7 +201,7 @@ def _value(node: ast.expr) -> Any:
     """Return the JSON value of a literal.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the node is not a literal of a JSON type.
     """
     match node:
         case ast.Constant(value=bool() | int() | str() | None as value):
@@ -208,7 +216,7 @@ def _value(node: ast.expr) -> Any:
             return [_value(item) for item in items]
         case ast.Dict(keys=keys, values=values):
             return {_key(key): _value(value) for key, value in zip(keys, values, strict=True)}
-    raise ValueError("not a literal of JSON's types")
+    raise ValueError("not a literal of a JSON type")
 
 
 def _key(node: ast.expr | None) -> str:

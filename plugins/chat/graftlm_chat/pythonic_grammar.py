@@ -10,7 +10,7 @@ from graftlm.errors import GrammarError
 
 __all__ = ["is_argument", "python_calls", "python_name"]
 
-#: Literals of each type; `value` is any of them.
+#: Grammar rules of the literals of each JSON type; `value` is any of them.
 _LITERALS: Final = r"""
 value ::= string | number | "True" | "False" | "None" | array | object
 boolean ::= "True" | "False"
@@ -22,7 +22,7 @@ array ::= "[" (value (", " value)*)? "]"
 object ::= "{" (string ": " value (", " string ": " value)*)? "}"
 """
 _TYPES: Final = frozenset({"string", "integer", "number", "boolean", "null", "array", "object"})
-#: Keywords that say nothing about the value.
+#: Keywords that do not constrain the value.
 _SILENT: Final = frozenset(
     {
         "$comment", "$defs", "$id", "$schema", "default", "definitions", "deprecated", "description", "example",
@@ -32,55 +32,59 @@ _SILENT: Final = frozenset(
 
 
 def python_name(name: str) -> str:
-    """Return a tool's name as Python can write it."""
+    """Return a tool's name as a Python name: with _ in place of -."""
     return name.replace("-", "_")
 
 
 def is_argument(name: str) -> bool:
-    """Whether Python can write a name before the = of an argument."""
+    """Return whether a name can be the name of a keyword argument in Python."""
     return name.isidentifier() and name.isascii() and not keyword.iskeyword(name)
 
 
 def python_calls(tools: Sequence[Tool], *, parallel: bool) -> CallGrammar:
-    """Return an EBNF of a list of calls, of one unless `parallel`: arguments in the schema's order, by type.
+    """Return an EBNF of a list of calls; of exactly one call unless `parallel`.
+
+    Arguments are in the order of the schema. The grammar enforces their types, enumerations and the types of items.
 
     Raises:
-        GrammarError: a strict tool's schema says more than types, enumerations and items of arguments.
+        GrammarError: a tool or an argument cannot be named in Python, a schema allows no value, or the schema of a
+            strict tool has keywords that the grammar cannot enforce.
     """
     _check_tool_names(tools)
     more = ' (", " call)*' if parallel else ""
     rules = [f'root ::= "[" call{more} "]"', "call ::= " + " | ".join(f"call{i}" for i in range(len(tools)))]
-    left_out: list[tuple[int, str]] = []
+    unenforced: list[tuple[int, str]] = []
     for i, tool in enumerate(tools):
         writer = _CallRules(tool)
         rules += writer.rules(f"call{i}")
-        left_out += [(i, path) for path in writer.left_out]
+        unenforced += [(i, path) for path in writer.unenforced]
     spec = GrammarSpec(GrammarKind.EBNF, "\n".join(rules) + _LITERALS, strict=all(tool.strict for tool in tools))
-    return CallGrammar(spec, unenforced=tuple(left_out))
+    return CallGrammar(spec, unenforced=tuple(unenforced))
 
 
 class _CallRules:
     """Writes the rules of one tool's calls.
 
     Attributes:
-        left_out: keywords that they do not enforce, with their paths; empty when the tool is strict.
+        unenforced: paths of the keywords that the rules do not enforce; empty if the tool is strict.
     """
 
     def __init__(self, tool: Tool) -> None:
-        self.left_out: list[str] = []
+        self.unenforced: list[str] = []
         self._tool = tool
 
     def rules(self, rule: str) -> list[str]:
-        """Return the rules: one for each argument that may come next.
+        """Return the rules: two for each argument.
 
-        `rule`_i is the rest of the call from argument i on, and `rule`_i_more the same with an argument before it.
+        `rule`_i is the rest of the call from argument i on; `rule`_i_more is the same after another argument, so that a
+        comma is needed.
 
         Raises:
-            GrammarError: an argument cannot be written, or the tool is strict and asks for what is not enforced.
+            GrammarError: an argument cannot be named in Python, or the tool is strict and a keyword cannot be enforced.
         """
         schema = self._tool.parameters
-        # What `additionalProperties` says of more arguments holds, as none are written.
-        self._leave_out(schema, {"type", "properties", "required", "additionalProperties"}, "$")
+        # `additionalProperties` is always satisfied, because the grammar allows no additional arguments.
+        self._check_keywords(schema, {"type", "properties", "required", "additionalProperties"}, "$")
         required = set(schema.get("required") or ())
         arguments = [
             (name, self._value(below, f"$.properties.{name}"))
@@ -102,19 +106,19 @@ class _CallRules:
                 raise GrammarError(f"tool {self._tool.name!r}: pythonic calls cannot name the argument {name!r}")
 
     def _value(self, schema: Any, path: str) -> str:
-        """Return the expression of a value."""
+        """Return the grammar expression for the values of a schema."""
         if not isinstance(schema, Mapping):
             return "value"
         types = schema.get("type")
         kinds = [types] if isinstance(types, str) else types if isinstance(types, list) else []
         form = next((key for key in ("enum", "const") if key in schema), None)
         if form is not None:
-            self._leave_out(schema, {form, "type"}, path)
+            self._check_keywords(schema, {form, "type"}, path)
             return self._enumeration(schema[form] if form == "enum" else [schema[form]], kinds, f"{path}.{form}")
         if not kinds or not _TYPES.issuperset(kinds):
-            self._leave_out(schema, set(), path)
+            self._check_keywords(schema, set(), path)
             return "value"
-        self._leave_out(schema, {"type", "items"} if "array" in kinds else {"type"}, path)
+        self._check_keywords(schema, {"type", "items"} if "array" in kinds else {"type"}, path)
         return f"({' | '.join(self._array(schema, path) if kind == 'array' else kind for kind in kinds)})"
 
     def _array(self, schema: Mapping[str, Any], path: str) -> str:
@@ -125,7 +129,13 @@ class _CallRules:
         return f'("[" ({item} (", " {item})*)? "]")'
 
     def _enumeration(self, values: Any, kinds: Sequence[str], path: str) -> str:
-        """Return the literals of some JSON values, those of some types only if there are any."""
+        """Return an expression of the literals of JSON values.
+
+        Args:
+            values: the values.
+            kinds: JSON types; values of other types are left out. Empty: all values.
+            path: of the enumeration, for errors.
+        """
         if not isinstance(values, list):
             raise GrammarError(f"tool {self._tool.name!r}: {path}: expected a list of values, got {values!r}")
         possible = [value for value in values if not kinds or not _types_of(value).isdisjoint(kinds)]
@@ -133,34 +143,38 @@ class _CallRules:
             raise GrammarError(f"tool {self._tool.name!r}: {path}: no value is possible, got {values!r}")
         return "(" + " | ".join(json.dumps(repr(value)) for value in possible) + ")"
 
-    def _leave_out(self, schema: Mapping[str, Any], known: set[str], path: str) -> None:
-        """Note the keywords of a schema that are not among the known ones.
+    def _check_keywords(self, schema: Mapping[str, Any], known: set[str], path: str) -> None:
+        """Record the keywords of a schema that the grammar does not enforce: all except `known`.
 
         Raises:
-            GrammarError: the tool is strict.
+            GrammarError: there is such a keyword, and the tool is strict.
         """
         for key in schema:
             if key in known or key in _SILENT or key.startswith("x-") or (key, schema[key]) == ("uniqueItems", False):
                 continue
             if self._tool.strict:
                 raise GrammarError(f"tool {self._tool.name!r}: pythonic calls cannot enforce {path}.{key}")
-            self.left_out.append(f"{path}.{key}")
+            self.unenforced.append(f"{path}.{key}")
 
 
 def _check_tool_names(tools: Sequence[Tool]) -> None:
-    """Refuse tools that Python could not call, or not tell apart."""
+    """Check that each tool's name is a Python name, and that no two are equal.
+
+    Raises:
+        GrammarError: a name is not a Python name, or two are equal in Python.
+    """
     written: dict[str, str] = {}
     for tool in tools:
         name = python_name(tool.name)
         if not all(is_argument(part) for part in name.split(".")):
-            raise GrammarError(f"tool {tool.name!r}: pythonic calls cannot name it; its name must be a Python name")
+            raise GrammarError(f"tool {tool.name!r}: its name must be a Python name for pythonic calls")
         if name in written:
-            raise GrammarError(f"tools {written[name]!r} and {tool.name!r} are both called {name} in Python")
+            raise GrammarError(f"tools {written[name]!r} and {tool.name!r} have the same name in Python, {name}")
         written[name] = tool.name
 
 
 def _types_of(value: Any) -> set[str]:
-    """Return the JSON types of a value, of which numbers may have two."""
+    """Return the JSON types of a value; a whole number has two, `integer` and `number`."""
     if isinstance(value, bool) or value is None:
         return {"null" if value is None else "boolean"}
     if isinstance(value, int | float):

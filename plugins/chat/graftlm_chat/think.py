@@ -1,4 +1,4 @@
-"""`think`: reasoning between <think> and </think>, before the answer."""
+"""The reasoning format `think`: reasoning between <think> and </think>, before the answer."""
 
 from collections.abc import Sequence
 from enum import Enum, auto
@@ -11,25 +11,25 @@ __all__ = ["ThinkFormat"]
 
 _OPEN: Final = "<think>"
 _CLOSE: Final = "</think>"
-#: Line ends between the reasoning and the answer, at most.
+#: Maximum number of line ends between the reasoning and the answer that are not part of the answer.
 _NUM_LINE_ENDS: Final = 2
 
 _Delta: TypeAlias = ReasoningDelta | ContentDelta
 
 
-class _Place(Enum):
+class _State(Enum):
     START = auto()
     REASONING = auto()
-    #: After the reasoning, where line ends are no content yet.
+    #: After the reasoning, where line ends are not content.
     AFTER = auto()
     CONTENT = auto()
 
 
 class _ThinkParser(ReasoningParser):
-    """Reasoning stands at the beginning or nowhere; a tag further on is content."""
+    """Parses reasoning at the start of the text; later tags are content."""
 
-    def __init__(self, place: _Place) -> None:
-        self._place = place
+    def __init__(self, state: _State) -> None:
+        self._state = state
         self._held = ""
         self._said = False
 
@@ -42,22 +42,22 @@ class _ThinkParser(ReasoningParser):
 
     def finish(self) -> Sequence[_Delta]:
         held, self._held = self._held, ""
-        if self._place is _Place.REASONING:
+        if self._state is _State.REASONING:
             held = held.rstrip() if self._said else held.strip()
             return [ReasoningDelta(held)] if held else []
-        return [ContentDelta(held)] if held and self._place is not _Place.AFTER else []
+        return [ContentDelta(held)] if held and self._state is not _State.AFTER else []
 
     def _advance(self, deltas: list[_Delta]) -> bool:
-        """Take what is certain out of what is held; returns whether another place has been reached."""
-        match self._place:
-            case _Place.START:
+        """Consume the held text that is certain. Returns whether the state has changed."""
+        match self._state:
+            case _State.START:
                 return self._open()
-            case _Place.REASONING:
+            case _State.REASONING:
                 return self._reason(deltas)
-            case _Place.AFTER:
-                # Whatever else the answer begins with is its own: a grammar may ask for white space.
+            case _State.AFTER:
+                # Other white space belongs to the answer: a grammar may require it.
                 rest = self._held[:_NUM_LINE_ENDS].lstrip("\n") + self._held[_NUM_LINE_ENDS:]
-                return bool(rest) and self._go(_Place.CONTENT, rest)
+                return bool(rest) and self._enter(_State.CONTENT, rest)
         if self._held:
             deltas.append(ContentDelta(self._held))
             self._held = ""
@@ -66,16 +66,16 @@ class _ThinkParser(ReasoningParser):
     def _open(self) -> bool:
         start = self._held.lstrip()
         if start.startswith(_OPEN):
-            return self._go(_Place.REASONING, start[len(_OPEN) :])
-        return not _OPEN.startswith(start) and self._go(_Place.CONTENT, self._held)
+            return self._enter(_State.REASONING, start[len(_OPEN) :])
+        return not _OPEN.startswith(start) and self._enter(_State.CONTENT, self._held)
 
     def _reason(self, deltas: list[_Delta]) -> bool:
         text, close, rest = self._held.partition(_CLOSE)
-        # White space at either end of the reasoning is the template's.
+        # White space before and after the reasoning belongs to the template.
         text = text if self._said else text.lstrip()
         if close:
             self._say(text.rstrip(), deltas)
-            return self._go(_Place.AFTER, rest)
+            return self._enter(_State.AFTER, rest)
         certain = text[: len(text) - held_back(text, _CLOSE)].rstrip()
         self._say(certain, deltas)
         self._held = text[len(certain) :]
@@ -86,21 +86,25 @@ class _ThinkParser(ReasoningParser):
             self._said = True
             deltas.append(ReasoningDelta(text))
 
-    def _go(self, place: _Place, held: str) -> bool:
-        self._place, self._held = place, held
+    def _enter(self, state: _State, held: str) -> bool:
+        self._state, self._held = state, held
         return True
 
 
 class ThinkFormat(ReasoningFormat):
-    """Reasoning between tags; a chat template may write the first one into the prompt."""
+    """Reasoning between tags. A chat template may write the opening tag at the end of the prompt."""
 
     end = _CLOSE
     begin = _OPEN
 
     def is_open(self, prompt_end: str) -> bool:
-        """Whether the prompt ends with <think>."""
+        """Return whether the prompt ends with <think>."""
         return prompt_end.rstrip().endswith(_OPEN)
 
     def parser(self, *, is_open: bool) -> ReasoningParser:
-        """Return a parser; without <think> at the beginning, all is content."""
-        return _ThinkParser(_Place.REASONING if is_open else _Place.START)
+        """Return a parser of one completion.
+
+        Args:
+            is_open: whether the prompt ends with <think>. Otherwise all text is content unless it starts with <think>.
+        """
+        return _ThinkParser(_State.REASONING if is_open else _State.START)

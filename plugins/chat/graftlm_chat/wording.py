@@ -1,4 +1,4 @@
-"""What a model is told of its tools where its chat template tells nothing."""
+"""The description of tools for models whose chat template does not include tools."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,12 @@ __all__ = ["describe_tools"]
 
 
 def describe_tools(tools: Sequence[Tool], how: str) -> str:
-    """List tools, one JSON object a line, and say how they are called."""
+    """Return a prompt that lists tools, one JSON object per line, and explains how to call them.
+
+    Args:
+        tools: the tools.
+        how: the explanation of the call format.
+    """
     lines = [
         dump(
             {

@@ -1,4 +1,4 @@
-"""Eviction strategies that come with graftlm: `lru`, `slru`, `lfu`, `fifo`, `filo`, `mru`, `priority`, `reuse_odds`."""
+"""The built-in eviction strategies: `lru`, `slru`, `lfu`, `fifo`, `filo`, `mru`, `priority`, `reuse_odds`."""
 
 from __future__ import annotations
 
@@ -68,51 +68,51 @@ def provide_eviction_strategies() -> list[Provider[EvictionStrategy]]:
     return [
         Provider(
             name="lru",
-            summary="Evicts what was used longest ago",
+            summary="Evicts the least recently used prefix",
             api_version=1,
             create=_create_lru,
             rank=10,
         ),
         Provider(
             name="slru",
-            summary="Segmented LRU: protects what was found again, so that a scan cannot evict it",
+            summary="Segmented LRU: protects prefixes that had a hit, so that a scan cannot evict them",
             api_version=1,
             create=_create_slru,
             options=SegmentedLRUOptions,
         ),
         Provider(
             name="lfu",
-            summary="Evicts what the fewest requests found",
+            summary="Evicts the prefix with the fewest hits",
             api_version=1,
             create=_create_lfu,
         ),
         Provider(
             name="fifo",
-            summary="Evicts what was inserted longest ago",
+            summary="Evicts the prefix that was inserted first",
             api_version=1,
             create=_create_fifo,
         ),
         Provider(
             name="filo",
-            summary="Evicts what was inserted latest",
+            summary="Evicts the prefix that was inserted last",
             api_version=1,
             create=_create_filo,
         ),
         Provider(
             name="mru",
-            summary="Evicts what was used latest, for loops over more than fits",
+            summary="Evicts the most recently used prefix, for loops over more prompts than fit",
             api_version=1,
             create=_create_mru,
         ),
         Provider(
             name="priority",
-            summary="Evicts what only unimportant requests used",
+            summary="Evicts the prefix that was used only by requests of low priority",
             api_version=1,
             create=_create_priority,
         ),
         Provider(
             name="reuse_odds",
-            summary="Evicts what is least likely to be found again, by odds that it learns for each kind of prompt",
+            summary="Evicts the prefix that is least likely to be reused; learns the odds for each kind of prompt",
             api_version=1,
             create=_create_reuse_odds,
             options=ReuseOddsOptions,

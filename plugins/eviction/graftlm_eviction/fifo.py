@@ -1,4 +1,4 @@
-"""First in, first out: the leaf that was inserted longest ago goes first, whatever was found since."""
+"""First in, first out: the leaf that was inserted first is evicted first, independent of hits."""
 
 from graftlm.contracts import EvictionStrategy, NodeStats
 
@@ -6,11 +6,11 @@ __all__ = ["FIFO"]
 
 
 class FIFO(EvictionStrategy):
-    """Orders leaves by their creation.
+    """Orders leaves by their creation time.
 
-    Both halves of a split keep the creation of the whole.
+    Both halves of a split node keep its creation time.
     """
 
     def priority(self, node: NodeStats) -> tuple[float, ...]:
-        """Return (creation)."""
+        """Return (creation time,)."""
         return (node.created,)

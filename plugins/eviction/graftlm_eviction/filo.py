@@ -1,4 +1,4 @@
-"""First in, last out: the leaf that was inserted latest goes first, so that the oldest stay."""
+"""First in, last out: the leaf that was inserted last is evicted first, so that the oldest leaves stay."""
 
 from graftlm.contracts import EvictionStrategy, NodeStats
 
@@ -6,11 +6,11 @@ __all__ = ["FILO"]
 
 
 class FILO(EvictionStrategy):
-    """Orders leaves by their creation, the latest first.
+    """Orders leaves by their creation time, latest first.
 
-    Keeps what came first, such as system prompts that a warm-up has sent; turns over nothing else.
+    It keeps the first prompts, such as system prompts sent during a warm-up. The other prompts replace each other.
     """
 
     def priority(self, node: NodeStats) -> tuple[float, ...]:
-        """Return (-creation)."""
+        """Return (-creation time,)."""
         return (-node.created,)

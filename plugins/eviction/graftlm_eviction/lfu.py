@@ -1,4 +1,4 @@
-"""Least frequently used: the leaf that the fewest requests found goes first."""
+"""Least frequently used: the leaf with the fewest hits is evicted first."""
 
 from graftlm.contracts import EvictionStrategy, NodeStats
 
@@ -6,9 +6,9 @@ __all__ = ["LFU"]
 
 
 class LFU(EvictionStrategy):
-    """Orders leaves by how many matches ran through them; of equals, by their latest access.
+    """Orders leaves by the number of matches that included them; equal ones by their last access.
 
-    Counts never age: what was popular once stays until everything left is more popular.
+    Counts never decrease: a leaf that was popular once stays until all other leaves have more hits.
     """
 
     def priority(self, node: NodeStats) -> tuple[float, ...]:

@@ -1,4 +1,4 @@
-"""Least recently used: the leaf whose latest match or insert is longest ago goes first."""
+"""Least recently used: the leaf whose last match or insert is oldest is evicted first."""
 
 from graftlm.contracts import EvictionStrategy, NodeStats
 
@@ -6,8 +6,8 @@ __all__ = ["LRU"]
 
 
 class LRU(EvictionStrategy):
-    """Orders leaves by their latest access."""
+    """Orders leaves by their last access."""
 
     def priority(self, node: NodeStats) -> tuple[float, ...]:
-        """Return (last access)."""
+        """Return (last access,)."""
         return (node.last_access,)

@@ -1,4 +1,4 @@
-"""Most recently used: the leaf whose latest match or insert is the most recent goes first."""
+"""Most recently used: the leaf whose last match or insert is most recent is evicted first."""
 
 from graftlm.contracts import EvictionStrategy, NodeStats
 
@@ -6,11 +6,11 @@ __all__ = ["MRU"]
 
 
 class MRU(EvictionStrategy):
-    """Orders leaves by their latest access, the latest first.
+    """Orders leaves by their last access, most recent first.
 
-    The best order for a loop over more prompts than fit, where LRU finds nothing at all.
+    This is the best order for a loop over more prompts than fit; LRU has no hits in such a loop.
     """
 
     def priority(self, node: NodeStats) -> tuple[float, ...]:
-        """Return (-last access)."""
+        """Return (-last access,)."""
         return (-node.last_access,)

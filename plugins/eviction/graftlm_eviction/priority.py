@@ -1,4 +1,4 @@
-"""The leaf that only unimportant requests used goes first."""
+"""Request priority: the leaf that was used only by requests of low priority is evicted first."""
 
 from graftlm.contracts import EvictionStrategy, NodeStats
 
@@ -6,9 +6,10 @@ __all__ = ["RequestPriority"]
 
 
 class RequestPriority(EvictionStrategy):
-    """Orders leaves by the highest priority of the requests that used them; of equals, by their latest access.
+    """Orders leaves by the highest priority of the requests that used them; equal ones by their last access.
 
-    The same number that `SamplingParams` or a request's body gives to the scheduler; higher is kept longer.
+    The priority is the one that the scheduler uses, from `SamplingParams` or the request's body. Leaves of higher
+    priority are kept longer.
     """
 
     def priority(self, node: NodeStats) -> tuple[float, ...]:

@@ -1,4 +1,4 @@
-"""Reuse odds: the leaf whose odds of being found again have fallen the furthest goes first."""
+"""Reuse odds: the leaf with the lowest odds of being reused is evicted first."""
 
 from dataclasses import dataclass
 from math import log
@@ -10,24 +10,26 @@ from graftlm.contracts import EvictionContext, EvictionStrategy, NodeStats, Opti
 
 __all__ = ["ReuseOdds", "ReuseOddsOptions"]
 
-#: Nodes of a kind are counted together: octaves of 1 + hits, and pairs of octaves of tokens and of end / tokens.
+#: Nodes of a kind are counted together: octave of 1 + hits, and pairs of octaves of tokens and of end / tokens.
 _Kind: TypeAlias = tuple[int, int, int]
 
-#: The prior of a kind speaks as loudly as so many stays.
+#: Weight of the prior of a kind, as a number of stays.
 _PRIOR_STAYS: Final = 20.0
 
-#: When so many stays of a kind have ended one way, all its counts are halved: what is older fades.
-_MANY_STAYS: Final = 500.0
+#: When this many stays of a kind have ended with a hit, or with an eviction, its counts are halved, so that older
+#: observations lose weight.
+_MAX_STAYS: Final = 500.0
 
-#: The prior of the return time, in seconds, and the share of the capacity that speaks as loudly.
+#: The prior of the return time, in seconds, and its weight, as a share of the capacity in tokens.
 _PRIOR_RETURN_S: Final = 100.0
 _PRIOR_SHARE: Final = 0.05
 
-#: When returned tokens come to so many times the capacity, what is older fades.
+#: When the tokens of first hits exceed this multiple of the capacity, sums are halved.
 _MEMORY_SHARE: Final = 2.0
 
-#: The head start in units of the mean time of return. Returns that came too late were never seen, early ones are
-#: overcounted, and kinds that return more also return sooner. Fitted on recorded and generated traces.
+#: T in units of the mean observed return time. It is not 1 because returns after an eviction are not observed, early
+#: returns are overcounted, and kinds that return more often also return sooner. Fitted on recorded and generated
+#: traces.
 _HEAD_START: Final = 0.75
 
 
@@ -38,60 +40,68 @@ class ReuseOddsOptions(Options):
         default=None,
         ge=0.0,
         allow_inf_nan=False,
-        description="Seconds without a hit after which the odds of one have fallen to 1/e. null learns it; 0 is lru.",
+        description="Seconds without a hit after which the odds of a hit have fallen to 1/e. Null: learned. 0: the "
+        "same order as `lru`.",
     )
     cost_weight: float = Field(
         default=0.0,
         ge=0.0,
         allow_inf_nan=False,
-        description="Power of the prefill cost per token in the order. 0 finds most tokens; 1 keeps what stands deep "
-        "in long contexts, which takes most work to compute again.",
+        description="Exponent of the prefill cost per token in the order. 0 gives the highest hit rate. 1 keeps tokens "
+        "that are deep in long contexts, whose prefill is the most expensive.",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Stay:
-    """A node since its last hit, or since it was inserted."""
+    """The time of a node since its last hit, or since its insert."""
 
     kind: _Kind
     head_start_s: float
 
 
 class ReuseOdds(EvictionStrategy):
-    """Orders leaves by their odds of reuse: learned for each kind of node, and falling while nobody comes.
+    """Orders leaves by their odds of reuse, which are learned for each kind of node and decrease without hits.
 
-    A conversation goes on after a while, or it is over, and each second of silence speaks for the latter. If it goes on
-    after a time that is exponentially distributed with mean T, then by Bayes' rule its odds, t seconds after the last
-    access, are
+    A conversation either continues after some time or has ended. The longer it has been idle, the more likely it has
+    ended. Assume that the time until it continues is exponentially distributed with mean T. Then, by Bayes' rule, the
+    odds that it continues, t seconds after the last access, are
 
         odds(t) = odds(0) exp(-t / T)
 
-    An evicted token costs those odds times its prefill cost c, so leaves go in the order of odds(t) c^w, w being
-    `cost_weight`. The logarithm of that, times T, is, up to the time that is now, which all leaves share,
+    The expected cost of evicting a token is these odds times its prefill cost c. Leaves are evicted in the order of
+    odds(t) c^w, where w is `cost_weight`. The logarithm of this product, times T, plus the current time (which is the
+    same for all leaves), is
 
         priority = last_access + T (log odds(0) + w log c)
 
-    It is LRU with a head start, in seconds, for what is likely to return. The head start is set at insert and hit, and
-    holds until the next. Where memory turns over in seconds it decides; where memory turns over in hours, recency does.
+    This is LRU with a head start, in seconds, for leaves that are likely to be reused. The head start is computed at
+    insert and at each hit, and is constant between them. If leaves are evicted after seconds, the head start decides
+    the order; if they are evicted after hours, recency decides it.
 
-    **odds(0)** is learned. A stay begins when a node is inserted or hit, and ends with its next hit or its eviction.
-    Nodes of like hits, length and place are of one kind, and of each kind
+    **odds(0)** is learned. A stay starts when a node is inserted or hit, and ends with its next hit or its eviction.
+    Nodes with similar hits, length and depth are of one kind. For each kind,
 
         odds(0) = (returned + 20 prior) / (evicted + 20)
         prior   = 30 (1 + hits) (end / tokens)^(1/4) tokens^(-1/2)        end = depth + tokens
 
-    The prior says: each hit is evidence for one more; a node much shorter than what stands before it is a turn of
-    something that goes on; a long node that starts a prompt is a document that is asked once. Its powers were fitted on
-    the first half of the Mooncake conversation trace; what a server then sees outweighs it. Returns after an eviction
-    are not seen; that lowers the odds of all kinds about alike, and what all have alike moves no leaf past another.
+    The prior expresses three facts. Each hit is evidence for another hit. A node that is much shorter than the tokens
+    before it is a turn of a conversation, which probably continues. A long node at the start of a prompt is a document,
+    which is probably used once. The exponents were fitted on the first half of the Mooncake conversation trace; the
+    observations of a server soon outweigh the prior. Returns after an eviction are not observed. This lowers the odds
+    of all kinds by about the same factor, so it does not change the order.
 
-    **T** is 3/4 of the mean time between a node's insert and first hit, weighed by tokens, so that the many hits of
-    one system prompt do not set it. Old observations fade from both.
+    **T** is 3/4 of the mean time between a node's insert and its first hit, weighted by tokens. Only first hits count,
+    so that the many hits of one system prompt do not dominate it. In both estimates, old observations lose weight.
 
-    Each hook costs O(1). Related: GreedyDual-Size-Frequency (Cherkasova, 1998) multiplies hits, cost and inverse size
-    too, but ages by an inflation value that is added to the product. LHD (Beckmann et al., "LHD: Improving Cache Hit
-    Rate by Maximizing Hit Density", NSDI 2018) learns the hits of classes too, by age, for which priorities must change
-    as time goes by; here the exponential makes them constant.
+    Each hook costs O(1). Related work: GreedyDual-Size-Frequency (Cherkasova, 1998) also multiplies hits, cost and
+    inverse size, but ages by an inflation value that is added to the product. LHD (Beckmann et al., "LHD: Improving
+    Cache Hit Rate by Maximizing Hit Density", NSDI 2018) also learns the hits of classes, by age; its priorities change
+    with time, whereas the exponential distribution makes them constant here.
+
+    Args:
+        options: see `ReuseOddsOptions`.
+        context: the cache's capacity.
     """
 
     def __init__(self, options: ReuseOddsOptions, context: EvictionContext) -> None:
@@ -104,32 +114,32 @@ class ReuseOdds(EvictionStrategy):
 
     @property
     def return_time_s(self) -> float:
-        """The T of nodes that are inserted or hit now: seconds that a factor of e in the odds is worth."""
+        """T, in seconds, for nodes that are inserted or hit now: a factor of e in the odds is worth T seconds."""
         if self._given_return_time_s is not None:
             return self._given_return_time_s
         return _HEAD_START * self._return_time.mean_s
 
     def priority(self, node: NodeStats) -> tuple[float, ...]:
-        """Return (last access with its head start, in seconds; last access)."""
+        """Return (last access plus head start, last access), in seconds."""
         return (node.last_access + self._stays[node].head_start_s, node.last_access)
 
     def on_insert(self, node: NodeStats) -> None:
-        """Give a new node the head start of its kind."""
+        """Set the head start of a new node."""
         self._begin(node)
 
     def on_hit(self, node: NodeStats) -> None:
-        """Learn that a node of its kind returned, and give it the head start of the kind it is now."""
+        """Count a return for the node's kind, and set the head start of its new kind."""
         self._odds[self._stays[node].kind].count_return()
         if node.hits == 1:
             self._return_time.observe(node.last_access - node.created, node.tokens)
         self._begin(node)
 
     def on_evict(self, node: NodeStats) -> None:
-        """Learn that a node of its kind did not return."""
+        """Count an eviction for the node's kind."""
         self._odds[self._stays.pop(node).kind].count_eviction()
 
     def _begin(self, node: NodeStats) -> None:
-        """Begin a stay."""
+        """Start a stay."""
         tokens = max(node.tokens, 1)
         end = node.depth + tokens
         kind = ((1 + node.hits).bit_length(), tokens.bit_length() // 2, (end // tokens).bit_length() // 2)
@@ -140,7 +150,7 @@ class ReuseOdds(EvictionStrategy):
 
 
 class _Odds:
-    """How the stays of one kind of node ended."""
+    """Counts of the stays of one kind of node, by how they ended."""
 
     __slots__ = ("_evicted", "_returned")
 
@@ -149,7 +159,11 @@ class _Odds:
         self._evicted = 0.0
 
     def estimate(self, prior: float) -> float:
-        """Return the odds of a return, given what they were thought to be before anything was seen."""
+        """Return the estimated odds of a return.
+
+        Args:
+            prior: the odds assumed without observations.
+        """
         return (self._returned + _PRIOR_STAYS * prior) / (self._evicted + _PRIOR_STAYS)
 
     def count_return(self) -> None:
@@ -163,13 +177,13 @@ class _Odds:
         self._fade()
 
     def _fade(self) -> None:
-        if max(self._returned, self._evicted) > _MANY_STAYS:
+        if max(self._returned, self._evicted) > _MAX_STAYS:
             self._returned /= 2
             self._evicted /= 2
 
 
 class _ReturnTime:
-    """The mean time until a node's first hit, weighed by tokens."""
+    """The mean time from a node's insert to its first hit, weighted by tokens."""
 
     def __init__(self, capacity_tokens: int) -> None:
         self._tokens = max(1.0, _PRIOR_SHARE * capacity_tokens)
@@ -182,7 +196,12 @@ class _ReturnTime:
         return self._token_seconds / self._tokens
 
     def observe(self, seconds: float, tokens: int) -> None:
-        """Count a first hit."""
+        """Record a first hit.
+
+        Args:
+            seconds: time from insert to hit.
+            tokens: of the node.
+        """
         self._token_seconds += seconds * tokens
         self._tokens += tokens
         if self._tokens > self._most_tokens:

@@ -1,4 +1,4 @@
-"""Scheduling policies that come with graftlm: `lpm`, `dfs_weight`, `fcfs`, `lof`, `priority` and `random`."""
+"""The built-in scheduling policies: `lpm`, `dfs_weight`, `fcfs`, `lof`, `priority` and `random`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def provide_scheduling_policies() -> list[Provider[SchedulingPolicy]]:
     return [
         Provider(
             name="lpm",
-            summary="Longest cached prefix first; those who share a prefix one after the other",
+            summary="Longest cached prefix first; requests that share a prefix one after the other",
             api_version=1,
             create=_create_lpm,
             options=ReorderingOptions,
@@ -63,7 +63,7 @@ def provide_scheduling_policies() -> list[Provider[SchedulingPolicy]]:
         ),
         Provider(
             name="dfs_weight",
-            summary="Depth first through the shared prefixes, where most requests wait first",
+            summary="Depth first through the tree of shared prefixes, branches with most waiting requests first",
             api_version=1,
             create=_create_dfs_weight,
             options=ReorderingOptions,
@@ -83,14 +83,14 @@ def provide_scheduling_policies() -> list[Provider[SchedulingPolicy]]:
         ),
         Provider(
             name="priority",
-            summary="First come, first served by priority; important requests take the place of running ones",
+            summary="First come, first served by priority; requests of higher priority can replace running ones",
             api_version=1,
             create=_create_priority,
             options=PreemptivePriorityOptions,
         ),
         Provider(
             name="random",
-            summary="A new order each time, to compare with",
+            summary="A new random order in every step, as a baseline",
             api_version=1,
             create=_create_random,
             options=RandomOrderOptions,

@@ -1,51 +1,54 @@
-"""The walk of the radix tree of waiting requests, depth first."""
+"""The depth-first order of the radix tree of waiting requests."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from graftlm.contracts import PrefixGroup, WaitingRequest
 
-__all__ = ["Rank", "ranks_on_the_way"]
+__all__ = ["Rank", "depth_first_ranks"]
 
-#: What sorts groups and requests that share the same with each other; of one length in one walk, lowest first.
+#: Sort key of groups and requests with the same parent, lowest first. All ranks of a walk have the same length.
 Rank: TypeAlias = tuple[int, ...]
 
 
-def ranks_on_the_way(
+def depth_first_ranks(
     waiting: Sequence[WaitingRequest],
     rank_group: Callable[[PrefixGroup, int], Rank],
     rank_request: Callable[[WaitingRequest, int], Rank],
 ) -> list[Rank]:
-    """Return, for each request, the ranks from its largest group down to itself: sorting by them walks depth first.
+    """Return sort keys with which the requests are in depth-first order.
+
+    The key of a request is the concatenation of the ranks of its groups, largest group first, and of its own rank.
 
     Args:
-        rank_group: rank of a group, given the index of its first member. Different ones need different ranks, or their
-            members mix.
-        rank_request: rank of a request, given its index, among the groups and requests it stands beside.
+        waiting: the waiting requests.
+        rank_group: returns the rank of a group, given the index of its first member. Groups with the same parent need
+            different ranks, otherwise their members are mixed.
+        rank_request: returns the rank of a request, given its index, among groups and requests with the same parent.
     """
-    ways: dict[PrefixGroup | None, Rank] = {None: ()}
+    paths: dict[PrefixGroup | None, Rank] = {None: ()}
     ranks = []
     for idx, request in enumerate(waiting):
         group = request.group
-        way = ways.get(group)
-        if way is None:
-            way = _add_way(ways, group, idx, rank_group)
-        ranks.append(way + rank_request(request, idx))
+        path = paths.get(group)
+        if path is None:
+            path = _add_path(paths, group, idx, rank_group)
+        ranks.append(path + rank_request(request, idx))
     return ranks
 
 
-def _add_way(
-    ways: dict[PrefixGroup | None, Rank],
+def _add_path(
+    paths: dict[PrefixGroup | None, Rank],
     group: PrefixGroup | None,
     first: int,
     rank_group: Callable[[PrefixGroup, int], Rank],
 ) -> Rank:
-    """Note the ranks down to a group of which nobody has come yet, and to the groups around it; return the former."""
+    """Add the ranks of a group and of its ancestors that are not in `paths` yet; return those of the group."""
     missing = []
-    while group is not None and group not in ways:
+    while group is not None and group not in paths:
         missing.append(group)
         group = group.parent
-    way = ways[group]
+    path = paths[group]
     for step in reversed(missing):
-        way = ways[step] = way + rank_group(step, first)
-    return way
+        path = paths[step] = path + rank_group(step, first)
+    return path

@@ -8,8 +8,8 @@ __all__ = ["FirstComeFirstServed"]
 
 
 class FirstComeFirstServed(SchedulingPolicy):
-    """Keeps the order of arrival; nobody is passed over."""
+    """Keeps the order of arrival; no request is passed over."""
 
     def order(self, waiting: Sequence[WaitingRequest], now: float) -> list[WaitingRequest]:
-        """Return the requests as they came."""
+        """Return the requests in the order of their arrival."""
         return list(waiting)

@@ -9,11 +9,11 @@ __all__ = ["PreemptivePriority"]
 
 
 class PreemptivePriority(SchedulingPolicy):
-    """Keeps the order of arrival within a priority, and lets the more important take the place of the less."""
+    """Keeps the order of arrival within a priority; a request of higher priority can replace a running one."""
 
     def __init__(self, options: PreemptivePriorityOptions) -> None:
         self.preemption = Preemption(options.min_difference) if options.preempt else None
 
     def order(self, waiting: Sequence[WaitingRequest], now: float) -> list[WaitingRequest]:
-        """Return the requests as they came; core puts the more important ones first."""
+        """Return the requests in the order of their arrival; core sorts them by priority."""
         return list(waiting)
