@@ -36,16 +36,16 @@ REFUSED = {
     "counts of counts": ({"regex": "(a{1,500}){1,500}"}, "more than 1000 counted repetitions"),
     "three times a hundred": ({"regex": "((a{1,100}){1,100}){1,100}"}, "more than 1000 counted repetitions"),
     "five thousand groups": ({"regex": "(" * 5000 + "a" + ")" * 5000}, "groups deep"),
-    "five megabytes of schema": ({"json_schema": {"enum": ["x" * 5_000_000]}}, "are too many"),
-    "half a million choices": ({"choice": [str(i) for i in range(500_000)]}, "are too many"),
+    "five megabytes of schema": ({"json_schema": {"enum": ["x" * 5_000_000]}}, "characters, expected at most"),
+    "half a million choices": ({"choice": [str(i) for i in range(500_000)]}, "characters, expected at most"),
     "a schema that is itself": ({"json_schema": {"$ref": "#"}}, "no finite value"),
     "schemas that require each other": ({"json_schema": REQUIRE_EACH_OTHER}, "no finite value"),
     "a list of lists without end": (
         {"json_schema": {"type": "array", "items": {"$ref": "#"}, "minItems": 1}},
         "no finite",
     ),
-    "a rule without end": ({"ebnf": 'root ::= "a" root'}, "rule root: no finite text meets it"),
-    "a rule that is itself": ({"ebnf": "root ::= root"}, "rule root: no finite text meets it"),
+    "a rule without end": ({"ebnf": 'root ::= "a" root'}, "rule root: no finite text matches it"),
+    "a rule that is itself": ({"ebnf": "root ::= root"}, "rule root: no finite text matches it"),
     "doubled forty times": (
         {"ebnf": "\n".join(["root ::= a0", *[f"a{i} ::= a{i + 1} a{i + 1}" for i in range(40)], 'a40 ::= "a"'])},
         "its shortest text has more than 16384 characters",
@@ -64,7 +64,7 @@ REFUSED = {
         },
         "its shortest text has more than 16384 characters",
     ),
-    "a number beyond all": ({"json_schema": '{"const": 1e400}'}, "1e400 is too large a number"),
+    "a number beyond all": ({"json_schema": '{"const": 1e400}'}, "the number 1e400 is too large"),
     "counted rules": ({"ebnf": 'root ::= "a"{100000}'}, "more than 1000 repetitions"),
 }
 TAKEN = {
@@ -127,7 +127,7 @@ def test_a_grammar_that_is_slow_at_each_token_is_refused(engine, params):
     (output,) = engine.generate("x", SamplingParams(**params))
     assert output.finish_reason is FinishReason.ERROR
     assert "finding the next token takes" in output.completions[0].error
-    assert "ms in xgrammar, too long for the requests beside; use llguidance, " in output.completions[0].error
+    assert "ms in xgrammar, which would delay other requests; use llguidance, " in output.completions[0].error
 
 
 @pytest.mark.parametrize("params", [{"regex": "(a?b?c?d?a?){200}" * 4}, {"ebnf": 'root ::= ([é]?){0,200} "x"'}])

@@ -1,1 +1,1 @@
-"""Grammars of requests: which backend compiles them, and the cache of compiled ones."""
+"""Grammars of requests: the choice of their backend, and the cache of compiled grammars."""

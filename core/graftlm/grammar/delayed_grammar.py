@@ -1,9 +1,9 @@
-r"""Grammars that begin after a model's reasoning: the reasoning is free text, the answer follows the grammar.
+r"""Grammars that start after a model's reasoning: the reasoning is free text, the answer follows the grammar.
 
     <think> free text </think> \n\n {"answer": ...}
     begin                end   gap  constrained by the grammar
 
-Grammar backends do not see the reasoning: their matchers begin where the gap ends.
+Grammar backends do not process the reasoning: their matchers start at the end of the gap.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -30,7 +30,7 @@ __all__ = [
     "matcher_behind",
 ]
 
-#: Of the text that ends the reasoning.
+#: Maximum length of `Reasoning.end` in bytes.
 MAX_END_BYTES: Final = 4 * MAX_TAG_CHARS
 
 _MAX_LINE_ENDS: Final = 2
@@ -38,12 +38,12 @@ _MAX_LINE_ENDS: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """What comes before the text that a grammar constrains.
+    """The texts that start and end a reasoning, which comes before the text that a grammar constrains.
 
     Attributes:
-        end: text that ends it. Up to two line ends may follow.
-        begin: text, a single token, with which the output may begin; the grammar constrains an output that begins
-            otherwise from its first token on. None: the output begins within the reasoning.
+        end: text that ends the reasoning. Up to two line ends may follow.
+        begin: text, a single token, with which the output may start. If the output starts with another token, it has no
+            reasoning, and the grammar constrains all of it. None: the output starts within the reasoning.
     """
 
     end: str
@@ -52,7 +52,7 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class BeforeBegin:
-    """The place before the first token, which may be `Reasoning.begin` or the grammar's first."""
+    """The place before the first token, which is either `Reasoning.begin` or the first token of the grammar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +64,17 @@ class WithinReasoning:
 
 @dataclass(frozen=True, slots=True)
 class WithinGap:
-    """A place after the end of the reasoning, where up to `num_left` line ends, at least one, may still come."""
+    """A place after the end of the reasoning, where `num_left` more line ends are allowed; at least one."""
 
     num_left: int
 
 
 @dataclass(frozen=True, slots=True)
 class WithinGrammar:
-    """A place where the grammar decides alone."""
+    """A place where only the grammar decides which tokens are allowed."""
 
 
-#: Where a delayed matcher is.
+#: The state of a delayed matcher.
 Place: TypeAlias = BeforeBegin | WithinReasoning | WithinGap | WithinGrammar
 
 
@@ -82,8 +82,8 @@ class TextTokens:
     """The tokens of a vocabulary that are text: neither special nor stop tokens.
 
     Attributes:
-        texts: each token's bytes, b"" for tokens that are not text.
-        num_words: ceil(V / 32).
+        texts: the bytes of each token; b"" for tokens that are not text.
+        num_words: ceil(V / 32), the number of int32 words of a bitmask.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, stop_token_ids: Sequence[int]) -> None:
@@ -95,11 +95,11 @@ class TextTokens:
         ]
 
     def text_of(self, token_id: int) -> bytes:
-        """Return what a token adds to the text; b"" for special, stop and unknown ones."""
+        """Return the bytes that a token adds to the text; b"" for special, stop and unknown tokens."""
         return self.texts[token_id] if 0 <= token_id < len(self.texts) else b""
 
     def mask(self, token_ids: Iterable[int]) -> NDArray[np.int32]:
-        """Return the bitmask of some tokens, int32 [ceil(V / 32)]."""
+        """Return the bitmask of the given tokens, int32 [ceil(V / 32)]."""
         bits = np.zeros(32 * self.num_words, dtype=np.uint8)
         bits[list(token_ids)] = 1
         return np.packbits(bits, bitorder="little").view(np.int32)
@@ -111,35 +111,37 @@ class TextTokens:
 
 
 def check_reasoning(reasoning: Reasoning, tokenizer: Tokenizer) -> None:
-    """Check that a vocabulary spells the tags as text.
+    """Check that the tokenizer can write the texts of a reasoning as tokens of text.
 
     Raises:
-        SamplingParamsError: the reasoning's end is a special token, or its beginning is not a single token of text.
+        SamplingParamsError: `end` is a special token, or `begin` is not a single token of text.
     """
     begin, end = reasoning.begin, reasoning.end
     if begin is not None and tokenizer.token_of(begin) is None:
-        message = f"reasoning_begin: {begin!r} is no single token of this model's text"
+        message = f"reasoning_begin: {begin!r} is not a single token of text of this model"
         raise SamplingParamsError(message, param="reasoning_begin")
     if tokenizer.is_special_text(end):
-        message = f"reasoning_end: {end!r} is a special token of this model, so never text"
+        message = f"reasoning_end: {end!r} is a special token of this model, so it never occurs in text"
         raise SamplingParamsError(message, param="reasoning_end")
 
 
 class ReasoningTokens:
-    """How the tokens of a vocabulary spell the end of a model's reasoning.
+    """The allowed tokens within a model's reasoning and in the gap after it.
 
-    Stop tokens are not allowed within the reasoning, because there is no answer yet. A token that continues past the
-    end is not allowed, unless it continues with line ends only.
+    Stop tokens are not allowed within the reasoning, because there is no answer yet. A token that contains the end and
+    continues after it is allowed only if it continues with line ends.
 
     Args:
         reasoning: checked by `check_reasoning`.
+        tokens: the tokens that are text.
+        tokenizer: of the model.
 
     Attributes:
-        begin_id: the token that spells `Reasoning.begin`; None if that is None.
-        within: the bitmask of allowed tokens for each number of matched bytes, int32 [ceil(V / 32)]; many of them are
-            one array.
-        gaps: int32 [3, ceil(V / 32)]; gaps[n] is the bitmask of the tokens that are one to n line ends.
-        begins_with_line_end: a bitmask, int32 [ceil(V / 32)].
+        begin_id: the token of `Reasoning.begin`; None if that is None.
+        within: for each number of matched bytes of the end, the bitmask of allowed tokens, int32 [ceil(V / 32)]. Equal
+            bitmasks share an array.
+        gaps: int32 [3, ceil(V / 32)]; gaps[n] is the bitmask of the tokens that consist of one to n line ends.
+        begins_with_line_end: the bitmask of the tokens that start with a line end, int32 [ceil(V / 32)].
     """
 
     def __init__(self, reasoning: Reasoning, tokens: TextTokens, tokenizer: Tokenizer) -> None:
@@ -154,10 +156,11 @@ class ReasoningTokens:
         self.begins_with_line_end = tokens.mask(begins)
 
     def after(self, num_matched: int, text: bytes) -> Place | None:
-        """Return the place after some text within the reasoning; None if the text is not allowed.
+        """Return the place after a text within the reasoning; None if the text is not allowed.
 
         Args:
-            num_matched: bytes of the end that are matched before the text.
+            num_matched: number of bytes of the end that were matched before the text.
+            text: the bytes of a token.
         """
         for i, byte in enumerate(text):
             while num_matched and self._end[num_matched] != byte:
@@ -168,7 +171,7 @@ class ReasoningTokens:
         return WithinReasoning(num_matched)
 
     def behind(self, token_ids: Sequence[int]) -> WithinReasoning:
-        """Return the place after a prompt that ends within the reasoning, and may end with a part of its end."""
+        """Return the place after a prompt that ends within the reasoning, perhaps with a part of its end."""
         num_matched = 0
         for token_id in token_ids[-len(self._end) :]:
             text = self.text_of(int(token_id))
@@ -177,7 +180,7 @@ class ReasoningTokens:
         return WithinReasoning(num_matched)
 
     def _within(self, tokens: TextTokens) -> list[NDArray[np.int32]]:
-        """Return the bitmasks of `within`: all text but the tokens that continue past the end."""
+        """Return the bitmasks of `within`: all text, except tokens that continue after the end with other text."""
         texts, size = tokens.texts, len(self._end)
         past = [i for i, text in enumerate(texts) if self._end[-1:] in text]
         completing = [[i for i in past if texts[i].startswith(self._end[k:])] for k in range(size)]
@@ -197,14 +200,14 @@ class ReasoningTokens:
 
 
 def after_line_ends(num_left: int, text: bytes) -> WithinGap | WithinGrammar | None:
-    """Return the place after a text of up to `num_left` line ends; None if the text is anything else."""
+    """Return the place after a text of at most `num_left` line ends; None if the text is anything else."""
     if text.strip(b"\n") or len(text) > num_left:
         return None
     return WithinGrammar() if len(text) == num_left else WithinGap(num_left - len(text))
 
 
 def _borders(pattern: bytes) -> list[int]:
-    """Return, for each k, how many bytes of a pattern still match after a mismatch behind its first k (KMP)."""
+    """Return, for each k, the number of bytes of a pattern that still match after a mismatch at byte k (KMP)."""
     back = [0] * (len(pattern) + 1)
     for k in range(2, len(pattern) + 1):
         size = back[k - 1]
@@ -215,18 +218,18 @@ def _borders(pattern: bytes) -> list[int]:
 
 
 class DelayedGrammar(CompiledGrammar):
-    """A compiled grammar that begins after the end of the reasoning."""
+    """A compiled grammar that starts after the end of the reasoning."""
 
     def __init__(self, inner: CompiledGrammar, tokens: ReasoningTokens) -> None:
         self._inner = inner
         self._tokens = tokens
 
     def matcher(self) -> GrammarMatcher:
-        """Return a fresh matcher at the start."""
+        """Return a new matcher in the start state."""
         return self.matcher_behind(())
 
     def matcher_behind(self, prompt_token_ids: Sequence[int]) -> GrammarMatcher:
-        """Return a fresh matcher at the start of an output; the prompt may have begun to spell the reasoning's end.
+        """Return a new matcher for the output after a prompt, which may end with a part of the reasoning's end.
 
         Args:
             prompt_token_ids: the last tokens of the prompt: at least as many as the reasoning's end has bytes, or all.
@@ -236,40 +239,40 @@ class DelayedGrammar(CompiledGrammar):
 
 
 def matcher_behind(compiled: CompiledGrammar, prompt_token_ids: Sequence[int]) -> GrammarMatcher:
-    """Return a fresh matcher of any grammar after a prompt, as `DelayedGrammar.matcher_behind` does."""
+    """Return a new matcher of any grammar for the output after a prompt; see `DelayedGrammar.matcher_behind`."""
     if isinstance(compiled, DelayedGrammar):
         return compiled.matcher_behind(prompt_token_ids)
     return compiled.matcher()
 
 
 class DelayedMatcher(GrammarMatcher):
-    """One request's place in the reasoning, and then in a grammar.
+    """The state of one request within the reasoning, and after it in a grammar.
 
     Attributes:
-        inner: its place in the grammar.
+        inner: the matcher of the grammar.
     """
 
     def __init__(self, inner: GrammarMatcher, tokens: ReasoningTokens, place: Place) -> None:
         self.inner = inner
         self._tokens = tokens
         self._place = place
-        #: The place before each token that `inner` has not accepted, and before the first that it has.
+        #: The place before each token that `inner` has not accepted; `_before_inner`: before the first that it has.
         self._before: list[Place] = []
         self._before_inner = place
         self._num_inner = 0  # tokens that `inner` has accepted
 
     @property
     def is_within_reasoning(self) -> bool:
-        """Whether it is within the reasoning, where the grammar does not apply."""
+        """Whether the state is within the reasoning, where the grammar does not apply."""
         return isinstance(self._place, WithinReasoning)
 
     @property
     def finished(self) -> bool:
-        """Whether the grammar has been completed and a stop token accepted."""
+        """Whether the grammar is complete and a stop token was accepted."""
         return self._num_inner > 0 and self.inner.finished
 
     def accept(self, token_id: int) -> bool:
-        """Advance over a token; False leaves the matcher unchanged."""
+        """Advance by a token. Returns False, and does not change the matcher, if the token is not allowed."""
         place = self._place
         if isinstance(place, WithinReasoning):
             text = self._tokens.text_of(token_id)
@@ -283,7 +286,7 @@ class DelayedMatcher(GrammarMatcher):
         return self._accept_inner(token_id)
 
     def rollback(self, num_tokens: int) -> None:
-        """Undo the latest accepted tokens."""
+        """Undo the last `num_tokens` accepted tokens."""
         num_inner = min(num_tokens, self._num_inner)
         if num_inner:
             self.inner.rollback(num_inner)
@@ -294,16 +297,16 @@ class DelayedMatcher(GrammarMatcher):
             self._place = self._before.pop()
 
     def fill_bitmask(self, mask: NDArray[np.int32], row: int) -> None:
-        """Write the allowed tokens into mask[row]."""
+        """Write the allowed tokens to mask[row]."""
         if not self.is_within_reasoning:
             self.inner.fill_bitmask(mask, row)
         self.complete(mask[row])
 
     def complete(self, bits: NDArray[np.int32]) -> None:
-        """Turn the tokens that the grammar allows into those that may come next, in place.
+        """Change the mask of the grammar to that of this matcher, in place.
 
         Args:
-            bits: int32 [ceil(V / 32)], filled by `inner`; within the reasoning, any content.
+            bits: int32 [ceil(V / 32)], filled by `inner`; within the reasoning its content is ignored.
         """
         place = self._place
         if isinstance(place, WithinReasoning):
@@ -317,11 +320,11 @@ class DelayedMatcher(GrammarMatcher):
             bits |= self._tokens.gaps[place.num_left]
 
     def forced_text(self) -> str:
-        """Return the text that must come next, "" if there is a choice."""
+        """Return the forced next text; "" if there is none."""
         return self.inner.forced_text() if isinstance(self._place, WithinGrammar) else ""
 
     def forced_tokens(self) -> Sequence[int]:
-        """Return tokens that must come next whatever is sampled."""
+        """Return the forced next tokens."""
         return self.inner.forced_tokens() if isinstance(self._place, WithinGrammar) else ()
 
     def _accept_inner(self, token_id: int) -> bool:
@@ -334,7 +337,7 @@ class DelayedMatcher(GrammarMatcher):
         return True
 
     def _go(self, place: Place | None) -> bool:
-        """Move to a place; None is not allowed, and leaves the matcher unchanged."""
+        """Move to a place. Returns False, and does nothing, if the place is None."""
         if place is None:
             return False
         self._before.append(self._place)
@@ -347,11 +350,11 @@ def fill_bitmasks(
     matchers: Sequence[GrammarMatcher],
     mask: NDArray[np.int32],
 ) -> None:
-    """Write the tokens that each of several matchers allows: those of matchers[i] into mask[i].
+    """Write the masks of several matchers; mask[i] is that of matchers[i].
 
     Args:
         fill: a backend's `fill_bitmasks`.
-        matchers: the backend's own, and delayed matchers around its own.
+        matchers: matchers of the backend, and delayed matchers with an inner matcher of the backend.
         mask: int32 [len(matchers), ceil(V / 32)].
     """
     delayed = {i: matcher for i, matcher in enumerate(matchers) if isinstance(matcher, DelayedMatcher)}

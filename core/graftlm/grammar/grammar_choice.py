@@ -1,4 +1,4 @@
-"""Which grammar backend enforces a specification: the default, the one that a request names, or a fallback."""
+"""Chooses the grammar backend of a specification: the default, the one that a request names, or a fallback."""
 
 import threading
 from collections import OrderedDict
@@ -18,11 +18,11 @@ _MAX_REMEMBERED = 4096
 
 @dataclass(frozen=True, slots=True)
 class Enforcement:
-    """Who enforces a specification.
+    """The backend of a specification, and the parts that it does not enforce.
 
     Attributes:
         backend: the backend's name.
-        unenforced: keywords, with their paths, that it leaves out; only when the specification is not strict.
+        unenforced: paths of the keywords that it does not enforce; empty if the specification is strict.
     """
 
     backend: str
@@ -30,14 +30,14 @@ class Enforcement:
 
 
 class Grammars:
-    """The grammar backends that requests may use. All methods may be called from several threads.
+    """The grammar backends that requests can use. Thread-safe.
 
     Args:
-        make_compiler: from a backend's name to its compiler; called once for each name.
-        default: the backend of requests that name none.
-        fallback: backends that get what the default refuses, in this order.
-        available: backends that a request may name.
-        check_reasoning: refuses reasoning whose end the model's tokens cannot spell, with a RequestError.
+        make_compiler: returns the compiler of a backend, by name; called when a backend is first used.
+        default: the backend of requests that do not name one.
+        fallback: backends that are tried, in this order, if the default refuses a specification.
+        available: names of the backends that a request may name.
+        check_reasoning: raises a RequestError for a reasoning whose texts the model's tokens cannot form.
     """
 
     def __init__(
@@ -58,23 +58,26 @@ class Grammars:
 
     @property
     def hits(self) -> int:
-        """Requests whose grammar was compiled already, or under way."""
+        """Number of requests whose grammar was compiled or being compiled."""
         return sum(compiler.hits for compiler in list(self._compilers.values()))
 
     @property
     def misses(self) -> int:
-        """Requests whose grammar had to be compiled."""
+        """Number of requests whose grammar had to be compiled."""
         return sum(compiler.misses for compiler in list(self._compilers.values()))
 
     def choose(self, spec: GrammarSpec, backend: str | None = None) -> Enforcement:
-        """Return the first backend that enforces all of a specification; if it is not strict, the one with most.
+        """Return the first backend that enforces all of a specification.
+
+        If none does and the specification is not strict, return the backend that leaves out the fewest keywords.
 
         Args:
-            backend: the only one to ask; None asks the default and its fallbacks.
+            spec: the specification.
+            backend: the only backend to try; None: the default and its fallbacks.
 
         Raises:
             UnsupportedFeatureError: the backend is unknown.
-            GrammarError: all refuse; the message is the first one's, with what the others say.
+            GrammarError: all backends refuse; the message has the reasons of all.
             GraftlmError: a backend could not be created.
         """
         if backend is not None:
@@ -93,10 +96,10 @@ class Grammars:
         return chosen
 
     def check_name(self, backend: str) -> None:
-        """Refuse a name that no backend has.
+        """Check that a backend of this name is available.
 
         Raises:
-            UnsupportedFeatureError: the message names those that there are.
+            UnsupportedFeatureError: it is not; the message names the available backends.
         """
         if backend not in self._available:
             close = nearest(backend, self._available)
@@ -113,7 +116,7 @@ class Grammars:
         self.compiler().preload()
 
     def close(self) -> None:
-        """Begin to compile nothing more."""
+        """Start no more compilations."""
         for compiler in list(self._compilers.values()):
             compiler.close()
 
@@ -131,14 +134,15 @@ class Grammars:
                     return found[-1]
         if not found:
             (_, first), *others = refusals.items()
-            raise GrammarError("; fallback ".join([first.rstrip("."), *[f"{name}: {said}" for name, said in others]]))
+            reasons = [first.rstrip("."), *[f"{name}: {reason}" for name, reason in others]]
+            raise GrammarError("; fallback ".join(reasons))
         return min(found, key=lambda enforcement: len(enforcement.unenforced))
 
     def compiler(self, backend: str | None = None) -> GrammarCompiler:
-        """Return what compiles for a backend, None for the default.
+        """Return the compiler of a backend; None: of the default backend.
 
         Raises:
-            GraftlmError: there is no such backend, or it cannot run here.
+            GraftlmError: the backend does not exist, or it cannot run on this machine.
         """
         name = self._order[0] if backend is None else backend
         with self._lock:

@@ -1,4 +1,4 @@
-"""Compiled grammars: each compiled once, in threads beside the step loop, and kept for the requests to come."""
+"""The cache of compiled grammars: each is compiled once, in separate threads, and reused by later requests."""
 
 import json
 import math
@@ -23,16 +23,16 @@ __all__ = ["Compilation", "GrammarCompiler", "grammar_spec", "reasoning_before"]
 
 T = TypeVar("T")
 
-#: What is compiled once: a specification, and the reasoning that it waits for.
+#: Key of a compiled grammar: a specification, and the reasoning after which it starts.
 _Key: TypeAlias = tuple[GrammarSpec, Reasoning | None]
 
 _EXIT_TIMEOUT_S: Final = 5.0
-#: Longer than all but a few specifications take.
+#: A compilation that takes longer than this counts as long. Only few specifications take longer.
 _LONG_S: Final = 1.0
 
 
 def grammar_spec(params: SamplingParams) -> GrammarSpec | None:
-    """Return the grammar that sampling parameters ask for, None if they ask for none.
+    """Return the specification in sampling parameters; None if there is none.
 
     Raises:
         SamplingParamsError: a JSON schema or structural tag given as a dict is not JSON.
@@ -48,7 +48,7 @@ def _json_text(name: str, value: object) -> str:
     value = dict(value) if isinstance(value, Mapping) else value
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-        # Halves of surrogate pairs are escaped, for a backend to say where they stand.
+        # Unpaired surrogates are escaped, so that the backend can report their path.
         return text if _is_text(text) else json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         hint = "; write a pydantic class as its model_json_schema()" if "ModelMetaclass" in str(error) else ""
@@ -64,16 +64,16 @@ def _is_text(text: str) -> bool:
 
 
 def reasoning_before(params: SamplingParams) -> Reasoning | None:
-    """Return the reasoning whose end the grammar of sampling parameters waits for, None if it holds from the start."""
+    """Return the reasoning after which the grammar of sampling parameters starts; None: it starts at once."""
     return None if params.reasoning_end is None else Reasoning(params.reasoning_end, params.reasoning_begin)
 
 
 class Compilation(Future[CompiledGrammar]):
-    """A compiled grammar, or one on its way.
+    """The future of a compiled grammar.
 
     Attributes:
-        began_s: clock reading at which a thread took it up; None while it waits for one.
-        num_users: calls of `compile` that returned it, less those of `leave`.
+        began_s: clock reading at which a thread started it; None while it is queued.
+        num_users: number of calls of `compile` that returned it, minus calls of `leave`.
     """
 
     def __init__(self) -> None:
@@ -84,23 +84,30 @@ class Compilation(Future[CompiledGrammar]):
 
 
 class GrammarCompiler:
-    """Compiles specifications, the same one only once at a time, and keeps the latest used.
+    """Compiles specifications, each only once at a time, and keeps the most recently used grammars.
 
-    Of what waits its turn, short texts go first. A compilation under way cannot be stopped. A request stops waiting for
-    it `timeout_s` after it began; the thread goes on, and what it makes is kept. What waits its turn is forgotten when
-    nobody wants it any more. So that a few specifications that take for ever do not keep all others waiting, a thread
-    that is busy for longer than a second no longer counts among the `num_threads`, up to `MAX_THREADS` altogether. One
-    is what steps leave a core to.
+    Queued specifications with short texts are compiled first. A running compilation cannot be stopped. A request stops
+    waiting `timeout_s` after the compilation started; the compilation continues, and its result is kept. A queued
+    compilation without waiters is cancelled.
 
-    The backend is created when it is first needed. All methods may be called from several threads.
+    A few specifications that never finish must not block all others. Therefore a thread that is busy for more than a
+    second no longer counts towards `num_threads`, and another one is started, up to `MAX_THREADS` in total. The
+    default of one thread corresponds to the one core that steps leave free.
+
+    The backend is created at its first use. Thread-safe.
 
     Args:
-        delay: has a compiled grammar wait for the end of the reasoning.
-        beside: makes a context within which each compilation runs.
+        make_backend: creates the backend.
+        clock: monotonic, in seconds.
+        delay: returns a grammar that starts after the end of a reasoning.
+        cache_size: maximum number of compiled grammars.
+        timeout_s: see below.
+        num_threads: number of threads that compile at the same time.
+        beside: creates a context in which each compilation runs.
 
     Attributes:
-        timeout_s: how long a request waits while its grammar is compiled.
-        hits, misses: calls of `compile` that found the grammar, compiled or under way, and those that did not.
+        timeout_s: maximum seconds that a request waits while its grammar is compiled.
+        hits, misses: number of calls of `compile` that found the grammar (compiled or in progress), and that did not.
     """
 
     MAX_THREADS = 8
@@ -124,7 +131,7 @@ class GrammarCompiler:
         self._clock = clock
         self._cache_size = cache_size
         self._num_threads = num_threads
-        self._patience_s = min(timeout_s, _LONG_S)
+        self._long_s = min(timeout_s, _LONG_S)
         self._delay = delay
         self._beside = beside
         self._lock = threading.Lock()
@@ -133,8 +140,8 @@ class GrammarCompiler:
         self._busy_since: dict[threading.Thread, float] = {}
         self._last_began_s = -math.inf
         self._num_begun = 0
-        self._looks_again = False
-        weakref.finalize(self, _end, self._lock, self._waiting, self._busy_since)  # at the end of the process
+        self._has_timer = False
+        weakref.finalize(self, _end, self._lock, self._waiting, self._busy_since)  # runs also at the process's exit
 
     def preload(self) -> None:
         """Create the backend now.
@@ -145,12 +152,13 @@ class GrammarCompiler:
         self._get_backend()
 
     def check(self, spec: GrammarSpec) -> tuple[str, ...]:
-        """Refuse a specification that is malformed or cannot be enforced.
+        """Check a specification.
 
-        Returns: what of it is not enforced, which is nothing when it is strict.
+        Returns: paths of the keywords that are not enforced; empty if the specification is strict.
 
         Raises:
-            GrammarError: the message says what, and where in the specification.
+            GrammarError: the specification is malformed, or is strict and cannot be enforced; the message has the
+                reason and the path.
             GraftlmError: the backend could not be created.
         """
         with self._lock:
@@ -159,10 +167,11 @@ class GrammarCompiler:
         return _guarded(lambda spec: tuple(map(str, self._get_backend().check(spec) or ())), spec)
 
     def compile(self, spec: GrammarSpec, reasoning: Reasoning | None = None) -> Compilation:
-        """Compile a specification, unless that is done or under way.
+        """Compile a specification, unless it is compiled or in progress.
 
         Args:
-            reasoning: what it waits for; None: it holds from the start.
+            spec: the specification.
+            reasoning: the reasoning after which the grammar starts; None: it starts at once.
 
         Returns: a future of the compiled grammar, or of the GraftlmError that refuses it. It cannot be cancelled.
         """
@@ -182,15 +191,15 @@ class GrammarCompiler:
         return future
 
     def deadline_s(self, compilation: Compilation, since_s: float) -> float:
-        """Return the clock reading at which a request that asked at `since_s` waits no longer. It may move on.
+        """Return the clock reading at which a request that has waited since `since_s` stops waiting.
 
-        Where the compilation waits its turn, time counts from when another had it: a queue that moves is waited for.
+        The result can increase: while the compilation is queued, its time counts from the last start of a compilation.
         """
         began_s = self._last_began_s if compilation.began_s is None else compilation.began_s
         return max(since_s, began_s) + self.timeout_s
 
     def leave(self, spec: GrammarSpec, reasoning: Reasoning | None = None) -> None:
-        """Want a specification no longer that `compile` was called for. What nobody wants is not begun."""
+        """Undo one call of `compile`; a queued compilation without waiters is cancelled."""
         key = spec, reasoning
         with self._lock:
             future = self._waiting.get(key)
@@ -200,7 +209,7 @@ class GrammarCompiler:
                     del self._waiting[key], self._cache[key]
 
     def close(self) -> None:
-        """Begin nothing more of what waits; who waits for it gets an EngineClosedError."""
+        """Cancel all queued compilations: their futures get an EngineClosedError."""
         with self._lock:
             waiting = dict(self._waiting)
             self._waiting.clear()
@@ -210,11 +219,11 @@ class GrammarCompiler:
             future.set_exception(EngineClosedError("this engine is closed"))
 
     def fill_bitmasks(self, matchers: Sequence[GrammarMatcher], mask: NDArray[np.int32]) -> None:
-        """Write the tokens that matchers of this compiler's grammars allow, those of matchers[i] into mask[i]."""
+        """Write the masks of matchers of this compiler's grammars; mask[i] is that of matchers[i]."""
         fill_bitmasks(self._get_backend().fill_bitmasks, matchers, mask)
 
     def _forget_oldest(self) -> None:
-        """Bound what is kept. What is under way is not forgotten: others may ask for it."""
+        """Limit the cache to `cache_size`; keep compilations that are not done, because requests may wait for them."""
         surplus = len(self._cache) - self._cache_size
         if surplus > 0:
             done = [key for key, future in self._cache.items() if future.done()]
@@ -222,32 +231,33 @@ class GrammarCompiler:
                 del self._cache[key]
 
     def _start_thread(self) -> None:
+        """Start a thread if fewer than `num_threads` count, and a timer if more compilations are queued."""
         num_started = 0
         if self._num_counted() < self._num_threads and len(self._busy_since) < self.MAX_THREADS:
             thread = threading.Thread(target=self._work, name="graftlm-grammar", daemon=True)
             thread.start()
             self._busy_since[thread] = self._clock()
             num_started = 1
-        if len(self._waiting) > num_started and not self._looks_again:
-            timer = threading.Timer(self._patience_s / 2, self._look_again)
+        if len(self._waiting) > num_started and not self._has_timer:
+            timer = threading.Timer(self._long_s / 2, self._on_timer)
             timer.daemon = True
             timer.start()
-            self._looks_again = True
+            self._has_timer = True
 
     def _num_counted(self) -> int:
-        """Return how many threads have not been busy for too long."""
-        limit = self._clock() - self._patience_s
+        """Return the number of threads that are not busy with a long compilation."""
+        limit = self._clock() - self._long_s
         return sum(since >= limit for since in self._busy_since.values())
 
-    def _look_again(self) -> None:
-        """Start a thread for what waits behind compilations that have turned out to take too long."""
+    def _on_timer(self) -> None:
+        """Start a thread for queued compilations if running ones have become long."""
         with self._lock:
-            self._looks_again = False
+            self._has_timer = False
             if self._waiting:
                 self._start_thread()
 
     def _work(self) -> None:
-        """Compile what waits, and end: also when enough others do, since this one no longer counted."""
+        """Compile what is queued. End if nothing is queued, or if enough other threads were started in the meantime."""
         thread = threading.current_thread()
         while True:
             with self._lock:
@@ -260,7 +270,7 @@ class GrammarCompiler:
             try:
                 with self._beside():
                     compiled = self._compile(*key)
-            except BaseException as error:  # whoever waits must hear of it
+            except BaseException as error:  # every error must reach the waiting requests
                 with self._lock:
                     self._cache.pop(key, None)
                 future.set_exception(error)
@@ -270,9 +280,9 @@ class GrammarCompiler:
                     self._forget_oldest()
 
     def _next_key(self) -> _Key:
-        """Choose what is compiled next: the shortest text, so that small ones do not wait for many large ones.
+        """Return the next queued compilation: the shortest text, so that short ones do not wait for many long ones.
 
-        Each fourth is the one that has waited longest, so that none waits for ever.
+        Every fourth is the one that has waited longest, so that none waits forever.
         """
         self._num_begun += 1
         if self._num_begun % 4 == 0:
@@ -288,7 +298,7 @@ class GrammarCompiler:
             compiled = _guarded(lambda spec: self._get_backend().compile(spec), spec)
         if reasoning is None:
             return compiled
-        if known is None:  # others may ask for it without reasoning, or after another
+        if known is None:  # requests may use it without reasoning, or after another one
             done = Compilation()
             done.set_result(compiled)
             with self._lock:
@@ -305,7 +315,7 @@ class GrammarCompiler:
 def _end(
     lock: threading.Lock, waiting: "OrderedDict[_Key, Compilation]", threads: Mapping[threading.Thread, float]
 ) -> None:
-    """Let compilations end, if they do soon: one that comes back to an interpreter that is gone aborts the process."""
+    """Wait at most 5 s for running compilations: one that returns after the interpreter's end aborts the process."""
     with lock:
         waiting.clear()
     limit = time.monotonic() + _EXIT_TIMEOUT_S
@@ -314,9 +324,12 @@ def _end(
 
 
 def _guarded(call: Callable[[GrammarSpec], T], spec: GrammarSpec) -> T:
-    """Call a backend; whatever it raises becomes one of graftlm's errors.
+    """Call a backend.
 
-    A panic in a library written in Rust is no `Exception`.
+    Raises:
+        GrammarError: the backend raised anything except a GraftlmError or KeyboardInterrupt. This includes the panic of
+            a Rust library, which is a BaseException.
+        GraftlmError: the backend raised it.
     """
     try:
         return call(spec)

@@ -1,4 +1,4 @@
-"""Grammar backends: `xgrammar`, `llguidance`, `outlines`. Importing this package imports no library of theirs."""
+"""Grammar backends: `xgrammar`, `llguidance`, `outlines`. Importing this package imports none of these libraries."""
 
 from collections.abc import Iterable
 from importlib.util import find_spec
@@ -46,7 +46,7 @@ def provide_grammar_backends() -> Iterable[Provider[GrammarBackend]]:
     return [
         Provider(
             name="xgrammar",
-            summary="JSON schemas, regular expressions and EBNF, by the xgrammar library",
+            summary="JSON schemas, regular expressions and EBNF, with the xgrammar library",
             api_version=1,
             create=_create_xgrammar,
             options=XGrammarOptions,
@@ -55,7 +55,7 @@ def provide_grammar_backends() -> Iterable[Provider[GrammarBackend]]:
         ),
         Provider(
             name="llguidance",
-            summary="the same, and JSON schemas whose keywords meet, such as allOf, by the llguidance library",
+            summary="the same, and JSON schemas that combine keywords, such as allOf, with the llguidance library",
             api_version=1,
             create=_create_llguidance,
             options=LLGuidanceOptions,
@@ -64,7 +64,7 @@ def provide_grammar_backends() -> Iterable[Provider[GrammarBackend]]:
         ),
         Provider(
             name="outlines",
-            summary="JSON schemas, regular expressions and choices as automata, by the outlines_core library",
+            summary="JSON schemas, regular expressions and choices as automata, with the outlines_core library",
             api_version=1,
             create=_create_outlines,
             options=OutlinesOptions,

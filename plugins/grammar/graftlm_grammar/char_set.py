@@ -1,4 +1,4 @@
-"""Sets of characters, and how EBNF writes them."""
+"""Sets of characters, and their notation in EBNF."""
 
 from collections.abc import Iterable
 from typing import TypeAlias
@@ -32,7 +32,7 @@ LINE_END: CharSet = ((0x0A, 0x0A), (0x0D, 0x0D), (0x2028, 0x2029))
 
 
 def union(*sets: Iterable[tuple[int, int]]) -> CharSet:
-    """Return the characters that any of the sets holds; their ranges may overlap and come in any order."""
+    """Return the union of sets; their ranges may overlap and be in any order."""
     merged: list[tuple[int, int]] = []
     for first, last in sorted(pair for one in sets for pair in one):
         if merged and first <= merged[-1][1] + 1:
@@ -43,7 +43,7 @@ def union(*sets: Iterable[tuple[int, int]]) -> CharSet:
 
 
 def complement(chars: CharSet) -> CharSet:
-    """Return all other characters. Halves of surrogate pairs are in no set's complement."""
+    """Return all characters that are not in a set. Surrogates (U+D800 to U+DFFF) are never in the result."""
     gaps, start = [], 0
     for first, last in union(chars, _SURROGATES):
         if start < first:
@@ -53,12 +53,12 @@ def complement(chars: CharSet) -> CharSet:
 
 
 def minus(chars: CharSet, others: CharSet) -> CharSet:
-    """Return the characters of one set that another does not hold."""
+    """Return the characters of `chars` that are not in `others`."""
     return complement(union(complement(chars), others))
 
 
 def ebnf_class(chars: CharSet) -> str:
-    """Write a set that is not empty."""
+    """Return a non-empty set as an EBNF character class."""
     return f"[{''.join(_escape(first) + (f'-{_escape(last)}' if last > first else '') for first, last in chars)}]"
 
 
@@ -68,5 +68,5 @@ def _escape(code: int) -> str:
     return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
 
 
-#: What stands in a JSON string for itself: no quote, no backslash, no control character.
+#: The characters that need no escape in a JSON string: all except quotes, backslashes and control characters.
 IN_JSON_STRING: CharSet = complement(((0x00, 0x1F), (0x22, 0x22), (0x5C, 0x5C)))

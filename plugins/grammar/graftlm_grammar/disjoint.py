@@ -1,4 +1,4 @@
-"""Whether two JSON schemas can have a value in common."""
+"""Checks whether a value can be valid under two JSON schemas."""
 
 import json
 import re
@@ -12,11 +12,11 @@ __all__ = ["check_disjoint", "json_type", "resolve", "types_of"]
 
 _INDEX: Final = re.compile("0|[1-9][0-9]{0,8}")
 _MAX_PAIRS: Final = 4096
-_MAX_STEPS: Final = 400_000  # schemas looked at, their values and names of properties; about a second
+_MAX_STEPS: Final = 400_000  # visited schemas, values and names of properties; about one second
 
 
 def json_type(value: Any) -> str:
-    """Return the name that JSON Schema has for a value's type."""
+    """Return the JSON Schema name of a value's type; `integer` for a whole number."""
     if isinstance(value, bool):
         return "boolean"
     if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
@@ -26,11 +26,16 @@ def json_type(value: Any) -> str:
 
 
 def resolve(root: Any, ref: Any, path: str) -> Any:
-    """Return what a `$ref` refers to.
+    """Return the schema that a `$ref` refers to.
+
+    Args:
+        root: the whole schema.
+        ref: the value of `$ref`.
+        path: of the reference, for errors.
 
     Raises:
-        NotEnforcedError: it is not of the form "#/name/name".
-        GrammarError: it leads nowhere.
+        NotEnforcedError: the reference is not of the form "#/name/name".
+        GrammarError: its target does not exist.
     """
     if not isinstance(ref, str):
         raise GrammarError(f"{path}: expected a string, got {json.dumps(ref)[:80]}")
@@ -44,23 +49,25 @@ def resolve(root: Any, ref: Any, path: str) -> Any:
         elif isinstance(schema, list) and _INDEX.fullmatch(name) and int(name) < len(schema):
             schema = schema[int(name)]
         else:
-            raise GrammarError(f"{path}: {ref[:80]} leads nowhere")
+            raise GrammarError(f"{path}: the target of {ref[:80]} does not exist")
     return schema
 
 
 def check_disjoint(root: Any, branches: list[Any], path: str, enforcement: Enforcement) -> None:
-    """Check that surely no value is valid under two branches of a `oneOf`: then it is an `anyOf`.
+    """Check that no value can be valid under two branches of a `oneOf`. The `oneOf` is then equal to an `anyOf`.
 
     Args:
-        root: what references refer to.
-        path: where the branches stand.
+        root: the whole schema.
+        branches: the schemas of the `oneOf`.
+        path: of the `oneOf`.
+        enforcement: records the keyword if the check fails.
 
     Raises:
-        GrammarError: it is not sure, and the schema is strict.
+        GrammarError: a value may be valid under two branches, or the check takes too long, and the schema is strict.
     """
     try:
         found = _overlap(root, branches)
-    except NotEnforcedError as error:  # a reference that was left out before
+    except NotEnforcedError as error:  # a reference that is not enforced, or too many comparisons
         enforcement.leave_out(path, f"not enforced: {error}; use anyOf")
         return
     if found is not None:
@@ -68,7 +75,7 @@ def check_disjoint(root: Any, branches: list[Any], path: str, enforcement: Enfor
 
 
 def _overlap(root: Any, branches: list[Any]) -> tuple[int, int] | None:
-    """Return two branches that a value might match, None if surely none does."""
+    """Return two branches that may have a value in common; None if there are none."""
     owner: dict[str, int] = {}
     others: list[int] = []
     for i, branch in enumerate(branches):
@@ -86,17 +93,17 @@ def _overlap(root: Any, branches: list[Any]) -> tuple[int, int] | None:
     pairs = ((i, j) for i in others for j in range(len(branches)) if j not in rest or j < i)
     for num, (i, j) in enumerate(pairs):
         if num == _MAX_PAIRS:
-            raise NotEnforcedError(f"more than {_MAX_PAIRS} pairs of branches are not compared")
+            raise NotEnforcedError(f"there are more than {_MAX_PAIRS} pairs of branches to compare")
         if not comparison.are_disjoint(branches[i], branches[j]):
             return min(i, j), max(i, j)
     return None
 
 
 class _Comparison:
-    """Tells of pairs of schemas whether surely no value is valid under both.
+    """Compares pairs of schemas.
 
     Args:
-        root: what references refer to.
+        root: the whole schema.
     """
 
     def __init__(self, root: Any) -> None:
@@ -104,17 +111,17 @@ class _Comparison:
         self._steps = 0
 
     def are_disjoint(self, one: Any, other: Any, depth: int = 0) -> bool:
-        """Tell it by type, by value, or by a property that differs.
+        """Return whether types, values or a required property prove that no value is valid under both schemas.
 
         Raises:
-            NotEnforcedError: this takes too long.
+            NotEnforcedError: the comparison takes too long.
         """
         one, other = _without_refs(self._root, one), _without_refs(self._root, other)
         if not isinstance(one, dict) or not isinstance(other, dict) or one is other or depth > 4:
             return False
         self._steps += 1 + _size(one) + _size(other)
         if self._steps > _MAX_STEPS:
-            raise NotEnforcedError("to compare the branches takes too long")
+            raise NotEnforcedError("comparing the branches takes too long")
         values, other_values = _values(one), _values(other)
         if values is not None and other_values is not None:
             return values.isdisjoint(other_values)
@@ -130,7 +137,7 @@ class _Comparison:
 
 
 def types_of(root: Any, schema: Any) -> set[str] | None:
-    """Return the types that a schema says it allows, integers counted as numbers; None if it does not say."""
+    """Return the types that a schema allows, with `number` in place of `integer`; None if it names no types."""
     schema = _without_refs(root, schema)
     return _types(schema) if isinstance(schema, dict) else None
 
@@ -147,12 +154,12 @@ def _without_refs(root: Any, schema: Any) -> Any:
 
 
 def _size(schema: Mapping[str, Any]) -> int:
-    """Return how many values and names a comparison goes through."""
+    """Return the number of values and names that a comparison visits."""
     return sum(len(schema[key]) for key in ("enum", "required") if isinstance(schema.get(key), list))
 
 
 def _values(schema: Mapping[str, Any]) -> set[str] | None:
-    """Return the only values that a schema allows, as texts that are equal where the values are."""
+    """Return the values that `const` or `enum` allow, as texts that are equal if the values are equal; None without."""
     values = schema.get("enum") if "const" not in schema else [schema["const"]]
     return None if not isinstance(values, list) else {_text(value) for value in values}
 

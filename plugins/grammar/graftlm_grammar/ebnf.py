@@ -1,4 +1,4 @@
-"""Grammars in EBNF, read into expressions."""
+"""The parser of EBNF grammars, and the expressions that it returns."""
 
 import re
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ __all__ = [
 
 _MAX_DEPTH: Final = 100
 _MAX_REPEATS: Final = 1000
-#: The largest count of a schema, and so of what one is translated into.
+#: The largest count in a JSON schema, and in a grammar that a schema is translated into.
 MAX_COUNT: Final = 10_000
 _SPACE: Final = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
 _SPACES: Final = frozenset(" \t\r\n#")
@@ -46,28 +46,28 @@ class Chars:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What another rule says."""
+    """The expression of another rule."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """One after the other."""
+    """Expressions one after the other."""
 
     items: "tuple[Expression, ...]"
 
 
 @dataclass(frozen=True, slots=True)
 class Alternatives:
-    """One of several."""
+    """One of several expressions."""
 
     branches: "tuple[Expression, ...]"
 
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """The same several times; `most` is None where there is no limit."""
+    """An expression repeated `least` to `most` times; `most` is None if there is no maximum."""
 
     item: "Expression"
     least: int
@@ -79,13 +79,14 @@ EMPTY: Final = Sequence(())
 
 
 def read_ebnf(text: str, max_repeats: int = _MAX_REPEATS) -> dict[str, Expression]:
-    """Return the rules of a grammar by name, `root` among them; each rule that one refers to is there.
+    """Return the rules of a grammar by name. The result includes `root` and every rule that is referred to.
 
     Args:
-        max_repeats: the largest count that it may hold.
+        text: the grammar.
+        max_repeats: the largest count that the grammar may contain.
 
     Raises:
-        GrammarError: it is malformed; the message names the line.
+        GrammarError: the grammar is malformed; the message names the line.
     """
     rules = dict(_Reader(text, max_repeats).rules())
     if "root" not in rules:
@@ -98,7 +99,7 @@ def read_ebnf(text: str, max_repeats: int = _MAX_REPEATS) -> dict[str, Expressio
 
 
 def references(expression: Expression) -> Iterator[str]:
-    """Yield the names of the rules that an expression refers to, each as often as it does."""
+    """Yield the names of the rules that an expression refers to, once per reference."""
     waiting: list[Expression] = [expression]
     while waiting:
         one = waiting.pop()
@@ -172,17 +173,17 @@ class _Reader:
             return self._group(depth)
         name = _NAME.match(self._text, self._at)
         if name is None:
-            raise self._error(f"{char} is not understood")
+            raise self._error(f"unexpected character {char}")
         self._at = name.end()
         if self._peek() == "(":
-            raise self._error(f"{name.group()}(...) is not enforced; rules take no arguments")
+            raise self._error(f"{name.group()}(...) is not supported; rules have no arguments")
         return Reference(name.group())
 
     def _group(self, depth: int) -> Expression:
         self._at += 1
         self._skip_space()
         if self._peek() in ("=", "!"):
-            raise self._error("lookaheads are not enforced")
+            raise self._error("lookaheads are not supported")
         inner = self._alternatives(depth + 1)
         self._skip_space()
         if self._peek() != ")":
@@ -201,7 +202,7 @@ class _Reader:
         if any(count_of(count) > self._max_repeats for count in (least, most) if count):
             raise self._error(f"{text[:80]}: more than {self._max_repeats} repetitions are not supported; use * or +")
         if most and count_of(most) < count_of(least):
-            raise self._error(f"{text[:80]} counts downwards")
+            raise self._error(f"{text[:80]}: the maximum is less than the minimum")
         self._at = found.end()
         if least is None:
             return Repeated(item, int(text == "+"), 1 if text == "?" else None)
@@ -227,12 +228,12 @@ class _Reader:
                 self._at += 1
                 last = self._code("]")
             if last < first:
-                raise self._error("a range goes from one character to a later one; write \\- for a dash")
+                raise self._error("a range must go from one character to a later one; write \\- for a dash")
             ranges.append((first, last))
         self._at += 1
         chars = complement(union(ranges)) if negated else complement(complement(union(ranges)))
         if not chars:
-            raise self._error("no character can match here")
+            raise self._error("the character class is empty")
         return Chars(chars)
 
     def _code(self, end: str) -> int:
@@ -247,14 +248,14 @@ class _Reader:
         elif char == "\\":
             escaped = self._text[self._at + 1 : self._at + 2]
             if escaped == "" or (escaped.isalnum() and escaped not in _CONTROLS):
-                raise self._error(f"the escape \\{escaped} is not understood")
+                raise self._error(f"unknown escape \\{escaped}")
             self._at += 2
             code = ord(_CONTROLS.get(escaped, escaped))
         else:
             self._at += 1
             code = ord(char)
         if code > 0x10FFFF or 0xD800 <= code <= 0xDFFF:
-            raise self._error(f"U+{code:04X} is no character")
+            raise self._error(f"U+{code:04X} is not a character")
         return code
 
     def _skip_space(self) -> None:

@@ -1,4 +1,4 @@
-"""Grammars in EBNF as Lark grammars for llguidance."""
+"""Translates EBNF grammars to Lark grammars for llguidance."""
 
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -25,12 +25,12 @@ _MAX_PARTS: Final = 20_000
 
 
 def ebnf_to_lark(text: str) -> str:
-    """Return the rules of a Lark grammar, `start` among them, of the same language.
+    """Return a Lark grammar of the same language; its first rule is `start`.
 
-    What is not recursive becomes one regular expression; the rest is divided into lexemes.
+    A grammar without recursion becomes one regular expression; other grammars are divided into lexemes.
 
     Raises:
-        GrammarError: it is malformed, or no text is of its language.
+        GrammarError: the grammar is malformed or too large, no text matches it, or its shortest text is too long.
     """
     rules = _reachable(_productive(read_ebnf(text)))
     regexes = _regular(rules)
@@ -38,12 +38,12 @@ def ebnf_to_lark(text: str) -> str:
     if "root" in regexes:
         return f"start: /{regexes['root']}/"
     if sum(1 for rule in rules.values() for _ in _parts(rule)) > _MAX_PARTS:
-        raise GrammarError(f"ebnf: recursive grammars may have {_MAX_PARTS} parts at most")
+        raise GrammarError(f"ebnf: a recursive grammar may have at most {_MAX_PARTS} parts")
     return _Writer(rules, Lexemes(rules, regexes)).text()
 
 
 class _Writer:
-    """Writes rules, and the lexemes that they use."""
+    """Writes the rules and the lexemes that they use."""
 
     def __init__(self, rules: Mapping[str, Expression], lexemes: Lexemes) -> None:
         self._rules = rules
@@ -83,10 +83,10 @@ class _Writer:
 
 
 def _productive(rules: Mapping[str, Expression]) -> dict[str, Expression]:
-    """Return the rules without the branches that never end.
+    """Return the rules without the branches that no finite text matches.
 
     Raises:
-        GrammarError: nothing is left of `root`.
+        GrammarError: no finite text matches `root`.
     """
     ending: set[str] = set()
     num_before = -1
@@ -94,7 +94,7 @@ def _productive(rules: Mapping[str, Expression]) -> dict[str, Expression]:
         num_before = len(ending)
         ending |= {name for name, rule in rules.items() if _ends(rule, ending)}
     if "root" not in ending:
-        raise GrammarError("ebnf: root never ends: no text meets it")
+        raise GrammarError("ebnf: no finite text matches root")
     return {name: _without_endless(rules[name], ending) for name in rules if name in ending}
 
 
@@ -134,7 +134,7 @@ def _reachable(rules: Mapping[str, Expression]) -> dict[str, Expression]:
 
 
 def _regular(rules: Mapping[str, Expression]) -> dict[str, str]:
-    """Return the rules that lead to no recursive one, as regular expressions."""
+    """Return, as regular expressions, the rules that do not refer to a recursive rule, directly or indirectly."""
     regexes: dict[str, str] = {}
     users: dict[str, list[str]] = {name: [] for name in rules}
     num_open = {}
@@ -158,7 +158,7 @@ def _regular(rules: Mapping[str, Expression]) -> dict[str, str]:
 
 
 def _parts(expression: Expression) -> Iterator[Expression]:
-    """Yield an expression and all within it."""
+    """Yield an expression and all expressions within it."""
     waiting = [expression]
     while waiting:
         part = waiting.pop()

@@ -1,8 +1,9 @@
-"""Which parts of a grammar can be read by an automaton, longest match first, without changing its language.
+"""Finds the parts of a grammar that a lexer can read by longest match, without changing the grammar's language.
 
-A lexer takes the longest match and never goes back, so `[a-z]* "b"` as two lexemes would match nothing. A part is a
-lexeme only if the first character of a match tells it from all others, and the first character after a match tells that
-it is over. What fails is taken apart into its own parts, down to single characters, which are always lexemes.
+A lexer uses the longest match and does not backtrack, so `[a-z]* "b"` as two lexemes would match nothing. A part can be
+a lexeme only under two conditions. The first character of a match distinguishes the lexeme from all others. The first
+character after a match shows that the match has ended. A part that does not satisfy them is split into its own parts,
+down to single characters, which are always lexemes.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,11 +21,12 @@ _ALL: Final = -1  # every bit
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """What decides whether a part may be a lexeme. Sets of characters are bits, one for each of `_Alphabet`'s groups.
+    """The properties that decide whether a part can be a lexeme. Sets of characters are bits; see `_Alphabet`.
 
     Attributes:
-        first: characters that a match may start with.
-        after: characters that may come after a match within a longer one; all where that cannot be told.
+        nullable: whether the empty text matches.
+        first: characters with which a match can start.
+        after: characters that can follow a match within a longer match; all characters if that is unknown.
     """
 
     nullable: bool
@@ -33,7 +35,7 @@ class _Shape:
 
 
 class _Alphabet:
-    """Characters in groups that the grammar does not tell apart."""
+    """Groups of characters that the grammar does not distinguish."""
 
     def __init__(self, sets: Iterable[CharSet]) -> None:
         self._sets = sets = list(sets)
@@ -42,18 +44,18 @@ class _Alphabet:
         self._bits: dict[CharSet, int] = {}
 
     def bits(self, chars: CharSet) -> int:
-        """Return a set of the grammar as bits."""
+        """Return a set of characters of the grammar as bits."""
         if chars not in self._bits:
             self._bits[chars] = sum((1 << self._idx[last + 1]) - (1 << self._idx[first]) for first, last in chars)
         return self._bits[chars]
 
 
 class Lexemes:
-    """Tells which parts of a grammar are lexemes.
+    """Decides which parts of a grammar are lexemes.
 
     Args:
-        rules: all rules.
-        regexes: the rules that are regular, as regular expressions.
+        rules: all rules by name.
+        regexes: the regular rules by name, as regular expressions.
     """
 
     def __init__(self, rules: Mapping[str, Expression], regexes: Mapping[str, str]) -> None:
@@ -63,25 +65,25 @@ class Lexemes:
         self._shape_of_rule: dict[str, _Shape] = {name: _Shape(False, 0) for name in rules}
         self._shapes: dict[int, _Shape] = {}
         self._regex_of: dict[int, str] = {}
-        self._apart: set[str] = set()
+        self._split: set[str] = set()
         self._single: set[str] = set()
-        self._work_out_shapes()
-        while self._take_apart():
+        self._compute_shapes()
+        while self._split_ambiguous():
             pass
 
     def regex(self, expression: Expression) -> str | None:
-        """Return the regular expression of a part that is a lexeme, None if it is not one."""
+        """Return the regular expression of a part if the part is a lexeme, otherwise None."""
         if not self._is_regular(expression) or self._shape(expression).nullable:
             return None
         if id(expression) not in self._regex_of:
-            # a rule by itself is the same lexeme as its name
+            # A reference to a rule is the same lexeme as the rule.
             self._regex_of[id(expression)] = (
                 self._regexes[expression.name]
                 if isinstance(expression, Reference)
                 else regex_of(expression, self._regexes)
             )
         regex = self._regex_of[id(expression)]
-        return None if regex in self._apart and not isinstance(expression, Chars) else regex
+        return None if regex in self._split and not isinstance(expression, Chars) else regex
 
     def _is_regular(self, expression: Expression) -> bool:
         match expression:
@@ -96,8 +98,8 @@ class Lexemes:
 
     # -- shapes --------------------------------------------------------------------------------------------------------
 
-    def _work_out_shapes(self) -> None:
-        """Go over the rules until no shape changes; each change adds a bit."""
+    def _compute_shapes(self) -> None:
+        """Update the shapes of all rules until none changes. This ends, because each change adds a bit."""
         changed = True
         while changed:
             changed = False
@@ -137,23 +139,23 @@ class Lexemes:
 
     # -- conflicts -----------------------------------------------------------------------------------------------------
 
-    def _take_apart(self) -> bool:
-        """Find lexemes that a lexer might mistake, and give them up; False if there are none."""
+    def _split_ambiguous(self) -> bool:
+        """Find lexemes that a lexer might confuse, and split them. Returns whether there were any."""
         shapes, follow = self._lexemes()
         seen = several = 0
         for shape in shapes.values():
             several |= seen & shape.first
             seen |= shape.first
-        mistaken = {
+        ambiguous = {
             regex
             for regex, shape in shapes.items()
             if shape.after & follow[regex] or (shape.first & several and regex not in self._single)
         }
-        self._apart |= mistaken
-        return bool(mistaken)
+        self._split |= ambiguous
+        return bool(ambiguous)
 
     def _lexemes(self) -> tuple[dict[str, _Shape], dict[str, int]]:
-        """Return the lexemes, and the characters that may come after each."""
+        """Return the lexemes with their shapes, and the characters that can follow each lexeme."""
         shapes: dict[str, _Shape] = {}
         follow: dict[str, int] = {}
         follow_of_rule = dict.fromkeys(self._rules, 0)
@@ -178,7 +180,7 @@ class Lexemes:
         return shapes, follow
 
     def _parts(self, part: Expression, after: int) -> Iterator[tuple[Expression, int]]:
-        """Yield the parts of a part that is none of lexeme and rule, with what may come after each."""
+        """Yield the parts of a part that is not a lexeme, each with the characters that can follow it."""
         match part:
             case Reference(name):
                 yield self._rules[name], after
@@ -203,7 +205,7 @@ def _one_after_the_other(one: _Shape, other: _Shape) -> _Shape:
 
 def _one_or_the_other(one: _Shape, other: _Shape) -> _Shape:
     after = _ALL if one.first & other.first else one.after | other.after
-    # a match of length 0 may go on as the other branch does
+    # After a match of length 0, the other branch can match.
     after |= (other.first if one.nullable else 0) | (one.first if other.nullable else 0)
     return _Shape(one.nullable or other.nullable, one.first | other.first, after)
 

@@ -1,4 +1,4 @@
-"""Regular expressions in Rust's dialect, which are expressions of EBNF, ECMAScript's, or plain texts."""
+"""Translates EBNF expressions, ECMAScript regular expressions and plain texts to Rust regular expressions."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -15,27 +15,28 @@ _ANY: Final = complement(())
 
 
 def regex_of(expression: Expression, rules: Mapping[str, str]) -> str:
-    """Write an expression.
+    """Translate an EBNF expression.
 
     Args:
-        rules: what it refers to, written before.
+        expression: the expression.
+        rules: the translations of the rules that it refers to, by name.
 
     Raises:
-        GrammarError: what comes out is too long.
+        GrammarError: the result is too long.
     """
     written = _written(expression, rules)
     if len(written) > _MAX_LEN:
-        raise GrammarError("the rules, put into each other, are too long; write shorter ones")
+        raise GrammarError("the expanded rules are too long; use shorter rules")
     return written
 
 
 def regex_text(text: str) -> str:
-    """Write an expression that a text alone matches."""
+    """Return a regular expression that matches only the given text."""
     return "".join(_char(ord(char)) for char in text)
 
 
 def rust_regex(regex: str, alphabet: CharSet = _ANY, search: bool = False) -> str:
-    """Translate an ECMAScript expression. Arguments and errors are those of `regex_to_ebnf`."""
+    """Translate an ECMAScript regular expression; arguments and errors as for `regex_to_ebnf`."""
     return regex_of(read_ebnf(f"root ::= {regex_to_ebnf(regex, alphabet, search)}")["root"], {})
 
 
@@ -54,7 +55,7 @@ def _written(expression: Expression, rules: Mapping[str, str]) -> str:
 
 
 def quantifier(least: int, most: int | None) -> str:
-    """Write how often something comes."""
+    """Return the quantifier of a repetition, such as `*` or `{2,5}`."""
     short = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((least, most))
     return short or f"{{{least},{'' if most is None else most}}}"
 

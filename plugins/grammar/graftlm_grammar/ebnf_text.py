@@ -1,4 +1,4 @@
-"""Expressions written as EBNF."""
+"""Writes expressions as EBNF."""
 
 from collections.abc import Mapping
 from itertools import groupby
@@ -17,17 +17,16 @@ _ANY_CHAR: Final = ebnf_class(complement(()))
 
 
 def ebnf_text(rules: Mapping[str, Expression]) -> str:
-    """Return the grammar of some rules, a line each.
+    """Return rules as a grammar, one line per rule.
 
-    Sets of characters are written as what they hold: a library that reads `[^a]` itself may take halves of surrogate
-    pairs for characters, which no text holds.
+    Sets of characters are written without negation: a library may include surrogates in `[^a]`, which no text contains.
     """
     writer = _Writer()
     return "\n".join(f"{name} ::= {writer.text(expression)}" for name, expression in rules.items())
 
 
 def library_text(sound: SoundRules) -> str:
-    """Return the grammar of some rules in the form that xgrammar, and nothing else, reads soundly."""
+    """Return rules as a grammar for xgrammar, in the form for which its masks are correct; see large_counts.py."""
     writer = _LibraryWriter()
     lines = []
     for name, expression in sound.rules.items():
@@ -66,14 +65,17 @@ class _Writer:
 
 
 class _LibraryWriter(_Writer):
-    """Writes nearly all characters, repeated more than 128 times, as those left out, halves of surrogates included."""
+    """Writes repetitions of more than 128 characters, of a set of nearly all characters, with a negated set.
+
+    The negated set includes surrogates.
+    """
 
     def repeated(self, item: Expression, least: int, most: int | None) -> str:
         is_large = max(least, most or 0) > MAX_PLAIN_COUNT
         if not (is_large and isinstance(item, Chars) and is_nearly_all(item.chars)):
             return super().repeated(item, least, most)
-        left_out = ebnf_class(union(complement(item.chars), _SURROGATES))
-        return f"[^{left_out[1:]}{{{least},{'' if most is None else most}}}"
+        excluded = ebnf_class(union(complement(item.chars), _SURROGATES))
+        return f"[^{excluded[1:]}{{{least},{'' if most is None else most}}}"
 
 
 def _is_one_char(expression: Expression) -> bool:

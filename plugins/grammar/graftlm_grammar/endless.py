@@ -1,4 +1,4 @@
-"""Rules of a grammar that no finite text meets."""
+"""Finds the rules of a grammar that no finite text matches."""
 
 from collections.abc import Mapping
 
@@ -8,9 +8,9 @@ __all__ = ["endless_rules", "reachable_rules"]
 
 
 def endless_rules(rules: Mapping[str, Expression]) -> tuple[str, ...]:
-    """Return the rules that `root` leads to and that nothing ever completes, such as `a ::= "x" a`.
+    """Return the rules reachable from `root` that no finite text matches, such as `a ::= "x" a`.
 
-    An output that enters one of them could neither end nor leave it again.
+    An output that enters such a rule could not end.
 
     Args:
         rules: by name, as `read_ebnf` returns them.
@@ -27,7 +27,7 @@ def endless_rules(rules: Mapping[str, Expression]) -> tuple[str, ...]:
 
 
 def _is_finite(expression: Expression, finite: set[str]) -> bool:
-    """Whether an expression can be completed, if these rules can."""
+    """Return whether a finite text matches an expression, given the rules that finite texts match."""
     match expression:
         case Reference(name):
             return name in finite
@@ -41,7 +41,7 @@ def _is_finite(expression: Expression, finite: set[str]) -> bool:
 
 
 def reachable_rules(rules: Mapping[str, Expression]) -> list[str]:
-    """Return the rules that `root` leads to, itself first."""
+    """Return the names of the rules reachable from `root`, `root` first."""
     names, waiting = ["root"], [rules["root"]]
     while waiting:
         match waiting.pop():

@@ -1,4 +1,4 @@
-"""What becomes of the parts of a specification that cannot be enforced: refused, or left out and named."""
+"""Handles the parts of a specification that cannot be enforced: they are refused, or left out and reported."""
 
 import json
 from typing import Final, NoReturn
@@ -8,16 +8,20 @@ from graftlm.errors import GrammarError
 __all__ = ["Enforcement", "NotEnforcedError", "refuse", "show"]
 
 
-#: Characters of paths, of one specification: they are kept as long as its answer may be asked for again.
-_MAX_TOLD: Final = 2**17
+#: Maximum total length of the paths of one specification, in characters. They are stored with the compiled grammar.
+_MAX_PATH_CHARS: Final = 2**17
 
 
 class NotEnforcedError(GrammarError):
-    """A specification is well formed, and asks for what cannot be enforced."""
+    """A specification is well formed, but a part of it cannot be enforced."""
 
 
 class Enforcement:
-    """Collects what a translation leaves out, in the order in which it is come across."""
+    """Collects the keywords that a translation leaves out, in order.
+
+    Args:
+        strict: whether keywords that cannot be enforced are refused.
+    """
 
     def __init__(self, strict: bool) -> None:
         self._strict = strict
@@ -26,39 +30,47 @@ class Enforcement:
 
     @property
     def is_strict(self) -> bool:
-        """Whether nothing may be left out."""
+        """Whether keywords that cannot be enforced are refused."""
         return self._strict
 
     @property
     def unenforced(self) -> tuple[str, ...]:
-        """Keywords left out so far, each with its path and once."""
+        """The paths of the keywords left out so far, without duplicates."""
         return tuple(dict.fromkeys(self._paths))
 
     def leave_out(self, path: str, message: str) -> None:
-        """Note that a keyword is not enforced.
+        """Record that a keyword is not enforced.
 
         Args:
             path: of the keyword, such as `$.items.uniqueItems`.
+            message: why it is not enforced, for the error.
 
         Raises:
-            NotEnforcedError: nothing may be left out.
-            GrammarError: too much is.
+            NotEnforcedError: the specification is strict.
+            GrammarError: the paths are too long in total.
         """
         if self._strict:
             is_plain = "enforced" in message and "strict" not in message
             hint = f"{'' if message.endswith('.') else '.'} With strict false it is left out." if is_plain else ""
             raise NotEnforcedError(f"{path}: {message}{hint}")
         self._num_chars += len(path)
-        if self._num_chars > _MAX_TOLD:
-            raise GrammarError(f"{path[:80]}: the paths of what is not enforced have over {_MAX_TOLD:,} characters")
+        if self._num_chars > _MAX_PATH_CHARS:
+            raise GrammarError(
+                f"{path[:80]}: the paths of keywords that are not enforced have more than {_MAX_PATH_CHARS:,} "
+                "characters in total"
+            )
         self._paths.append(path)
 
 
 def refuse(path: str, message: str) -> NoReturn:
-    """Refuse what is malformed, or has no valid value, whether or not something may be left out."""
+    """Refuse a keyword that is malformed or allows no value, also if the specification is not strict.
+
+    Raises:
+        GrammarError: always.
+    """
     raise GrammarError(f"{path}: {message}")
 
 
 def show(value: object) -> str:
-    """Return a value as an error quotes it."""
+    """Return a value as JSON for an error message, at most 80 characters."""
     return json.dumps(value)[:80]

@@ -1,4 +1,4 @@
-"""The rules of JSON itself, from which those of a schema are put together."""
+"""The EBNF rules of JSON, from which the rules of a schema are built."""
 
 import json
 from collections.abc import Mapping
@@ -11,39 +11,49 @@ __all__ = ["JsonRules", "RegularJsonRules", "literal", "repeated"]
 
 
 _QUOTE: Final = r'"\""'
-#: Characters by which other names are told from those that a schema lists: each is a group within the one before.
+#: Maximum number of leading characters that distinguish other names from those of a schema; each needs a nested group.
 _MAX_NAME_LEN: Final = 64
 
 
 def literal(text: str) -> str:
-    """Return the expression of a text, which holds no control characters."""
+    """Return an EBNF literal of a text without control characters."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 
 
 def repeated(item: str, least: int, most: int | None) -> str:
-    """Return an expression for so many of an item, which is one element."""
+    """Return the expression of `least` to `most` repetitions of an item; `most` None: no maximum.
+
+    Args:
+        item: an expression that needs no parentheses.
+        least: the minimum.
+        most: the maximum, or None.
+    """
     return f"{item}{{{least},{'' if most is None else most}}}"
 
 
 class JsonRules:
-    """Rules by name. Those of JSON are added when they are first asked for."""
+    """The rules of a grammar by name. Rules of JSON itself are added at their first use.
 
-    #: A character of a string that stands for itself.
+    Args:
+        options: white space in the output.
+    """
+
+    #: A character of a string that is not an escape.
     PLAIN_CHAR: ClassVar = ebnf_class(IN_JSON_STRING)
-    #: Whether rules may refer to themselves, beside those of any value.
+    #: Whether rules may be recursive; the rules of any value always are.
     MAY_REPEAT: ClassVar = True
 
-    # A star over one class costs a matcher a thousandth of what a star over alternatives does.
+    # For a matcher, a repetition of one class is a thousand times cheaper than a repetition of alternatives.
     _STRING: ClassVar = {
         "string": f'"\\"" {PLAIN_CHAR}* ("\\\\" escape {PLAIN_CHAR}*)* "\\""',
         "escape": '[\\u0022\\u005c\\u002fbfnrt] | "u" code',
-        "code": "[0-9A-CE-Fa-ce-f] hex hex hex | [Dd] [0-7] hex hex",  # no halves of surrogate pairs
+        "code": "[0-9A-CE-Fa-ce-f] hex hex hex | [Dd] [0-7] hex hex",  # no surrogates
         "hex": "[0-9A-Fa-f]",
     }
     _NUMBER: ClassVar = {
         "integer": '"-"? ("0" | [1-9] [0-9]*)',
-        # Two digits of exponent: no number that double precision cannot hold.
+        # The exponent has at most two digits, so that numbers are within the range of double precision.
         "number": 'integer ("." [0-9]+)? ([eE] [+\\u002d]? [0-9]{1,2})?',
     }
     _ANY: ClassVar = {"any": 'object | array | string | number | "true" | "false" | "null"'}
@@ -59,25 +69,25 @@ class JsonRules:
             self.add("ws", repeated("[ \\n\\r\\t]", 0, options.max_whitespace))
 
     def add(self, name: str, body: str) -> None:
-        """Add a rule; a name is added once, or with the same body."""
+        """Add a rule. A name must not be added again with another body."""
         self._bodies[name] = body
 
     def text(self) -> str:
-        """Return the grammar."""
+        """Return the grammar, one line per rule."""
         return "\n".join([f"{name} ::= {body}" for name, body in self._bodies.items()])
 
     def string(self) -> str:
-        """Return the rule of any string."""
+        """Return the name of the rule of any string."""
         self._bodies.update(self._STRING)
         return "string"
 
     def number(self) -> str:
-        """Return the rule of any number."""
+        """Return the name of the rule of any number."""
         self._bodies.update(self._NUMBER)
         return "number"
 
     def any(self) -> str:
-        """Return the rule of any value."""
+        """Return the name of the rule of any value."""
         if "any" not in self._bodies:
             self._bodies.update(self._ANY)
             self.number()
@@ -87,27 +97,31 @@ class JsonRules:
         return "any"
 
     def is_any(self, name: str) -> bool:
-        """Tell whether a rule, if it is written already, is that of any value."""
-        passed: set[str] = set()
-        while name in self._bodies and name != "any" and name not in passed:
-            passed.add(name)
+        """Return whether a rule that was added is the rule of any value, directly or through references."""
+        visited: set[str] = set()
+        while name in self._bodies and name != "any" and name not in visited:
+            visited.add(name)
             name = self._bodies[name]
         return name == "any"
 
     def pair(self, key: str, value: str) -> str:
-        """Return the expression of a name and its value."""
+        """Return the expression of a property: name, colon and value."""
         return f"{key} {self._colon} {value}"
 
     def value(self, value: Any) -> str:
-        """Return the expression of one value, spelt as json.dumps does where whitespace is free."""
+        """Return the expression of one given value, as json.dumps writes it (without spaces if `compact`)."""
         separators = (",", ":") if self._is_compact else None
         return literal(json.dumps(value, ensure_ascii=False, separators=separators))
 
     def items(self, start: str, item: str | None, least: int, most: int | None, end: str) -> str | None:
-        """Return the expression of items between brackets, None where there are none that fit.
+        """Return the expression of `least` to `most` items between brackets; None if that is impossible.
 
         Args:
-            item: None where there is no item.
+            start: the opening bracket.
+            item: expression of an item; None if no item is allowed.
+            least: minimum number of items.
+            most: maximum number of items, or None.
+            end: the closing bracket.
         """
         empty = f'"{start}" {self._gap} "{end}"'
         if item is None or most == 0:
@@ -117,7 +131,14 @@ class JsonRules:
         return f'"{start}" {f"({filled})?" if least == 0 else filled} {self._gap} "{end}"'
 
     def sequence(self, first: list[str], item: str | None, least: int, most: int | None) -> str | None:
-        """Return the expression of an array that begins with some items and goes on with others, None if none fits."""
+        """Return the expression of an array; None if no array has that many items.
+
+        Args:
+            first: expressions of the first items.
+            item: expression of the items after these; None if there are none.
+            least: minimum number of items.
+            most: maximum number of items, or None.
+        """
         if not first:
             return self.items("[", item, least, most, "]")
         if item is None and least > len(first):
@@ -135,14 +156,16 @@ class JsonRules:
         return f'"[" {tail} {self._gap} "]"'
 
     def record(self, named: Mapping[str, str], required: frozenset[str], additional: str | None) -> str:
-        """Return the expression of an object with some properties, in this order.
+        """Return the expression of an object with the given properties, in this order.
 
         Args:
             named: name -> rule of its value.
-            additional: rule of the values of other properties, which follow; None where there are none.
+            required: names that cannot be omitted.
+            additional: rule of the values of other properties, which come last; None if there are none.
         """
-        # next_i: what follows the properties before i. member_i: one of those from i on, without its first quote, and
-        # what follows it. Comma and quote come before the choice of a name: few rules are open where a value may end.
+        # next_i: the rest of the object after the properties before i. member_i: one of the properties from i on,
+        # without its opening quote, and the rest of the object. Comma and quote come before the choice of a name, so
+        # that few rules are open at places where a value can end.
         prefix = f"o{len(self._bodies)}"
         end, member, num = f'{self._gap} "}}"', "", len(named)
         if additional is not None:
@@ -162,12 +185,12 @@ class JsonRules:
 
 
 class RegularJsonRules(JsonRules):
-    """Rules for automata: they do not refer to themselves, and stay small when they are put into each other."""
+    """Rules for automata: they are not recursive, and remain small when references are expanded."""
 
     MAY_REPEAT: ClassVar = False
 
     def record(self, named: Mapping[str, str], required: frozenset[str], additional: str | None) -> str:
-        """Return the expression of an object with some properties, as JsonRules does."""
+        """Return the expression of an object; see `JsonRules.record`."""
         prefix = f"o{len(self._bodies)}"
         gap, comma = self._gap, self._comma
         end = first_end = f'{gap} "}}"'
@@ -178,7 +201,8 @@ class RegularJsonRules(JsonRules):
             first_end = f'({gap} {prefix}other ({comma} {prefix}other)*)? {gap} "}}"'
         self.add(f"{prefix}next{len(named)}", end)
         self.add(f"{prefix}first{len(named)}", first_end)
-        # first_i: what may follow the brace when the properties before i were left out; next_i: what follows others.
+        # first_i: the rest of the object after the brace, if the properties before i are omitted. next_i: the rest of
+        # the object after at least one of the properties before i.
         for i, (name, value) in reversed(list(enumerate(named.items()))):
             pair = f"{self.pair(literal(json.dumps(name, ensure_ascii=False)), value)} {prefix}next{i + 1}"
             optional = name not in required
@@ -188,17 +212,18 @@ class RegularJsonRules(JsonRules):
 
 
 def _either(*branches: str) -> str:
-    """Return the expression of any of some branches; those that are empty are left out."""
+    """Return the alternatives of the branches that are not empty."""
     return " | ".join(filter(None, branches))
 
 
 def _other_than(names: frozenset[str], num_before: int = 0) -> str:
-    """Return an expression for plain strings that are none of some names.
+    """Return an expression for strings without escapes that are not equal to any of the names.
 
-    It leaves out all that begin as a name does for `_MAX_NAME_LEN` characters.
+    It does not match strings whose first `_MAX_NAME_LEN` characters are equal to those of a name.
 
     Args:
-        num_before: characters that the names had in common.
+        names: the names, without their first `num_before` characters.
+        num_before: number of characters that are equal so far.
     """
     next_chars = sorted({name[0] for name in names if name})
     taken: CharSet = tuple((ord(char), ord(char)) for char in next_chars)
@@ -207,7 +232,7 @@ def _other_than(names: frozenset[str], num_before: int = 0) -> str:
     branches.append(others)
     for char in next_chars if num_before < _MAX_NAME_LEN else ():
         if minus(((ord(char), ord(char)),), IN_JSON_STRING):
-            continue  # it is spelt with an escape, which these strings do not have
+            continue  # the character needs an escape, and these strings have no escapes
         longer = frozenset(name[1:] for name in names if name[:1] == char)
         branches.append(f"{literal(char)} ({_other_than(longer, num_before + 1)})")
     return " | ".join(branches)

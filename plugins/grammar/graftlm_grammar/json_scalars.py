@@ -1,4 +1,4 @@
-"""Expressions of JSON strings, numbers, booleans and null as schemas describe them."""
+"""Translates the schemas of JSON strings, numbers, booleans and null to EBNF expressions."""
 
 from collections.abc import Mapping
 from math import ceil, floor
@@ -18,18 +18,25 @@ from graftlm_grammar.schema_keywords import bound_hint, check_decimals
 __all__ = ["counts", "pattern_expression", "scalar_expression"]
 
 _MAX_BOUND: Final = 2**63
-_MAX_MULTIPLE: Final = 256  # a rule for each remainder
-_MAX_LEAST: Final = 1000  # what a matcher keeps of a least count grows with its square
+_MAX_MULTIPLE: Final = 256  # each remainder needs a rule
+_MAX_LEAST: Final = 1000  # a matcher's memory grows with the square of a minimum count
 _BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
 
 def scalar_expression(
     name: str, schema: Mapping[str, Any], path: str, rules: JsonRules, enforcement: Enforcement
 ) -> str:
-    """Return the expression of the values of one type, which is none of array and object.
+    """Return the expression of the values of one type.
+
+    Args:
+        name: `string`, `integer`, `number`, `boolean` or `null`.
+        schema: the schema.
+        path: of the schema.
+        rules: the rules of JSON.
+        enforcement: records keywords that are not enforced.
 
     Raises:
-        GrammarError: a keyword is malformed, or not enforced, or no value fits.
+        GrammarError: a keyword is malformed, no value is valid, or the schema is strict and a keyword is not enforced.
     """
     if name == "string":
         return _string(schema, path, enforcement) or rules.string()
@@ -43,18 +50,29 @@ def scalar_expression(
 def counts(
     schema: Mapping[str, Any], keys: tuple[str, str], path: str, enforcement: Enforcement
 ) -> tuple[int, int | None]:
-    """Return the least and the most of something, None for any number."""
+    """Return the minimum and the maximum that a pair of keywords sets; the maximum is None if there is none.
+
+    Args:
+        schema: the schema.
+        keys: the keywords of the minimum and of the maximum.
+        path: of the schema.
+        enforcement: records counts that are too large.
+
+    Raises:
+        GrammarError: a count is malformed, the maximum is less than the minimum, or a count is too large and the
+            schema is strict.
+    """
     found: list[int | None] = []
     for key, limit in zip(keys, (_MAX_LEAST, MAX_COUNT), strict=True):
         if key not in schema:
             found.append(None)
             continue
         value = schema[key]
-        said = f"expected a whole number from 0 to {limit}, got {show(value)}"
+        message = f"expected a whole number from 0 to {limit}, got {show(value)}"
         if json_type(value) != "integer" or value < 0:
-            refuse(f"{path}.{key}", said)
+            refuse(f"{path}.{key}", message)
         elif value > limit:
-            enforcement.leave_out(f"{path}.{key}", said)
+            enforcement.leave_out(f"{path}.{key}", message)
             found.append(None)
         else:
             found.append(int(value))
@@ -65,11 +83,11 @@ def counts(
 
 
 def pattern_expression(pattern: Any, path: str) -> str:
-    """Return the expression of the strings, quotes included, that match a pattern as a whole.
+    """Return the expression of the JSON strings, including quotes, whose whole text matches a pattern.
 
     Raises:
-        NotEnforcedError: it uses what a grammar cannot say.
-        GrammarError: it is malformed.
+        NotEnforcedError: a grammar cannot express the pattern.
+        GrammarError: the pattern is malformed.
     """
     if not isinstance(pattern, str):
         refuse(path, f"expected a string, got {json_type(pattern)}")
@@ -84,22 +102,22 @@ def _quoted(expression: str) -> str:
 
 
 def _string(schema: Mapping[str, Any], path: str, enforcement: Enforcement) -> str | None:
-    """Return the expression of a string with a pattern, format or length, None if it has none."""
+    """Return the expression of a string with a pattern, format or length; None if the schema has none of these."""
     least, most = counts(schema, ("minLength", "maxLength"), path, enforcement)
     lengths = [key for key in ("minLength", "maxLength") if key in schema]
-    asked: list[tuple[str, list[str]]] = []
+    found: list[tuple[str, list[str]]] = []
     for expression, keys in (
         (_string_pattern(schema, path, enforcement), ["pattern"]),
         (_string_format(schema, path, enforcement), ["format"]),
         (_quoted(repeated(JsonRules.PLAIN_CHAR, least, most)) if (least, most) != (0, None) else None, lengths),
     ):
         if expression is not None:
-            asked.append((expression, keys))
-    for _, keys in asked[1:]:
+            found.append((expression, keys))
+    for _, keys in found[1:]:
         for key in keys:
-            message = f"not enforced beside {asked[0][1][0]}: a string has a pattern, a format or a length, one of them"
+            message = f"not enforced together with {found[0][1][0]}: use only one of pattern, format and length"
             enforcement.leave_out(f"{path}.{key}", message)
-    return asked[0][0] if asked else None
+    return found[0][0] if found else None
 
 
 def _string_pattern(schema: Mapping[str, Any], path: str, enforcement: Enforcement) -> str | None:
@@ -136,46 +154,46 @@ def _integer(schema: Mapping[str, Any], path: str, rules: JsonRules, enforcement
         return f"m{step}"
     first = None if low is None else floor(low.value) + 1 if not low.inclusive else ceil(low.value)
     last = None if high is None else ceil(high.value) - 1 if not high.inclusive else floor(high.value)
-    return integers_between(first, last) or refuse(path, "no integer lies between these bounds")
+    return integers_between(first, last) or refuse(path, "there is no integer between these bounds")
 
 
 def _step(schema: Mapping[str, Any], is_bounded: bool, path: str, enforcement: Enforcement) -> int | None:
-    """Return what an integer is a multiple of, None for anything."""
+    """Return the number of which an integer must be a multiple; None if there is none."""
     if "multipleOf" not in schema:
         return None
     step, path = schema["multipleOf"], f"{path}.multipleOf"
-    said = f"expected a whole number from 1 to {_MAX_MULTIPLE}, got {show(step)}"
+    message = f"expected a whole number from 1 to {_MAX_MULTIPLE}, got {show(step)}"
     if json_type(step) not in ("integer", "number") or not step > 0:
-        refuse(path, said)
+        refuse(path, message)
     if is_bounded or "number" in schema.get("type", "integer"):
-        enforcement.leave_out(path, "enforced for type integer only, and without bounds")
+        enforcement.leave_out(path, "enforced only for type integer, without bounds")
         return None
     if json_type(step) != "integer" or step > _MAX_MULTIPLE:
-        enforcement.leave_out(path, said)
+        enforcement.leave_out(path, message)
         return None
     return int(step)
 
 
 def _number(schema: Mapping[str, Any], path: str, enforcement: Enforcement) -> str | None:
-    """Return the expression of a number with bounds, None if it has none."""
+    """Return the expression of a number with bounds; None if the schema has no bounds."""
     low, high = _bounds(schema, path, enforcement)
     if low is None and high is None:
         return None
-    return numbers_between(low, high) or refuse(path, "no number lies between these bounds")
+    return numbers_between(low, high) or refuse(path, "there is no number between these bounds")
 
 
 def _bounds(schema: Mapping[str, Any], path: str, enforcement: Enforcement) -> tuple[Bound | None, Bound | None]:
-    """Return the tightest bounds that a schema names."""
+    """Return the tightest lower and upper bound of a schema; None if it has none."""
     found: dict[str, Bound] = {}
     for key in _BOUNDS:
         if key not in schema:
             continue
         value = schema[key]
-        said = f"expected a number up to 2**63, got {show(value)}"
+        message = f"expected a number from -2**63 to 2**63, got {show(value)}"
         if json_type(value) not in ("integer", "number"):
-            refuse(f"{path}.{key}", said + bound_hint(value))
+            refuse(f"{path}.{key}", message + bound_hint(value))
         if abs(value) > _MAX_BOUND:
-            enforcement.leave_out(f"{path}.{key}", said)
+            enforcement.leave_out(f"{path}.{key}", message)
             continue
         if not check_decimals(enforcement, value, f"{path}.{key}"):
             continue

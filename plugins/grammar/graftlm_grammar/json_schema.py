@@ -1,12 +1,13 @@
-"""JSON schemas as EBNF: whatever the grammar accepts is valid under the schema.
+"""Translates JSON schemas to EBNF. Each text that the grammar accepts is valid under the schema.
 
-xgrammar has a reading of JSON schemas of its own, of which 0.2.8 enforces a part and passes over the rest in silence:
-`required` names without a property, bounds beside `multipleOf`, keys spelt with escapes, ... Here a keyword is either
-translated or refused, by its name and path; or, where that is asked for, left out and named.
+xgrammar also reads JSON schemas, but version 0.2.8 enforces only some keywords and ignores others without a warning:
+`required` names without a property, bounds together with `multipleOf`, keys written with escapes, and more. This module
+either translates a keyword or refuses it, with its name and path. If the schema is not strict, such a keyword is left
+out and reported.
 
-The grammar may accept less than the schema does. Properties come in the order in which the schema lists them, and only
-those, unless it speaks of `additionalProperties`; a `pattern` matches the whole string; strings with a length or a
-pattern, and names, hold no escapes; numbers with bounds have no exponent; a keyword of one type implies the type.
+The grammar may accept fewer texts than the schema. Properties are in the order of the schema, without others unless the
+schema has `additionalProperties`. A `pattern` must match the whole string. Strings with a length or a pattern, and
+names, have no escapes. Numbers with bounds have no exponent. A keyword that applies to one type implies this type.
 """
 
 from collections.abc import Callable, Iterable
@@ -36,9 +37,9 @@ __all__ = ["SchemaGrammar", "translate_schema"]
 _KNOWN: Final = frozenset[str]().union(*ENFORCED.values())
 
 
-#: Properties of all objects together.
+#: Maximum number of properties of all objects together.
 _MAX_NAMED: Final = 3000
-#: Properties of one object that it need not have.
+#: Maximum number of optional properties of one object.
 _MAX_OPTIONAL: Final = 800
 
 
@@ -47,8 +48,8 @@ class SchemaGrammar:
     """A schema as a grammar.
 
     Attributes:
-        ebnf: rules in xgrammar's notation, of which the first asked for is `root`.
-        unenforced: keywords that were left out, each with its path; empty where the schema is enforced in full.
+        ebnf: rules in xgrammar's notation; the start rule is `root`.
+        unenforced: paths of the keywords that were left out; empty if the schema is enforced completely.
     """
 
     ebnf: str
@@ -61,15 +62,15 @@ def translate_schema(
     """Translate a schema.
 
     Args:
-        text: a JSON schema, draft 2020-12 in the main.
-        options: how the JSON is written.
-        strict: refuse what cannot be enforced; otherwise leave it out.
-        path: what to call the root.
-        rules: those of JSON itself.
+        text: a JSON schema, mostly as in draft 2020-12.
+        options: white space in the output.
+        strict: whether keywords that cannot be enforced are refused; otherwise they are left out.
+        path: name of the root in paths.
+        rules: the class of the rules of JSON.
 
     Raises:
-        GrammarError: it is not a schema, or no value fits, or it is strict and asks for what is not enforced; the
-            message names keyword and path.
+        GrammarError: the text is not a schema, no value is valid under it, or it is strict and has a keyword that
+            cannot be enforced; the message names the keyword and its path.
     """
     with reading_schema(text) as schema:
         translation = _Translation(schema, path, rules(options), Enforcement(strict))
@@ -81,32 +82,32 @@ def translate_schema(
 
 
 class _Translation:
-    """Walks a schema, and what it refers to, once; each schema becomes a rule."""
+    """Visits a schema and the targets of its references once; each schema becomes a rule."""
 
     def __init__(self, root: Any, root_path: str, rules: JsonRules, enforcement: Enforcement) -> None:
         self.rules = rules
         self.enforcement = enforcement
         self._root = root
         self._root_path = root_path
-        # id of a schema -> its rule, perhaps not written yet: schemas may be recursive
+        # id of a schema -> its rule, which may not be written yet, because schemas may be recursive
         self._names: dict[int, str] = {}
-        self._paths: dict[str, str] = {}  # of the rules
+        self._paths: dict[str, str] = {}  # rule -> path of its schema
         self._is_written: set[str] = set()
         self.is_recursive = False
         self._num_named = self._num_followed = 0
 
     def check_finite(self, ebnf: str) -> None:
-        """Refuse schemas that only endless values meet.
+        """Check that a finite value is valid under each schema.
 
         Raises:
-            GrammarError: naming the first.
+            GrammarError: the message names the first schema without a finite value.
         """
         endless = [name for name in endless_rules(read_ebnf(ebnf, MAX_COUNT)) if name in self._paths]
         if endless:
-            refuse(self._paths[endless[0]], "no finite value meets this: it requires itself")
+            refuse(self._paths[endless[0]], "no finite value is valid, because the schema requires itself")
 
     def write(self, schema: Any, path: str, depth: int = 0) -> str:
-        """Write the rule of a schema and of all below it; returns its name."""
+        """Write the rules of a schema and of all schemas within it. Returns the name of its rule."""
         if schema is True:
             return self.rules.any()
         if schema is False:
@@ -119,7 +120,7 @@ class _Translation:
         if depth > MAX_DEPTH:
             refuse(path, f"nested more than {MAX_DEPTH} levels deep")
         if depth and "$id" in schema:
-            self.enforcement.leave_out(f"{path}.$id", "below the root it changes what $ref means: not enforced")
+            self.enforcement.leave_out(f"{path}.$id", "not enforced below the root, where it changes references")
             return self.rules.any()
         name = self._names[id(schema)] = f"s{len(self._names)}"
         self._paths[name] = path
@@ -128,36 +129,36 @@ class _Translation:
         return name
 
     def _expression(self, schema: dict[str, Any], path: str, depth: int) -> str:
-        said = asserted(schema)
+        keywords = asserted(schema)
         form = next((key for key in COMBINED if key in schema), None)
-        own = next((key for key in said if key in _KNOWN), None)
+        own = next((key for key in keywords if key in _KNOWN), None)
         if own is not None and form in ("anyOf", "oneOf", "allOf"):
-            # Where one of the two has to go, what the schema says itself is worth more.
-            said = self._without(said, lambda key: key in COMBINED, schema, path, own)
+            # Only one of the two can be enforced; the schema's own keywords are preferred.
+            keywords = self._without(keywords, lambda key: key in COMBINED, schema, path, own)
             form = None
         if form is None:
-            return self._typed(schema, said, path, depth)
+            return self._typed(schema, keywords, path, depth)
         kept = (form, "type") if form in ("enum", "const") else (form,)
-        self._without(said, lambda key: key not in kept, schema, path, form)
+        self._without(keywords, lambda key: key not in kept, schema, path, form)
         expression = self._combined(form, schema, f"{path}.{form}", depth)
         if expression is not None:
             return expression
-        return self._typed(schema, [key for key in said if key not in COMBINED], path, depth)
+        return self._typed(schema, [key for key in keywords if key not in COMBINED], path, depth)
 
     def _without(
-        self, said: list[str], goes: Callable[[str], bool], schema: dict[str, Any], path: str, beside: str
+        self, keywords: list[str], is_excluded: Callable[[str], bool], schema: dict[str, Any], path: str, kept: str
     ) -> list[str]:
-        """Leave out keywords that are not enforced beside another; returns those that stay."""
-        for key in filter(goes, said):
+        """Leave out keywords that cannot be enforced together with the keyword `kept`. Returns the other keywords."""
+        for key in filter(is_excluded, keywords):
             if key in (*COMBINED, "type") or key in _KNOWN:
-                message = f"not enforced beside {beside}; move it into the schemas there"
+                message = f"not enforced together with {kept}; move it into the schemas there"
                 leave_out(self.enforcement, schema, key, path, message)
             else:
                 leave_out_unknown(self.enforcement, schema, key, path)
-        return [key for key in said if not goes(key)]
+        return [key for key in keywords if not is_excluded(key)]
 
     def _combined(self, form: str, schema: dict[str, Any], path: str, depth: int) -> str | None:
-        """Return the expression of a combining keyword, None if it is left out."""
+        """Return the expression of a combining keyword; None if the keyword is left out."""
         if form == "$ref":
             return self._reference(schema[form], path, depth)
         if form in ("enum", "const"):
@@ -170,12 +171,12 @@ class _Translation:
         return " | ".join(branches)
 
     def _first_that_asserts(self, rules: list[str], path: str) -> str:
-        """Return the rule of the one schema of several that is enforced."""
-        telling = [i for i, rule in enumerate(rules) if not self.rules.is_any(rule)]
-        for i in telling[1:]:
-            message = f"not enforced beside [{telling[0]}]; write one schema that says it all"
+        """Return the rule of the first schema of an `allOf` that restricts values; the others are left out."""
+        restricting = [i for i, rule in enumerate(rules) if not self.rules.is_any(rule)]
+        for i in restricting[1:]:
+            message = f"not enforced together with [{restricting[0]}]; combine both in one schema"
             self.enforcement.leave_out(f"{path}[{i}]", message)
-        return rules[telling[0]] if telling else self.rules.any()
+        return rules[restricting[0]] if restricting else self.rules.any()
 
     def _reference(self, ref: Any, path: str, depth: int) -> str | None:
         try:
@@ -200,15 +201,15 @@ class _Translation:
                 refuse(path, f"{show(value)} is not of type {' or '.join(types)}")
         return " | ".join([self.rules.value(value) for value in values])
 
-    def _typed(self, schema: dict[str, Any], said: list[str], path: str, depth: int) -> str:
-        for key in said:
+    def _typed(self, schema: dict[str, Any], keywords: list[str], path: str, depth: int) -> str:
+        for key in keywords:
             if key not in _KNOWN and key != "type":
                 leave_out_unknown(self.enforcement, schema, key, path)
-        keywords = [key for key in said if key in _KNOWN]
-        if "type" not in schema and not keywords:
+        known = [key for key in keywords if key in _KNOWN]
+        if "type" not in schema and not known:
             return self.rules.any()
-        types = type_names(schema["type"], f"{path}.type") if "type" in schema else _implied_types(keywords)
-        for key in keywords:
+        types = type_names(schema["type"], f"{path}.type") if "type" in schema else _implied_types(known)
+        for key in known:
             if not any(key in ENFORCED[name] for name in types):
                 leave_out(self.enforcement, schema, key, path, f"not enforced for type {' or '.join(types)}")
         return " | ".join([self._of_type(name, schema, path, depth) for name in types])
@@ -233,31 +234,36 @@ class _Translation:
         if named:
             for key in ("patternProperties", "propertyNames", "minProperties", "maxProperties"):
                 if key in schema:
-                    leave_out(self.enforcement, schema, key, path, "not enforced beside properties or required")
+                    leave_out(self.enforcement, schema, key, path, "not enforced together with properties or required")
             value = None if additional in (None, False) else self._additional(additional, path, depth)
             return self.rules.record(named, frozenset(schema.get("required", ())), value)
         least, most = counts(schema, ("minProperties", "maxProperties"), path, self.enforcement)
         if least > 1:
-            self.enforcement.leave_out(f"{path}.minProperties", "enforced up to 1: free names may come twice")
+            self.enforcement.leave_out(f"{path}.minProperties", "enforced only up to 1: free names may occur twice")
             least = 1
         pair = self._pair(schema, additional, path, depth)
-        return self.rules.items("{", pair, least, most, "}") or refuse(path, "no property is allowed, or no count fits")
+        return self.rules.items("{", pair, least, most, "}") or refuse(
+            path, "no property is allowed, or no number of properties is possible"
+        )
 
     def _limit(self, num_named: int, num_optional: int, path: str) -> None:
-        """Refuse more properties than compile in a few seconds: any of the optional ones may follow any other."""
+        """Refuse a schema with more properties than can be compiled in a few seconds.
+
+        The cost grows with the square of the optional properties, because each of them may follow each other one.
+        """
         self._num_named += num_named
         self._num_followed += num_optional**2
         if self._num_named > _MAX_NAMED:
-            refuse(f"{path}.properties", f"more than {_MAX_NAMED:,} properties altogether")
+            refuse(f"{path}.properties", f"the schema has more than {_MAX_NAMED:,} properties in total")
         if self._num_followed > _MAX_OPTIONAL**2:
             refuse(
                 f"{path}.properties",
-                f"{num_optional} may be left out, expected {_MAX_OPTIONAL} at most, and fewer where several objects "
-                "have many; name them in required",
+                f"{num_optional} properties are optional, expected at most {_MAX_OPTIONAL}, and fewer if several "
+                "objects have many; list them in required",
             )
 
     def _pair(self, schema: dict[str, Any], additional: Any, path: str, depth: int) -> str | None:
-        """Return the expression of a property whose name is free, None where there is none."""
+        """Return the expression of a property whose name is not listed; None if there is no such property."""
         if "patternProperties" in schema:
             pair = self._by_pattern(schema, path, depth)
             if pair is not None:
@@ -271,27 +277,30 @@ class _Translation:
         return self.write(schema, f"{path}.additionalProperties", depth + 1)
 
     def _require(self, schema: dict[str, Any], named: dict[str, str], additional: Any, path: str, depth: int) -> None:
-        """Check `required`; names that `properties` leaves out become properties that may be anything."""
+        """Check `required`; add names that are not in `properties` to `named`.
+
+        Their values are those of `additionalProperties`, or any value.
+        """
         required, path_here = schema.get("required", []), f"{path}.required"
         if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
             refuse(path_here, "expected a list of names")
         for name in required:
             if name in named:
                 continue
-            said = f"{show(name)} is enforced only if properties describes it"
+            message = f"{show(name)} is enforced only if properties describes it"
             if "patternProperties" in schema:
-                self.enforcement.leave_out(f"{path}.patternProperties", said)
+                self.enforcement.leave_out(f"{path}.patternProperties", message)
             elif additional is False:
-                refuse(path_here, said)
+                refuse(path_here, message)
             is_free = additional is None or additional is False
             named[name] = self.rules.any() if is_free else self._additional(additional, path, depth)
 
     def _by_pattern(self, schema: dict[str, Any], path: str, depth: int) -> str | None:
-        """Return the expression of a property whose name matches a pattern, None if that is left out."""
+        """Return the expression of a property whose name matches a pattern; None if the keyword is left out."""
         patterns = _mapping(schema, "patternProperties", path)
         path = f"{path}.patternProperties"
         if len(patterns) != 1 or schema.get("additionalProperties", False) is not False or "propertyNames" in schema:
-            message = "enforced for one pattern, with no other names: a name might match both"
+            message = "enforced only for one pattern without other names, because a name might match both"
             self.enforcement.leave_out(path, message)
             return None
         ((pattern, below),) = patterns.items()
@@ -311,13 +320,13 @@ class _Translation:
         rule = self.write(names, path, depth + 1)
         if self._types_of(names) == {"string"}:
             return rule
-        self.enforcement.leave_out(path, "enforced for schemas of type string only")
+        self.enforcement.leave_out(path, "enforced only for schemas of type string")
         return self.rules.string()
 
     def _types_of(self, schema: Any) -> set[str] | None:
         try:
             return types_of(self._root, schema)
-        except NotEnforcedError:  # a reference that was left out before
+        except NotEnforcedError:  # a reference that is not enforced
             return None
 
     # -- arrays --------------------------------------------------------------------------------------------------------
@@ -330,11 +339,11 @@ class _Translation:
             first = self._branches(schema["prefixItems"], f"{path}.prefixItems", depth)
         rest = schema.get("items", not first)
         item = None if rest is False else self.write(rest, f"{path}.items", depth + 1)
-        return self.rules.sequence(first, item, least, most) or refuse(path, "no array can have that many items")
+        return self.rules.sequence(first, item, least, most) or refuse(path, "no array has this number of items")
 
 
 def _implied_types(keywords: Iterable[str]) -> list[str]:
-    """Return the types that keywords speak of, integers for numbers where a keyword is only of integers."""
+    """Return the types to which keywords apply; `number`, not `integer`, for keywords of both."""
     names = {next(name for name in reversed(ENFORCED) if key in ENFORCED[name]) for key in keywords}
     if {"integer", "number"} <= names:
         names.remove("integer")

@@ -1,23 +1,23 @@
-r"""Repetitions of one character more than 128 times, in forms that xgrammar reads soundly.
+r"""Rewrites repetitions of a character class of more than 128 times, in forms for which xgrammar's masks are correct.
 
-xgrammar 0.2.8 treats a repetition of a character class differently when its count exceeds 128: masks may then disagree
-with `accept`. Measured, every token of a vocabulary against `accept`:
+xgrammar 0.2.8 treats a repetition of a character class differently if its count exceeds 128: masks may then disagree
+with `accept`. Measured, by comparing every token of a vocabulary with `accept`:
 
 | class, as written | counts above 128 | disagreement |
 |---|---|---|
-| ASCII only, `[a-z]` | any | none |
-| with others, `[b-z\u0080-\ud7ff\ue000-\U0010ffff]` | any | `bad` is allowed and then rejected |
-| all but few others, `[^a\ud800-\udfff]`, before what it leaves out | {m,n}, m up to 128; {m,} | none |
+| only ASCII, `[a-z]` | any | none |
+| also non-ASCII, `[b-z\u0080-\ud7ff\ue000-\U0010ffff]` | any | `bad` is allowed and then rejected |
+| nearly all, negated, `[^a\ud800-\udfff]`, followed by an excluded character | {m,n}, m up to 128; {m,} | none |
 | the same | {m,n}, m above 128 | tokens are missing |
-| the same, before what it holds, `[^a\ud800-\udfff]{0,150} [^b]{50}` | {m,n} | some are allowed and then rejected |
-| few others, `[^\u0000-\u0060\u007b-\u00e8\u00ea-\U0010ffff]` | any | some bytes are allowed and then rejected |
+| the same, followed by an included one, `[^a\ud800-\udfff]{0,150} [^b]{50}` | {m,n} | some are allowed, then rejected |
+| few non-ASCII, negated, `[^\u0000-\u0060\u007b-\u00e8\u00ea-\U0010ffff]` | any | bytes are allowed, then rejected |
 
-| with others, `[b-z\u0080-\uffff]{50}`, before a repetition of such a class | up to 128, too | as in the second row |
+| also non-ASCII, `[b-z\u0080-\uffff]{50}`, before a repetition of such a class | also up to 128 | as in row 2 |
 
-So a class of nearly all characters is written as what it leaves out (by `library_text`) where one of these must
-follow, as the quote after a JSON string; any other repetition is divided into some of at most 128. Each of these is a
-rule of its own with a lookahead, any character: without it the library takes what follows the rule as its lookahead,
-which leads to the last row. They cost more where a token reaches from one part into the next.
+Therefore, a class of nearly all characters is written as a negated class (by `library_text`) if an excluded character
+must follow, such as the quote after a JSON string. Any other repetition is divided into parts of at most 128. Each part
+is a separate rule with a lookahead of any character. Without the lookahead, the library uses the text after the rule as
+lookahead, which causes the disagreement of the last row. Parts cost more time for tokens that extend over two parts.
 """
 
 from collections.abc import Mapping
@@ -29,22 +29,22 @@ from graftlm_grammar.ebnf import EMPTY, Alternatives, Chars, Expression, Referen
 
 __all__ = ["MAX_PLAIN_COUNT", "SoundRules", "is_nearly_all", "sound_counts"]
 
-#: Up to this count, the library writes a repetition out.
+#: Up to this count, the library expands a repetition.
 MAX_PLAIN_COUNT: Final = 128
 _LAST_ASCII: Final = 0x7F
-#: Written as *, + and ?, which the library reads well.
+#: Written as *, + and ?, which the library handles correctly.
 _PLAIN_COUNTS: Final = {(0, None), (1, None), (0, 1)}
-#: Characters beyond ASCII that a class may leave out and be written as what it leaves out. ECMAScript's `\S` leaves 21.
-_MAX_LEFT_OUT: Final = 64
+#: Maximum number of excluded non-ASCII characters of a class of nearly all characters. ECMAScript's `\S` excludes 21.
+_MAX_EXCLUDED: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class SoundRules:
-    """Rules whose counts the library reads soundly.
+    """Rules for which the library's masks are correct.
 
     Attributes:
         rules: name -> expression.
-        followed: the rules that are written with any character as their lookahead.
+        followed: the rules that get a lookahead of any character.
     """
 
     rules: Mapping[str, Expression]
@@ -52,10 +52,10 @@ class SoundRules:
 
 
 def sound_counts(rules: Mapping[str, Expression]) -> SoundRules:
-    """Return rules that accept the same texts.
+    """Return rules that accept the same texts and for which the library's masks are correct.
 
     Args:
-        rules: name -> expression, each that one refers to among them.
+        rules: name -> expression; every referenced rule is among them.
     """
     rewriting = _Rewriting(rules)
     is_within = any("root" in references(expression) for expression in rules.values())
@@ -68,21 +68,21 @@ def sound_counts(rules: Mapping[str, Expression]) -> SoundRules:
 
 
 def is_ascii(chars: CharSet) -> bool:
-    """Whether a class that is not empty holds no character beyond ASCII."""
+    """Return whether a non-empty class has only ASCII characters."""
     return chars[-1][1] <= _LAST_ASCII
 
 
 def is_nearly_all(chars: CharSet) -> bool:
-    """Whether a class holds nearly all characters beyond ASCII."""
-    left_out = [(max(first, _LAST_ASCII + 1), last) for first, last in complement(chars) if last > _LAST_ASCII]
-    return sum(last - first + 1 for first, last in left_out) <= _MAX_LEFT_OUT
+    """Return whether a class has nearly all non-ASCII characters."""
+    excluded = [(max(first, _LAST_ASCII + 1), last) for first, last in complement(chars) if last > _LAST_ASCII]
+    return sum(last - first + 1 for first, last in excluded) <= _MAX_EXCLUDED
 
 
 class _Rewriting:
     """Rewrites expressions.
 
     Attributes:
-        parts: repetition -> the rule that it is.
+        parts: repetition -> name of its rule.
     """
 
     def __init__(self, rules: Mapping[str, Expression]) -> None:
@@ -96,7 +96,8 @@ class _Rewriting:
         """Rewrite an expression.
 
         Args:
-            after: the characters that may follow it; none at the end of the text, None if they are not known.
+            expression: the expression.
+            after: the characters that can follow it; empty at the end of the text, None if unknown.
         """
         match expression:
             case Sequence():
@@ -116,7 +117,14 @@ class _Rewriting:
         return expression
 
     def _repeated(self, chars: Chars, least: int, most: int | None, after: CharSet | None) -> Expression:
-        """Return an expression of so many of a character."""
+        """Return an expression of `least` to `most` characters of a class.
+
+        Args:
+            chars: the class.
+            least: minimum number of characters.
+            most: maximum number, or None.
+            after: see `sound`.
+        """
         is_plain = is_ascii(chars.chars) or (least, most) in _PLAIN_COUNTS
         if is_plain:
             return Repeated(chars, least, most)
@@ -135,7 +143,7 @@ class _Rewriting:
         return Sequence((*required, Repeated(chars, 0, None) if most is None else self._up_to(chars, most - least)))
 
     def _up_to(self, chars: Chars, most: int) -> Expression:
-        """Return an expression of at most so many of a character: a part is full before the next one begins."""
+        """Return an expression of at most `most` characters of a class; each part is full before the next starts."""
         num_blocks, num_left = divmod(most, MAX_PLAIN_COUNT)
         full = self._part(chars, MAX_PLAIN_COUNT, MAX_PLAIN_COUNT)
         expression = self._part(chars, 0, num_left) if num_left else EMPTY
@@ -145,12 +153,12 @@ class _Rewriting:
         return expression
 
     def _part(self, chars: Chars, least: int, most: int | None) -> Expression:
-        """Return a reference to the rule of a repetition."""
+        """Return a reference to the rule of a repetition; add the rule at its first use."""
         return Reference(self.parts.setdefault(Repeated(chars, least, most), f"{self._prefix}{len(self.parts)}"))
 
 
 def _flat(sequence: Sequence) -> list[Expression]:
-    """Return the items of a sequence, those of sequences within it included."""
+    """Return the items of a sequence, with nested sequences flattened."""
     found: list[Expression] = []
     for item in sequence.items:
         found += _flat(item) if isinstance(item, Sequence) else [item]
@@ -158,7 +166,7 @@ def _flat(sequence: Sequence) -> list[Expression]:
 
 
 def _as_chars(expression: Expression, one_char: Mapping[str, Chars]) -> Chars | None:
-    """Return the class that an expression comes to, None if it is more than one character, or none."""
+    """Return the class that an expression is equal to; None if the expression is not exactly one character."""
     match expression:
         case Chars():
             return expression
@@ -176,7 +184,7 @@ def _as_chars(expression: Expression, one_char: Mapping[str, Chars]) -> Chars | 
 
 
 def _one_char_rules(rules: Mapping[str, Expression]) -> dict[str, Chars]:
-    """Return the rules that are one character."""
+    """Return the rules that are exactly one character, with their classes."""
     found: dict[str, Chars] = {}
     num_before = -1
     while num_before < len(found):

@@ -1,4 +1,7 @@
-"""The `llguidance` backend: an Earley parser over lexemes, which fills masks while it generates, by that library."""
+"""The `llguidance` backend: an Earley parser over lexemes, which computes masks during generation.
+
+It uses the llguidance library.
+"""
 
 import os
 import re
@@ -33,7 +36,15 @@ _UNSATISFIABLE: Final = re.compile("Unsatisfiable schema: (.*)")
 
 
 class LLGuidanceBackend(GrammarBackend):
-    """Compiles for one tokenizer."""
+    """Compiles specifications for one tokenizer.
+
+    Args:
+        options: see `LLGuidanceOptions`.
+        context: the tokenizer and its stop tokens.
+
+    Raises:
+        GrammarError: no stop token is in the vocabulary.
+    """
 
     def __init__(self, options: LLGuidanceOptions, context: GrammarContext) -> None:
         self._options = options
@@ -44,7 +55,7 @@ class LLGuidanceBackend(GrammarBackend):
         )
 
     def check(self, spec: GrammarSpec) -> tuple[str, ...]:
-        """Read the specification as `compile` does, without looking at the vocabulary."""
+        """Check a specification as `compile` does, without the vocabulary. Returns the paths that are not enforced."""
         grammar = self._grammar(spec)
         is_error, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar.text, limits=self._limits)
         if is_error:
@@ -52,18 +63,18 @@ class LLGuidanceBackend(GrammarBackend):
         return grammar.unenforced
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        """Build the parser; which tokens a state allows is worked out when it is reached."""
+        """Create the parser. The allowed tokens of a state are computed when the state is reached."""
         grammar = self._grammar(spec)
         matcher: Any = llguidance.LLMatcher(self._vocabulary.tokenizer, grammar.text, log_level=0, limits=self._limits)
         mask = np.zeros((1, -(-self._vocabulary.size // 32)), dtype=np.int32)
         if not matcher.is_error():
-            matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)  # what is too much is mostly so at once
+            matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)  # most limits are exceeded by the first mask
         if matcher.is_error():
             raise _refusal(spec.kind, matcher.get_error())
         return _Compiled(matcher, self._vocabulary)
 
     def fill_bitmasks(self, matchers: Sequence[GrammarMatcher], mask: NDArray[np.int32]) -> None:
-        """Write the tokens that each of several matchers allows, in several threads."""
+        """Write the masks of several matchers, in several threads; row i is that of matcher i."""
         own = [cast(_Matcher, matcher) for matcher in matchers]
         rows = [(matcher.library_matcher, i) for i, matcher in enumerate(own) if not matcher.finished]
         if rows:
@@ -77,13 +88,15 @@ class LLGuidanceBackend(GrammarBackend):
 
 
 class _Vocabulary:
-    """The tokens as the library knows them. All stop tokens are its end tokens."""
+    """The vocabulary in the library's form, in which all stop tokens are end tokens."""
 
     def __init__(self, context: GrammarContext) -> None:
         self.size = context.vocab_size
         self.stop_token_ids = frozenset(token_id for token_id in context.stop_token_ids if token_id < self.size)
         if not self.stop_token_ids:
-            raise GrammarError(f"no stop token is below the vocabulary's size, {self.size}: {context.stop_token_ids}")
+            raise GrammarError(
+                f"expected a stop token below the vocabulary's size, {self.size}, got {context.stop_token_ids}"
+            )
         tokens = token_bytes(context.tokenizer_json, self.size)
         for token_id in self.stop_token_ids:
             tokens[token_id] = b""
@@ -99,7 +112,7 @@ class _Vocabulary:
 
 
 class _Tokens:
-    """What the library asks of a tokenizer; it splits text by itself, longest token first."""
+    """The attributes of a tokenizer that the library reads; the library itself splits text, longest token first."""
 
     bos_token_id = None
 
@@ -109,7 +122,7 @@ class _Tokens:
         self.special_token_ids = stop_token_ids
 
     def __call__(self, text: bytes | str) -> list[int]:
-        raise NotImplementedError("tokens are forced by masks, text is never tokenised here")
+        raise NotImplementedError("the library does not tokenize text: forced tokens are found from masks")
 
 
 class _Compiled(CompiledGrammar):
@@ -118,12 +131,12 @@ class _Compiled(CompiledGrammar):
         self._vocabulary = vocabulary
 
     def matcher(self) -> GrammarMatcher:
-        """Return a fresh matcher at the start."""
+        """Return a new matcher in the start state."""
         return _Matcher(self._matcher.deep_copy(), self._vocabulary)
 
 
 class _Matcher(GrammarMatcher):
-    """Keeps the stop token to itself: the library is at the end of the text before and after it."""
+    """A matcher that does not pass the stop token to the library, whose state is the same before and after it."""
 
     def __init__(self, matcher: Any, vocabulary: _Vocabulary) -> None:
         self.library_matcher = matcher
@@ -131,7 +144,7 @@ class _Matcher(GrammarMatcher):
         self._finished = False
 
     def accept(self, token_id: int) -> bool:
-        """Advance over a token; False leaves the matcher unchanged."""
+        """Advance by a token. Returns False, and does not change the matcher, if the token is not allowed."""
         matcher = self.library_matcher
         if self._finished or not 0 <= token_id < self._vocabulary.size:
             return False
@@ -143,7 +156,7 @@ class _Matcher(GrammarMatcher):
         return bool(accepted)
 
     def rollback(self, num_tokens: int) -> None:
-        """Undo the latest accepted tokens."""
+        """Undo the last `num_tokens` accepted tokens."""
         if num_tokens and self._finished:
             self._finished = False
             num_tokens -= 1
@@ -152,10 +165,10 @@ class _Matcher(GrammarMatcher):
             self._check()
 
     def fill_bitmask(self, mask: NDArray[np.int32], row: int) -> None:
-        """Write the allowed tokens into mask[row].
+        """Write the allowed tokens to mask[row].
 
         Raises:
-            GrammarError: the text so far can be read in too many ways.
+            GrammarError: the text so far is too ambiguous under the grammar.
         """
         if not self._finished:
             words = mask[row]
@@ -163,28 +176,30 @@ class _Matcher(GrammarMatcher):
         self.trim(mask, row)
 
     def trim(self, mask: NDArray[np.int32], row: int) -> None:
-        """Clear what the library may have set: bits past V, stop tokens too early, everything once finished.
+        """Clear bits that the library may have set incorrectly.
+
+        These are the bits after V, stop tokens before the text is complete, and all bits after a stop token.
 
         Raises:
-            GrammarError: as of `fill_bitmask`.
+            GrammarError: as for `fill_bitmask`.
         """
         self._check()
         if self._finished:
             mask[row] = 0
             return
         mask[row, -1] &= self._vocabulary.last_word
-        if not self.library_matcher.is_accepting():  # where nothing may come, the library lets it stop
+        if not self.library_matcher.is_accepting():  # if no token is allowed, the library allows the stop token
             mask[row] &= self._vocabulary.no_stop_words
 
     def forced_text(self) -> str:
-        """Return the text that must come next, up to the last whole character."""
+        """Return the forced next text, up to the last complete character."""
         if self._finished or self.library_matcher.is_accepting():
             return ""
         forced: bytes = self.library_matcher.compute_ff_bytes()
         return forced.decode(errors="ignore")
 
     def forced_tokens(self) -> list[int]:
-        """Return the tokens that must come next, at most 64."""
+        """Return the forced next tokens, at most 64."""
         return find_forced_tokens(self, self._vocabulary.size)
 
     @property
@@ -206,5 +221,5 @@ def _first_line(message: str) -> str:
     while (shorter := _POSITION.sub("", line)) != line:
         line = shorter
     if line in ("NoExtension", "NoExtensionBias"):
-        return "the vocabulary spells no text that may come next"
-    return _UNSATISFIABLE.sub(r"no value fits: \1", line)[:300]
+        return "no tokens of the vocabulary form an allowed text"
+    return _UNSATISFIABLE.sub(r"no value is valid: \1", line)[:300]

@@ -1,4 +1,4 @@
-"""Specifications as Lark grammars for llguidance."""
+"""Translates specifications to Lark grammars for llguidance."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -15,17 +15,18 @@ from graftlm_grammar.structural_tag import StructuralTag, Structure, parse_struc
 
 __all__ = ["LarkGrammar", "spec_to_lark"]
 
-# The library would allow but one tokenisation of text that is forced, and accept others all the same.
+# By default, the library allows only one tokenization of forced text in masks, but accepts others.
 _HEAD: Final = '%llguidance {"no_forcing": true}\n'
 _ANY: Final = "(?s:.*)"
 
 
 @dataclass(frozen=True, slots=True)
 class LarkGrammar:
-    """A specification as llguidance reads it.
+    """A specification as a grammar for llguidance.
 
     Attributes:
-        unenforced: keywords of JSON schemas that were left out, each with its path.
+        text: the grammar.
+        unenforced: paths of keywords of JSON schemas that were left out.
     """
 
     text: str
@@ -36,7 +37,7 @@ def spec_to_lark(spec: GrammarSpec, options: JsonOptions) -> LarkGrammar:
     """Translate a specification.
 
     Raises:
-        GrammarError: it is malformed, or asks for what is not enforced.
+        GrammarError: the specification is malformed, or is strict and has a part that cannot be enforced.
     """
     if spec.kind is GrammarKind.JSON_SCHEMA:
         schema = prepare_schema(spec.text, options, spec.strict)
@@ -54,8 +55,8 @@ def spec_to_lark(spec: GrammarSpec, options: JsonOptions) -> LarkGrammar:
 class _Tag:
     """Writes the grammar of a structural tag.
 
-    Free text up to a trigger is one lexeme, which ends with the trigger and holds none before; the free text at the end
-    holds none at all. So the earliest trigger counts, whatever else would match.
+    Free text up to a trigger is one lexeme, which ends with the trigger and contains no other trigger. The free text at
+    the end contains no trigger. So the earliest trigger always starts a structure.
     """
 
     def __init__(self, tag: StructuralTag, options: JsonOptions, strict: bool) -> None:
@@ -83,7 +84,10 @@ class _Tag:
         return f"{'first ' if self._tag.at_least_one else ''}later* FREE"
 
     def _triggered(self, trigger: str) -> str:
-        """Return how the output may go on from a trigger, "" where nothing begins with it."""
+        """Return the rule of free text that ends with a trigger, and of the structures that start with it.
+
+        Returns "" if no structure starts with the trigger.
+        """
         rests = [
             f"{_literal(structure.begin[len(trigger) :])} b{i}"
             for i, structure in enumerate(self._tag.structures)
@@ -92,13 +96,13 @@ class _Tag:
         return f"HEAD{self._tag.triggers.index(trigger)} ({' | '.join(rests)})" if rests else ""
 
     def _body(self, index: int, structure: Structure) -> str:
-        """Return the rule of what comes after `begin`."""
+        """Return the rule of a structure after its `begin`."""
         try:
             if structure.schema is not None:
                 schema = prepare_schema(structure.schema, self._options, self._strict, f"{structure.path}.schema")
                 self._unenforced += schema.unenforced
                 return f"b{index}: %json {schema.text} {_literal(structure.end)}"
-            # Of one piece, and over where it ends first: a lexeme alone would take the longest match.
+            # One lexeme, lazy so that it ends at the first possible end; by default a lexeme uses the longest match.
             lazy = "[lazy]" if structure.end else ""
             return f"b{index}{lazy}: /(?:{rust_regex(structure.regex or '')}){regex_text(structure.end)}/"
         except GrammarError as error:

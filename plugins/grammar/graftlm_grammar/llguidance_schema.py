@@ -1,8 +1,8 @@
-"""JSON schemas made ready for llguidance: what it is known to enforce is kept, all else refused, or left out and named.
+"""Prepares JSON schemas for llguidance: keeps keywords that it enforces, and refuses or leaves out the others.
 
-llguidance 1.9.1 intersects the keywords of a schema, those of `$ref`, `allOf` and `anyOf` beside others among them, and
-refuses most of what it does not know. What it passes over is caught here: unknown keywords, names spelt with escapes
-or given twice, schemas that refer to themselves without an end.
+llguidance 1.9.1 intersects the keywords of a schema, including `$ref`, `allOf` and `anyOf` next to other keywords, and
+refuses most unknown keywords. This module handles cases that the library ignores: some unknown keywords, names that are
+written with escapes or occur twice, and schemas with endless recursion.
 """
 
 import json
@@ -35,8 +35,8 @@ from graftlm_grammar.schema_references import applied_in_place, is_finite, reach
 __all__ = ["LLGuidanceSchema", "prepare_schema"]
 
 _MAX_BOUND: Final = 2**53
-_MAX_MULTIPLE: Final = 4096  # a state for each remainder; 16 million take 10 GB
-_MAX_OPTIONAL: Final = 400  # each is an item of the parser's state, which holds 2,000
+_MAX_MULTIPLE: Final = 4096  # each remainder needs a state; 16 million states need 10 GB
+_MAX_OPTIONAL: Final = 400  # each needs an item of the parser's state, which can have 2,000 items
 _LOWER: Final[tuple[str, ...]] = ("minimum", "exclusiveMinimum")
 _UPPER: Final[tuple[str, ...]] = ("maximum", "exclusiveMaximum")
 _BOUNDS: Final[tuple[str, ...]] = (*_LOWER, *_UPPER)
@@ -46,17 +46,18 @@ _SINGLE: Final = ("items", "additionalProperties")
 _APPLIED: Final = ("$ref", "anyOf", "oneOf", "allOf")
 _ENFORCED: Final = frozenset({"type", "enum", "const", *_APPLIED}).union(*ENFORCED.values()) - {"propertyNames"}
 
-#: Characters that JSON spells in one way, with \u switched off: names spelt otherwise would pass for other names.
+#: Characters that have exactly one representation in JSON without \u escapes. A name with another representation would
+#: count as a different name.
 _SPELT: Final[CharSet] = complement(((0x00, 0x07), (0x0B, 0x0B), (0x0E, 0x1F)))
 
 
 @dataclass(frozen=True, slots=True)
 class LLGuidanceSchema:
-    """A schema that llguidance enforces in full.
+    """A schema that llguidance enforces completely.
 
     Attributes:
-        text: JSON, with the library's options in it.
-        unenforced: keywords that were left out, each with its path.
+        text: the schema as JSON, with the library's options.
+        unenforced: paths of the keywords that were left out.
     """
 
     text: str
@@ -64,25 +65,26 @@ class LLGuidanceSchema:
 
 
 def prepare_schema(text: str, options: JsonOptions, strict: bool = True, path: str = "$") -> LLGuidanceSchema:
-    """Read a schema.
+    """Prepare a schema.
 
     Args:
-        text: a JSON schema, draft 2020-12 in the main.
-        options: how the JSON is written.
-        strict: refuse what cannot be enforced; otherwise leave it out.
-        path: what to call the root.
+        text: a JSON schema, mostly as in draft 2020-12.
+        options: white space in the output.
+        strict: whether keywords that cannot be enforced are refused; otherwise they are left out.
+        path: name of the root in paths.
 
     Raises:
-        GrammarError: it is not a schema, or no value fits, or it is strict and asks for what is not enforced; the
-            message names keyword and path.
+        GrammarError: the text is not a schema, no value is valid under it, or it is strict and has a keyword that
+            cannot be enforced; the message names the keyword and its path.
     """
     with reading_schema(text) as schema:
         preparation = _Preparation(schema, path, Enforcement(strict))
-        prepared = {**preparation.prepare(), "x-guidance": _how_json_is_written(options)}
+        prepared = {**preparation.prepare(), "x-guidance": _library_options(options)}
         return LLGuidanceSchema(json.dumps(prepared), preparation.enforcement.unenforced)
 
 
-def _how_json_is_written(options: JsonOptions) -> dict[str, Any]:
+def _library_options(options: JsonOptions) -> dict[str, Any]:
+    """Return the library's options for white space and escapes."""
     escapes = {"json_allowed_escapes": 'nrbtf\\"'}
     if options.whitespace == "flexible":
         return {**escapes, "whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{1,{options.max_whitespace}}}"}
@@ -91,7 +93,7 @@ def _how_json_is_written(options: JsonOptions) -> dict[str, Any]:
 
 
 class _Preparation:
-    """Walks a schema, and what it refers to, once; what is referred to becomes a definition of its own."""
+    """Visits a schema and the targets of its references once; each target becomes a definition."""
 
     def __init__(self, root: Any, root_path: str, enforcement: Enforcement) -> None:
         self.enforcement = enforcement
@@ -99,10 +101,10 @@ class _Preparation:
         self._root_path = root_path
         self._names: dict[tuple[int, bool], str] = {}
         self._definitions: dict[str, Any] = {}
-        # of the numbers that more than one schema may speak of
+        # of numbers to which more than one schema may apply
         self._common_multiple = 1
         self._open_bounds: list[dict[str, Any]] = []
-        # references to what other schemas speak of too: path -> the reference as it was kept
+        # references next to which other schemas apply to the same value: path -> the reference in the result
         self._mixed: dict[str, dict[str, Any]] = {}
 
     def prepare(self) -> dict[str, Any]:
@@ -111,7 +113,7 @@ class _Preparation:
         self._check_in_place()
         finite = self._finite()
         if not is_finite(prepared, finite):
-            refuse(self._root_path, "no value fits: it allows none, or refers to itself without an end")
+            refuse(self._root_path, "no finite value is valid: the schema allows no value, or its recursion never ends")
         kept = {name: schema for name, schema in self._definitions.items() if name in finite}
         whole: dict[str, Any] = without_endless({"$defs": kept, "allOf": [prepared]}, finite)
         if self._mixed and "circular references" in _library_error(whole):
@@ -122,21 +124,27 @@ class _Preparation:
         for path, reference in self._mixed.items():
             name = reference["$ref"].removeprefix("#/$defs/")
             if name in reachable(self._definitions[name], self._definitions):
-                self.enforcement.leave_out(path, "not enforced beside other keywords, as it leads back to itself")
+                self.enforcement.leave_out(path, "not enforced together with other keywords, because it is recursive")
                 reference.clear()
 
     def _check_in_place(self) -> None:
-        """Refuse schemas that hold of a value if they hold of it: that is undefined, and validators never return."""
+        """Refuse schemas that apply themselves to the same value.
+
+        Their meaning is undefined, and validators do not terminate.
+
+        Raises:
+            GrammarError: there is such a schema.
+        """
         waiting = {name: applied_in_place(schema) for name, schema in self._definitions.items()}
         while waiting:
             ready = [name for name, targets in waiting.items() if targets.isdisjoint(waiting)]
             if not ready:
-                refuse(self._root_path, "a $ref leads back to itself without a property or an item in between")
+                refuse(self._root_path, "a $ref refers to itself without a property or an item in between")
             for name in ready:
                 del waiting[name]
 
     def _finite(self) -> set[str]:
-        """Return the definitions that some finite value fits."""
+        """Return the names of the definitions under which a finite value is valid."""
         finite: set[str] = set()
         num_before = -1
         while num_before < len(finite):
@@ -145,10 +153,13 @@ class _Preparation:
         return finite
 
     def _schema(self, schema: Any, path: str, depth: int, closed: bool) -> Any:
-        """Return a schema with what is enforced.
+        """Return a schema with only the keywords that are enforced.
 
         Args:
-            closed: no other schema speaks of the same value, so that `properties` may stand for all there are.
+            schema: the schema.
+            path: of the schema.
+            depth: number of schemas around it.
+            closed: whether no other schema applies to the same value, so that `properties` can list all properties.
         """
         if schema is True or schema is False:
             return schema
@@ -157,7 +168,7 @@ class _Preparation:
         if depth > MAX_DEPTH:
             refuse(path, f"nested more than {MAX_DEPTH} levels deep")
         if depth and "$id" in schema:
-            self.enforcement.leave_out(f"{path}.$id", "below the root it changes what $ref means: not enforced")
+            self.enforcement.leave_out(f"{path}.$id", "not enforced below the root, where it changes references")
             return True
         self._check_keywords(schema, path)
         applied = [key for key in _APPLIED if key in schema]
@@ -198,7 +209,7 @@ class _Preparation:
         return [self._schema(branch, f"{path}[{i}]", depth + 1, closed) for i, branch in enumerate(branches)]
 
     def _definition(self, ref: Any, path: str, depth: int, closed: bool) -> str | None:
-        """Return the name of what is referred to, None if it is left out."""
+        """Return the name of the definition that a reference refers to; None if the reference is left out."""
         try:
             target = resolve(self._root, ref, path)
         except NotEnforcedError as error:
@@ -214,7 +225,7 @@ class _Preparation:
     # -- scalars -------------------------------------------------------------------------------------------------------
 
     def _scalars(self, schema: dict[str, Any], path: str, closed: bool) -> dict[str, Any]:
-        """Return what is kept of the keywords that hold no schemas."""
+        """Return the enforced keywords whose values contain no schemas."""
         kept: dict[str, Any] = {}
         if "type" in schema:
             kept["type"] = type_names(schema["type"], f"{path}.type")
@@ -241,11 +252,11 @@ class _Preparation:
             if not isinstance(values, list) or not values:
                 refuse(f"{path}.{key}", "expected a non-empty list of values")
             if not all(_is_spelt(value) for value in values):
-                self.enforcement.leave_out(f"{path}.{key}", "control characters are not enforced")
+                self.enforcement.leave_out(f"{path}.{key}", "not enforced for texts with control characters")
             elif not all(_is_exact(value) for value in values):
-                self.enforcement.leave_out(f"{path}.{key}", "whole numbers beyond -2**53 to 2**53 are not enforced")
+                self.enforcement.leave_out(f"{path}.{key}", "not enforced for numbers outside -2**53 to 2**53")
             elif key in schema:
-                # As a branch of its own: llguidance then meets it with all that stands beside it.
+                # As a separate branch, which llguidance intersects with the other keywords.
                 kept.setdefault("allOf", []).append({"enum": values})
 
     def _is_bound(self, bound: Any, path: str) -> bool:
@@ -253,11 +264,14 @@ class _Preparation:
             refuse(path, f"expected a number, got {show(bound)}{bound_hint(bound)}")
         if abs(bound) <= _MAX_BOUND:
             return check_decimals(self.enforcement, bound, path)
-        self.enforcement.leave_out(path, f"enforced from -2**53 to 2**53, got {show(bound)}")
+        self.enforcement.leave_out(path, f"enforced only from -2**53 to 2**53, got {show(bound)}")
         return False
 
     def _are_apart(self, bounds: dict[str, Any], path: str, closed: bool) -> bool:
-        """Whether no whole number is excluded by one bound less than 1 from the other; llguidance lets it through."""
+        """Return whether llguidance enforces the bounds.
+
+        It does not if one bound excludes a whole number and the opposite bound is less than 1 away from it.
+        """
         if not closed:
             self._open_bounds.append(bounds)
         together = [bounds] if closed else self._open_bounds
@@ -266,7 +280,9 @@ class _Preparation:
             others = [b[key] for b in together for key in opposite if key in b]
             near = next(((w, o) for w in wholes for o in others if 0 < sign * (o - w) < 1), None)
             if near is not None:
-                message = f"not enforced: {exclusive} {show(near[0])} and, less than 1 from it, {show(near[1])}"
+                message = (
+                    f"not enforced: {exclusive} {show(near[0])} and the bound {show(near[1])} differ by less than 1"
+                )
                 self.enforcement.leave_out(path, message)
                 return False
         return True
@@ -275,18 +291,24 @@ class _Preparation:
         if json_type(divisor) not in ("integer", "number") or divisor <= 0:
             refuse(path, f"expected a number above 0, got {show(divisor)}")
         if json_type(divisor) != "integer" or divisor > _MAX_MULTIPLE:
-            self.enforcement.leave_out(path, f"enforced for whole numbers up to {_MAX_MULTIPLE}, got {show(divisor)}")
+            self.enforcement.leave_out(
+                path, f"enforced only for whole numbers up to {_MAX_MULTIPLE}, got {show(divisor)}"
+            )
             return False
         common = int(divisor) if closed else lcm(self._common_multiple, int(divisor))
         if common > _MAX_MULTIPLE:
-            self.enforcement.leave_out(path, f"with others that may hold of the same number, {common} is too much")
+            self.enforcement.leave_out(
+                path,
+                f"not enforced: the common multiple with others that may apply to the same number is {common}, "
+                f"expected at most {_MAX_MULTIPLE}",
+            )
             return False
         if not closed:
             self._common_multiple = common
         return True
 
     def _regex(self, key: str, value: Any, path: str) -> str | None:
-        """Return what a `pattern` or `format` says of the whole string, None if it is left out."""
+        """Return a regular expression of the whole string for a `pattern` or `format`; None if it is left out."""
         if not isinstance(value, str):
             refuse(path, f"expected a string, got {json_type(value)}")
         if key == "format" and value not in FORMATS:
@@ -336,31 +358,32 @@ class _Preparation:
             regexes = {name: self._translated(name, f"{path}.{name}", search=True) for name in below}
             below = {f"^(?:{regexes[name]})$": one for name, one in below.items() if regexes[name] is not None}
             if len(below) > 1 and "not disjoint" in _library_error({"type": "object", key: dict.fromkeys(below, True)}):
-                self.enforcement.leave_out(path, "enforced where no name matches two patterns")
+                self.enforcement.leave_out(path, "enforced only if no name matches two patterns")
                 return
         kept[key] = below
 
     def _close(self, kept: dict[str, Any]) -> None:
-        """Allow no names but those that are named, among them those that are only `required`."""
+        """Allow only properties that are named in the schema, including those that are only in `required`."""
         named = kept.setdefault("properties", {})
         if "patternProperties" not in kept:
             kept["properties"] = named | {name: True for name in kept.get("required", ()) if name not in named}
         kept["additionalProperties"] = False
 
     def _limit_counts(self, kept: dict[str, Any], path: str) -> None:
-        """Leave out counts of properties that llguidance refuses, or would take the same name twice for."""
+        """Leave out limits on the number of properties that llguidance refuses, or satisfies with repeated names."""
         required = kept.get("required", ())
         optional = kept.get("properties", {}).keys() - set(required)
         if len(optional) > _MAX_OPTIONAL:
-            refuse(f"{path}.properties", f"{len(optional)} may be left out, expected {_MAX_OPTIONAL} at most")
+            refuse(f"{path}.properties", f"{len(optional)} properties are optional, expected at most {_MAX_OPTIONAL}")
         least = kept.get("minProperties", 0)
         if least > 1 and (optional or least > len(required) + 1):
             self.enforcement.leave_out(
-                f"{path}.minProperties", "enforced for one more than `required` where that names all of `properties`"
+                f"{path}.minProperties",
+                "enforced only if `required` lists all of `properties`, up to one more than `required` lists",
             )
             del kept["minProperties"]
         if "maxProperties" in kept and optional:
-            self.enforcement.leave_out(f"{path}.maxProperties", "enforced where `required` names all of `properties`")
+            self.enforcement.leave_out(f"{path}.maxProperties", "enforced only if `required` lists all of `properties`")
             del kept["maxProperties"]
 
 
@@ -371,7 +394,7 @@ def _names(names: Any, path: str) -> list[str]:
 
 
 def _is_spelt(value: Any) -> bool:
-    """Tell whether all strings of a value have one spelling in JSON."""
+    """Return whether each string in a value has exactly one representation in JSON."""
     if isinstance(value, dict):
         return all(_is_spelt(key) and _is_spelt(value[key]) for key in value)
     if isinstance(value, list):
@@ -382,7 +405,7 @@ def _is_spelt(value: Any) -> bool:
 
 
 def _is_exact(value: Any) -> bool:
-    """Tell whether double precision, in which llguidance reads numbers, holds all whole numbers of a value."""
+    """Return whether all numbers in a value are exact in double precision, which llguidance uses."""
     if isinstance(value, dict):
         return all(map(_is_exact, value.values()))
     if isinstance(value, list):
@@ -391,11 +414,11 @@ def _is_exact(value: Any) -> bool:
 
 
 def _whole(bound: int | float) -> int | float:
-    """Return a bound as an integer where it is one: as a fraction llguidance rounds large ones."""
+    """Return a bound as an int if it is a whole number, because llguidance rounds large floats."""
     return int(bound) if isinstance(bound, float) and bound.is_integer() else bound
 
 
 def _library_error(schema: dict[str, Any]) -> str:
-    """Return what llguidance has against a schema, "" if nothing."""
+    """Return llguidance's error for a schema; "" if there is none."""
     grammar = llguidance.LLMatcher.grammar_from_json_schema(schema)
     return str(llguidance.LLMatcher.validate_grammar(grammar))

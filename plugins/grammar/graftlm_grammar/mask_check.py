@@ -1,4 +1,4 @@
-"""The check that a fresh matcher accepts what its masks allow."""
+"""The check that a new matcher accepts the tokens that its masks allow."""
 
 import time
 from random import Random
@@ -17,9 +17,10 @@ _MAX_S: Final = 0.02
 
 
 def check_masks(kind: GrammarKind, matcher: GrammarMatcher, vocab_size: int) -> None:
-    """Refuse a grammar whose masks are wrong: walk along random tokens, and try 48 that each of 6 masks allows.
+    """Refuse a grammar whose masks are wrong.
 
-    The walk is the same for each compilation. It ends early after 20 ms of this thread's time.
+    Takes 6 steps with random tokens, and in each step tries 48 tokens that the mask allows. The random numbers are the
+    same for each compilation. The check ends early after 20 ms of this thread's CPU time.
 
     Effects: the matcher has accepted tokens.
 
@@ -43,7 +44,7 @@ def check_masks(kind: GrammarKind, matcher: GrammarMatcher, vocab_size: int) -> 
 
 
 def unsound(kind: GrammarKind) -> GrammarError:
-    """Return the refusal of a grammar whose masks are wrong."""
+    """Return the error for a grammar whose masks are wrong."""
     return GrammarError(
-        f"{kind.value}: xgrammar allows tokens that it then rejects, an error of the library; use llguidance"
+        f"{kind.value}: xgrammar allows tokens that it then rejects, which is an error of the library; use llguidance"
     )

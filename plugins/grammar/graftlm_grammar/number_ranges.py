@@ -12,23 +12,28 @@ _ANY_FRACTION: Final = '("." [0-9]+)?'
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A limit of a range; `inclusive` when it belongs to it."""
+    """A limit of a range; `inclusive`: whether the limit is part of the range."""
 
     value: Decimal
     inclusive: bool = True
 
     @classmethod
     def of(cls, value: int | float, inclusive: bool) -> "Bound":
-        """Take a number for what its shortest decimal notation says."""
+        """Return a bound with the value of a number's shortest decimal notation."""
         return cls(Decimal(repr(value)), inclusive)
 
     def negated(self) -> "Bound":
-        """Return the same limit on the other side of zero."""
+        """Return the bound with the opposite sign."""
         return Bound(-self.value, self.inclusive)
 
 
 def integers_between(low: int | None, high: int | None) -> str | None:
-    """Return an expression for low <= n <= high, None where there is no such n. None leaves a side open."""
+    """Return an expression for the integers from low to high; None if there are none.
+
+    Args:
+        low: the smallest integer; None: no lower bound.
+        high: the largest integer; None: no upper bound.
+    """
     parts = []
     if low is None or low < 0:
         parts.append(_signed(_naturals(1 if high is None else max(1, -high), None if low is None else -low)))
@@ -38,7 +43,12 @@ def integers_between(low: int | None, high: int | None) -> str | None:
 
 
 def numbers_between(low: Bound | None, high: Bound | None) -> str | None:
-    """Return an expression for the numbers between two bounds, without exponents; None where there are none."""
+    """Return an expression for the numbers between two bounds, without exponents; None if there are none.
+
+    Args:
+        low: None: no lower bound.
+        high: None: no upper bound.
+    """
     if low is not None and high is not None:
         both_inclusive = low.inclusive and high.inclusive
         if low.value > high.value or (low.value == high.value and not both_inclusive):
@@ -54,9 +64,9 @@ def numbers_between(low: Bound | None, high: Bound | None) -> str | None:
 
 
 def multiples_of(step: int, rule: str) -> dict[str, str]:
-    """Return rules, the first of them named `rule`, for the multiples of a whole number above 0.
+    """Return the rules for the multiples of a positive integer; the first rule is named `rule`.
 
-    A rule per remainder: digit d leads from remainder r to 10 r + d.
+    There is a rule per remainder: digit d leads from remainder r to (10 r + d) mod step.
     """
 
     def digits_from(remainder: int, first: int) -> list[str]:
@@ -93,7 +103,7 @@ def _naturals(low: int, high: int | None) -> str | None:
 
 
 def _same_length(low: str, high: str) -> str:
-    """Return an expression for the digit strings from low to high, all of their length."""
+    """Return an expression for the digit strings from low to high, which have the same length."""
     if low == high:
         return f'"{low}"'
     if set(low) == {"0"} and set(high) == {"9"}:
@@ -115,7 +125,7 @@ def _same_length(low: str, high: str) -> str:
 
 
 def _magnitudes(low: Bound, high: Bound | None) -> str | None:
-    """Return an expression for the numbers from low, which is not negative, to high."""
+    """Return an expression for the numbers from low to high; low is not negative."""
     low_int, low_fraction = _split(low.value)
     if high is None:
         above = _naturals(low_int + 1, None)
@@ -142,7 +152,7 @@ def _magnitudes(low: Bound, high: Bound | None) -> str | None:
 
 
 def _split(value: Decimal) -> tuple[int, str]:
-    """Return the whole part and the digits behind the point, without zeros at the end."""
+    """Return the integer part and the decimals, without trailing zeros."""
     whole, _, fraction = f"{value:f}".partition(".")
     return int(whole), fraction.rstrip("0")
 
@@ -152,7 +162,7 @@ def _with_fraction(whole: str, fraction: str | None) -> str | None:
 
 
 def _fraction(low: str | None, low_inclusive: bool, high: str | None, high_inclusive: bool) -> str | None:
-    """Return an expression for what may follow the whole part: nothing, or a point and digits from low to high."""
+    """Return an expression for the text after the integer part: nothing, or a point and decimals from low to high."""
     if _is_open(low, low_inclusive) and high is None:
         return _ANY_FRACTION
     empty, longer = _tails(low, low_inclusive, high, high_inclusive)
@@ -167,12 +177,14 @@ def _is_open(low: str | None, inclusive: bool) -> bool:
 
 
 def _tails(low: str | None, low_inclusive: bool, high: str | None, high_inclusive: bool) -> tuple[bool, str | None]:
-    """Describe the digits that may follow, when those before were equal to the bounds that are not None.
+    """Return which decimals may follow, if the decimals so far are equal to those of the bounds that are not None.
 
     Args:
-        low, high: the digits of the bounds that are left, without zeros at the end; None once a bound is met.
+        low, high: the remaining decimals of the bounds, without trailing zeros; None if the decimals so far already
+            satisfy the bound.
+        low_inclusive, high_inclusive: whether the bounds are part of the range.
 
-    Returns: whether there may be none, and an expression for one or more, None where that cannot be.
+    Returns: whether the number may end here, and an expression for one or more decimals (None if there are none).
     """
     if _is_open(low, low_inclusive):
         low = None

@@ -10,18 +10,18 @@ __all__ = ["JsonOptions", "LLGuidanceOptions", "OutlinesOptions", "XGrammarOptio
 
 
 class JsonOptions(GrammarOptions):
-    """How JSON that a schema asks for is written."""
+    """White space in JSON output."""
 
     whitespace: Literal["flexible", "spaced", "compact"] = Field(
         default="flexible",
-        description="Between the parts of JSON: `flexible` leaves it to the model, `spaced` is one blank after each "
-        "colon and comma, `compact` is none. The latter two leave more for jump-forward.",
+        description="White space in JSON output. `flexible`: the model chooses. `spaced`: one space after each colon "
+        "and comma. `compact`: none. With the latter two, jump-forward can append more tokens.",
     )
     max_whitespace: int = Field(
         default=16,
         ge=1,
         le=128,
-        description="Where it is flexible: blanks and line ends in a row, at most.",
+        description="For `whitespace: flexible`: maximum number of consecutive spaces, tabs and line ends.",
     )
 
 
@@ -37,8 +37,8 @@ class OutlinesOptions(JsonOptions):
     """Options of `outlines`."""
 
     max_compile_s: float = Field(
-        default=10.0, gt=0.0, le=600.0, description="Seconds that a grammar may take to compile; refused beyond."
+        default=10.0, gt=0.0, le=600.0, description="Maximum compile time in seconds; longer compilations are refused."
     )
     max_index_mib: int = Field(
-        default=512, ge=1, le=65536, description="MiB that a compiled grammar may take; refused beyond."
+        default=512, ge=1, le=65536, description="Maximum size of a compiled grammar in MiB; larger ones are refused."
     )

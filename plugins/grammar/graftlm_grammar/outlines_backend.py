@@ -1,4 +1,4 @@
-"""The `outlines` backend: automata over tokens, through the outlines_core library (arXiv:2307.09702)."""
+"""The `outlines` backend: automata over tokens, with the outlines_core library (arXiv:2307.09702)."""
 
 from typing import Any, Final
 
@@ -30,15 +30,20 @@ from graftlm_grammar.token_bytes import token_bytes
 __all__ = ["OutlinesBackend"]
 
 _MAX_TEXT_LEN: Final = 1 << 16
-_MAX_ROLLBACK: Final = 1024  # tokens that the library undoes; for more the text is read anew
+_MAX_ROLLBACK: Final = 1024  # tokens that the library can undo; for more, all tokens are accepted again from the start
 _MAX_ROWS_BYTES: Final = 1 << 24
-# The library takes the first alternative that matches, `a` of `a|ab`, unless the end is part of the expression; and an
-# expression that may be empty must not begin with its end.
+# Without \z at the end, the library uses the first alternative that matches, for example `a` of `a|ab`. The leading
+# U+0000 is needed because an expression that matches the empty text must not start with \z.
 _WHOLE: Final = r"\x{{0}}(?:{})\z"
 
 
 class OutlinesBackend(GrammarBackend):
-    """Compiles for one tokenizer, one grammar at a time."""
+    """Compiles specifications for one tokenizer, one at a time.
+
+    Args:
+        options: see `OutlinesOptions`.
+        context: the tokenizer and its stop tokens.
+    """
 
     def __init__(self, options: OutlinesOptions, context: GrammarContext) -> None:
         self._options = options
@@ -46,11 +51,18 @@ class OutlinesBackend(GrammarBackend):
         self._builder = IndexBuilder(self._tokens.vocabulary(), options.max_compile_s, options.max_index_mib << 20)
 
     def check(self, spec: GrammarSpec) -> tuple[str, ...]:
-        """Read the specification as `compile` does; how large its automaton is only compiling tells."""
+        """Check a specification as `compile` does, except the size of its automaton, which only `compile` can check.
+
+        Returns: the paths that are not enforced.
+        """
         return self._regex(spec)[1]
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        """Work out all states that tokens lead to."""
+        """Compute all states that tokens lead to.
+
+        Raises:
+            GrammarError: the specification is not supported, or its compilation needs too much time or memory.
+        """
         regex, _ = self._regex(spec)
         try:
             return _Compiled(self._builder.build(_WHOLE.format(regex)), self._tokens)
@@ -58,14 +70,14 @@ class OutlinesBackend(GrammarBackend):
             raise GrammarError(f"{spec.kind.value}: {error}") from error
 
     def _regex(self, spec: GrammarSpec) -> tuple[str, tuple[str, ...]]:
-        """Return the expression of a specification, and what of it is not enforced."""
+        """Return the regular expression of a specification, and the paths that are not enforced."""
         kind = spec.kind.value
         check_text(spec, _MAX_TEXT_LEN)
         ebnf, unenforced = self._ebnf(spec)
         try:
             return rust_regex(inlined(read_ebnf(ebnf, MAX_COUNT))), unenforced
         except RecursionError:
-            raise GrammarError(f"{kind}: nested too deep for outlines; use xgrammar or llguidance") from None
+            raise GrammarError(f"{kind}: nested too deeply for outlines; use xgrammar or llguidance") from None
         except GrammarError as error:
             raise GrammarError(f"{kind}: {str(error).removeprefix('ebnf: ')}") from None
 
@@ -78,11 +90,11 @@ class OutlinesBackend(GrammarBackend):
                 return f"root ::= {regex_to_ebnf(spec.text)}", ()
         if spec.kind is GrammarKind.CHOICE:
             return choices_to_ebnf(parse_choices(spec.text)), ()
-        raise GrammarError(f"outlines enforces no {spec.kind.value}; use xgrammar or llguidance")
+        raise GrammarError(f"outlines does not support {spec.kind.value}; use xgrammar or llguidance")
 
 
 class _Tokens:
-    """What a vocabulary is to the library, which takes one stop token and no special ones: ids from V on are ours."""
+    """The vocabulary in the library's form: one stop token, no special tokens, and two added ids from V on."""
 
     def __init__(self, context: GrammarContext) -> None:
         self.vocab_size = context.vocab_size
@@ -95,12 +107,12 @@ class _Tokens:
 
     @property
     def num_words(self) -> int:
-        """Of a row of a mask."""
+        """Number of int32 words in a row of a mask."""
         return -(-self.vocab_size // 32)
 
     @property
     def start_id(self) -> int:
-        """The token U+0000 that each text starts with."""
+        """Id of the token U+0000, with which each text starts."""
         return self.vocab_size + 1
 
     def vocabulary(self) -> Any:
@@ -121,19 +133,19 @@ class _Compiled(CompiledGrammar):
         self._max_rows = _MAX_ROWS_BYTES // (4 * tokens.num_words)
 
     def matcher(self) -> GrammarMatcher:
-        """Return a fresh matcher at the start."""
+        """Return a new matcher in the start state."""
         return _Matcher(self, outlines_core.Guide(self._index, max_rollback=_MAX_ROLLBACK), self._tokens)
 
     def is_complete(self, guide: Any) -> bool:
-        """Whether the output may end in the state of a guide."""
+        """Return whether the output may end in a guide's state."""
         return bool(self._index.is_final_state(guide.get_state()))
 
     def row(self, guide: Any) -> NDArray[np.int32]:
-        """Return what is allowed in the state of a guide, int32 [ceil(V / 32)], not to be written to."""
+        """Return the mask of a guide's state: int32 [ceil(V / 32)]. The caller must not change it."""
         state = guide.get_state()
         row = self._rows.get(state)
         if row is None:
-            wide = np.zeros(self._tokens.num_words + 1, dtype=np.int32)  # the library sets bit V for the end
+            wide = np.zeros(self._tokens.num_words + 1, dtype=np.int32)  # the library sets bit V if the text may end
             guide.write_mask_into(wide.ctypes.data, wide.size, wide.itemsize)
             wide[self._tokens.vocab_size // 32] &= np.int32((1 << self._tokens.vocab_size % 32) - 1)
             row = wide[: self._tokens.num_words]
@@ -154,7 +166,7 @@ class _Matcher(GrammarMatcher):
         self._guide.advance(tokens.start_id, return_tokens=False)
 
     def accept(self, token_id: int) -> bool:
-        """Advance over a token; False leaves the matcher unchanged."""
+        """Advance by a token. Returns False, and does not change the matcher, if the token is not allowed."""
         if self._finished or not 0 <= token_id < self._tokens.vocab_size:
             return False
         if token_id in self._tokens.stop_ids:
@@ -162,13 +174,13 @@ class _Matcher(GrammarMatcher):
             return self._finished
         try:
             self._guide.advance(token_id, return_tokens=False)
-        except ValueError:  # how the library says no
+        except ValueError:  # the library's signal that the token is not allowed
             return False
         self._accepted.append(token_id)
         return True
 
     def rollback(self, num_tokens: int) -> None:
-        """Undo the latest accepted tokens."""
+        """Undo the last `num_tokens` accepted tokens."""
         if self._finished and num_tokens:
             self._finished = False
             num_tokens -= 1
@@ -183,11 +195,11 @@ class _Matcher(GrammarMatcher):
             self._guide.advance(token_id, return_tokens=False)
 
     def fill_bitmask(self, mask: NDArray[np.int32], row: int) -> None:
-        """Write the allowed tokens into mask[row]."""
+        """Write the allowed tokens to mask[row]."""
         mask[row] = 0 if self._finished else self._compiled.row(self._guide)
 
     def forced_text(self) -> str:
-        """Return the text that must come next, that of at most 64 tokens and up to the last whole character."""
+        """Return the forced next text, of at most 64 tokens and up to the last complete character."""
         if self._finished:
             return ""
         state, known = self._guide.get_state(), self._compiled.forced_texts
@@ -210,18 +222,18 @@ class _Matcher(GrammarMatcher):
             return text[: error.start].decode()
 
     def _shared_start(self) -> tuple[int | None, bytes]:
-        """Return what all allowed tokens start with, and a token that is just that, None if there is none."""
+        """Return the common prefix of all allowed tokens, and a token that is equal to it (None if there is none)."""
         allowed = self._allowed()
         texts = [self._tokens.bytes_of[i] for i in allowed[:1].tolist() + allowed[-1:].tolist()]
         if not texts or texts[0][:1] != texts[1][:1]:
-            return None, b""  # most often, and told by two of perhaps 100,000 tokens
+            return None, b""  # the most frequent case, found from two of perhaps 100,000 tokens
         by_id = {i: self._tokens.bytes_of[i] for i in allowed.tolist()}
         least, most = min(by_id.values()), max(by_id.values())
         length = next((i for i, byte in enumerate(least) if most[i] != byte), len(least))
         return next((i for i, text in by_id.items() if len(text) == length), None), least[:length]
 
     def forced_tokens(self) -> list[int]:
-        """Return the tokens that must come next, at most 64."""
+        """Return the forced next tokens, at most 64."""
         return find_forced_tokens(self, self._tokens.vocab_size)
 
     def _allowed(self) -> NDArray[np.intp]:

@@ -1,8 +1,9 @@
-"""Indexes of `outlines`, tried in a process of its own before they are built.
+"""Builds indexes of `outlines`, after trying each in a separate process.
 
-Building one cannot be interrupted, and may take time and memory exponential in the expression: `(a|b)*a(a|b){40}` has
-2**40 states, and outlines_core 0.2.14 alone never finishes `b[a-z]{0,60}[0-9]`. A process can be ended. Its index is
-not sent: reading one holds the interpreter's lock, 0.6 s for 400 MiB, which building it does not.
+Building an index cannot be interrupted, and its time and memory can be exponential in the length of the expression:
+`(a|b)*a(a|b){40}` has 2**40 states, and outlines_core 0.2.14 does not finish even `b[a-z]{0,60}[0-9]`. A process can be
+killed. The index is then built again in this process instead of being sent: reading an index holds the interpreter's
+lock (0.6 s for 400 MiB), whereas building it does not.
 """
 
 import subprocess
@@ -26,14 +27,14 @@ _REMEDY: Final = "use xgrammar or llguidance, or shorter repetitions"
 
 
 class IndexBuilder:
-    """Builds what a process of its own has built before. Thread-safe.
+    """Builds indexes that a separate process has been able to build. Thread-safe.
 
-    The process starts with the first expression, and anew after one that it was ended for.
+    The process starts with the first expression, and again after it was killed.
 
     Args:
-        vocabulary: the library's.
-        max_s: seconds for an expression.
-        max_bytes: of an index.
+        vocabulary: the library's vocabulary.
+        max_s: maximum seconds per expression.
+        max_bytes: maximum memory of an index.
     """
 
     def __init__(self, vocabulary: Any, max_s: float, max_bytes: int) -> None:
@@ -44,10 +45,10 @@ class IndexBuilder:
         self._worker: _Worker | None = None
 
     def build(self, regex: str) -> Any:
-        """Return the library's index of an expression.
+        """Return the library's index of a regular expression.
 
         Raises:
-            GrammarError: it takes too long or too much memory, or the vocabulary cannot write what it matches.
+            GrammarError: the build takes too long or needs too much memory, or no tokens form a matching text.
         """
         with self._lock:
             start_s = time.monotonic()
@@ -63,7 +64,7 @@ class IndexBuilder:
         return outlines_core.Index(regex, self._vocabulary)
 
     def _ask(self, regex: str) -> bytes | None:
-        """Return the answer of the process, None if it ended without."""
+        """Return the answer of the process; None if it ended without an answer."""
         worker = self._worker or self._start()
         timer = Timer(self._max_s, worker.process.kill)
         timer.start()
@@ -96,9 +97,9 @@ class _Worker:
         self.sink = cast(BinaryIO, self.process.stdout)
 
     def end(self) -> None:
-        """End the process, and wait until it has."""
+        """Kill the process and wait for its end."""
         self.process.kill()
         self.process.wait()
         self.sink.close()
-        with suppress(BrokenPipeError):  # what it never read is flushed once more
+        with suppress(BrokenPipeError):  # closing flushes data that the process has not read
             self.source.close()

@@ -1,7 +1,8 @@
-"""The program of a process that tries for `outlines` what compiles; it imports nothing of graftlm, and starts in 50 ms.
+"""The program of the process that tries which expressions `outlines` can compile. It imports nothing of graftlm.
 
-On its standard streams, each message is a length, 8 bytes little-endian, and so many bytes. It reads how many bytes an
-index may take, the vocabulary, then regular expressions; it answers each with "", or a reason why it does not compile.
+It starts in 50 ms. A message on its standard streams is a length (8 bytes, little-endian) and that many bytes. It reads
+the maximum size of an index in bytes, then the vocabulary, then regular expressions. It answers each expression with an
+empty message if it compiles, otherwise with the reason.
 """
 
 import os
@@ -17,7 +18,7 @@ _OWN_BYTES: Final = 256 << 20  # address space of the interpreter and a vocabula
 
 
 def read_message(stream: BinaryIO) -> bytes | None:
-    """Return the next message, None where the other side is gone."""
+    """Return the next message; None if the stream has ended."""
     head = stream.read(8)
     body = stream.read(int.from_bytes(head, "little")) if len(head) == 8 else b""
     return body if len(head) == 8 and len(body) == int.from_bytes(head, "little") else None
@@ -39,7 +40,7 @@ def _answer(regex: str, vocabulary: outlines_core.Vocabulary) -> bytes:
 
 
 def _limit_memory(num_bytes: int) -> None:
-    """Limit this process's address space, where the system has such a limit: Windows has none, macOS may refuse."""
+    """Limit this process's address space, if the operating system supports it: Windows does not, macOS may refuse."""
     if sys.platform == "win32":
         return
     import resource

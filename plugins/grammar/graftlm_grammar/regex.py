@@ -1,8 +1,8 @@
-r"""Regular expressions, ECMAScript's, as EBNF.
+r"""Translates ECMAScript regular expressions to EBNF.
 
-xgrammar reads regular expressions itself, but takes some for others than they are: it drops anchors and lookarounds,
-reads \z as z, and in the patterns of JSON schemas lets `(ab+)?` match "b". What is translated here means what it says;
-what cannot be said in a grammar is refused.
+xgrammar also reads regular expressions, but interprets some incorrectly: it ignores anchors and lookarounds, reads \z
+as z, and in the patterns of JSON schemas lets `(ab+)?` match "b". This translation is exact; expressions that a grammar
+cannot express are refused.
 """
 
 import re
@@ -25,12 +25,12 @@ from graftlm_grammar.spec_text import count_of
 
 __all__ = ["MAX_REPEATS", "regex_to_ebnf"]
 
-#: The largest number in {m,n}, and product of nested ones. What a matcher keeps of a repetition grows with its square.
+#: The largest number in {m,n}, and the largest product of nested ones. A matcher's memory grows with its square.
 MAX_REPEATS: Final = 1000
 
 _MAX_DEPTH: Final = 100
 _ANY: Final = complement(())
-_QUANTIFIER: Final = re.compile(r"([*+?]|\{([0-9]+)(?:(,)([0-9]*))?\})\??")  # a last ? (lazy) changes nothing
+_QUANTIFIER: Final = re.compile(r"([*+?]|\{([0-9]+)(?:(,)([0-9]*))?\})\??")  # a final ? (lazy) has no effect here
 _POSIX: Final = re.compile(r"\[([:.=])\^?\w+\1\]")  # ECMAScript would read [[:alpha:]] as one of "[:alph" and a ]
 _CODE: Final = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4}))")
 _CONTROLS: Final = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v"}
@@ -48,12 +48,13 @@ def regex_to_ebnf(regex: str, alphabet: CharSet = _ANY, search: bool = False) ->
     """Return an EBNF expression for the texts that a regular expression matches as a whole.
 
     Args:
-        alphabet: all that may occur; `IN_JSON_STRING` for the pattern of a JSON schema.
-        search: take the texts in which it matches somewhere; ^ and $ then hold it to an end.
+        regex: the regular expression.
+        alphabet: the characters that may occur; `IN_JSON_STRING` for the pattern of a JSON schema.
+        search: whether to accept texts in which the expression matches anywhere; ^ and $ then anchor it.
 
     Raises:
-        NotEnforcedError: it asks for what a grammar cannot say; the message names the position.
-        GrammarError: it is malformed; likewise.
+        NotEnforcedError: a grammar cannot express the regular expression; the message names the position.
+        GrammarError: the regular expression is malformed; the message names the position.
     """
     return _Parser(regex, alphabet, search).parse()
 
@@ -70,11 +71,11 @@ class _Parser:
     def parse(self) -> str:
         text, _ = self._alternatives(depth=0)
         if self._at < len(self._regex):
-            raise self._error("there is no ( for this )")
+            raise self._error("unmatched )")
         return text
 
     def _alternatives(self, depth: int) -> tuple[str, int]:
-        """Read up to the end of a group; returns it with the product of the counts nested deepest in it."""
+        """Read to the end of a group. Returns its expression, and the largest product of nested counts in it."""
         if depth > _MAX_DEPTH:
             raise self._not_enforced(f"nested more than {_MAX_DEPTH} groups deep")
         branches, most = [], 1
@@ -114,7 +115,9 @@ class _Parser:
         if char in "*+?{":
             raise self._error(f"{char} needs something to repeat; write \\{char} for the character")
         if char in "^$":
-            raise self._not_enforced(f"{char} is enforced only at the very {'start' if char == '^' else 'end'}")
+            raise self._not_enforced(
+                f"{char} is enforced only at the {'start' if char == '^' else 'end'} of the whole expression"
+            )
         if char == "[":
             return self._class(), 1
         if char == ".":
@@ -140,7 +143,7 @@ class _Parser:
             return "", 1
         text, lower, comma, upper = found.groups()
         if upper and count_of(upper) < count_of(lower):
-            raise self._error(f"{text[:80]} counts downwards")
+            raise self._error(f"{text[:80]}: the maximum is less than the minimum")
         self._at = found.end()
         if lower is None:
             return text, 1
@@ -169,14 +172,14 @@ class _Parser:
     def _range(self, low: CharSet, high: CharSet) -> CharSet:
         first, last = low[0][0], high[-1][1]
         if low != ((first, first),) or high != ((last, last),) or first > last:
-            raise self._error("a range goes from one character to a later one; write \\- for a dash")
+            raise self._error("a range must go from one character to a later one; write \\- for a dash")
         return ((first, last),)
 
     def _one(self) -> CharSet:
-        """Read one character, or an escape that stands for some."""
+        """Read one character, or an escape of a class of characters."""
         char = self._peek()
         if char == "":
-            raise self._error("it ends too early")
+            raise self._error("unexpected end")
         code = _CODE.match(self._regex, self._at)
         if code is not None:
             self._at = code.end()
@@ -189,21 +192,21 @@ class _Parser:
         if escaped in _CLASSES:
             return _CLASSES[escaped]
         if escaped == "":
-            raise self._error("it ends too early")
+            raise self._error("unexpected end")
         if escaped.isalnum() and escaped not in _CONTROLS:
             raise self._not_enforced(f"the escape \\{escaped} is not enforced")
         return self._char(_CONTROLS.get(escaped, escaped))
 
     def _char(self, char: str) -> CharSet:
         if "\ud800" <= char <= "\udfff":
-            raise self._error("halves of surrogate pairs cannot be matched; write the character itself")
+            raise self._error("an unpaired surrogate cannot be matched; write the character itself")
         return ((ord(char), ord(char)),)
 
     def _written(self, chars: CharSet) -> str:
         possible = minus(chars, complement(self._alphabet))
         if not possible:
-            hint = "" if self._alphabet == _ANY else ": quotes, backslashes and control characters are escaped in JSON"
-            raise self._error(f"nothing can match here{hint}")
+            hint = "" if self._alphabet == _ANY else ": JSON strings escape quotes, backslashes and control characters"
+            raise self._error(f"no character can match here{hint}")
         return ebnf_class(possible)
 
     def _peek(self) -> str:

@@ -1,4 +1,4 @@
-"""Grammars without recursion, as one expression, and that expression in the dialect of Rust's regex crate."""
+"""Translates grammars without recursion to one expression, and that expression to a Rust regular expression."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -9,33 +9,33 @@ from graftlm_grammar.ebnf import Alternatives, Chars, Expression, Reference, Rep
 
 __all__ = ["ANY_DEPTH", "inlined", "rust_regex"]
 
-#: Arrays and objects in each other, at most, in a value of which a schema says nothing.
+#: Maximum nesting of arrays and objects in a value that a schema does not describe.
 ANY_DEPTH: Final = 2
 
-_MAX_SIZE: Final = 50_000  # expressions; what repeats is there once
+_MAX_SIZE: Final = 50_000  # expressions; a repeated expression counts once
 _NUL: Final[CharSet] = ((0, 0),)
 _ANY: Final = "any"
-_NESTING: Final = frozenset({"object", "array"})  # what `any` consists of, apart from scalars
+_NESTING: Final = frozenset({"object", "array"})  # the alternatives of `any` that are not scalars
 
 
 def inlined(rules: Mapping[str, Expression]) -> Expression:
-    """Return the rule `root` with all rules that it refers to put in their places.
+    """Return the rule `root` with all references replaced by the rules' expressions.
 
-    The rule `any` of JSON, alone, may refer to itself: it is unrolled `ANY_DEPTH` times.
+    Only the rule `any` of JSON may be recursive: it is unrolled `ANY_DEPTH` times.
 
     Raises:
-        GrammarError: another rule refers to itself, or what comes out is too large.
+        GrammarError: another rule is recursive, or the result is too large.
     """
     return _Inliner(rules).rule("root", 0)
 
 
 def rust_regex(expression: Expression) -> str:
-    """Write an expression without references; it matches whole texts only where it is anchored.
+    """Return an expression without references as a Rust regular expression, without anchors.
 
-    U+0000 is left out: an automaton's text may start with it, which tells nothing else apart.
+    U+0000 is excluded from all classes, because the automata use it as the start of a text.
 
     Raises:
-        GrammarError: nothing but U+0000 matches somewhere.
+        GrammarError: a class contains only U+0000.
     """
     match expression:
         case Chars(chars):
@@ -51,7 +51,7 @@ def rust_regex(expression: Expression) -> str:
         case Repeated(item, least, most):
             return f"(?:{rust_regex(item)}){{{least},{'' if most is None else most}}}"
         case Reference(name):
-            raise ValueError(f"expected an expression without references, got one to {name}; inline it first")
+            raise ValueError(f"expected an expression without references, got a reference to {name}; inline it first")
 
 
 def _char(code: int) -> str:
@@ -66,13 +66,13 @@ class _Inliner:
         self._size = 0
 
     def rule(self, name: str, any_depth: int) -> Expression:
-        """Inline a rule that lies within so many values of which nothing is said."""
+        """Return the inlined expression of a rule that is inside `any_depth` nested `any` values."""
         if (name, any_depth) in self._done:
             done, size = self._done[name, any_depth]
             self._grow(size)
             return done
         if name != _ANY and name in self._open and name not in _NESTING:
-            raise GrammarError("what refers to itself is not enforced by outlines; use xgrammar or llguidance")
+            raise GrammarError("outlines does not support recursion; use xgrammar or llguidance")
         before = self._size
         self._open.append(name)
         body = self._rules[name]
@@ -105,17 +105,17 @@ class _Inliner:
     def _grow(self, size: int) -> None:
         self._size += size
         if self._size > _MAX_SIZE:
-            raise GrammarError("too large for an automaton; use xgrammar or llguidance, which need none")
+            raise GrammarError("too large for an automaton; use xgrammar or llguidance, which do not need one")
 
 
 def _shared_end(branches: tuple[Expression, ...]) -> Expression | None:
-    """Return `(a)? b` for `a b | b`, None for others: rules of optional properties would double with each."""
+    """Return `(a)? b` for `a b | b`, otherwise None. Without it, each optional property would double the size."""
     if len(branches) != 2 or not isinstance(branches[0], Sequence) or branches[0].items[-1:] != branches[1:]:
         return None
     return Sequence((Repeated(Sequence(branches[0].items[:-1]), 0, 1), branches[1]))
 
 
 def _scalars(any_value: Expression) -> Expression:
-    """Return the branches of `any` in which it does not come again."""
+    """Return the branches of `any` that are not recursive."""
     branches = any_value.branches if isinstance(any_value, Alternatives) else (any_value,)
     return Alternatives(tuple(b for b in branches if not (isinstance(b, Reference) and b.name in _NESTING)))

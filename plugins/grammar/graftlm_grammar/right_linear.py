@@ -1,9 +1,9 @@
-"""Grammars in the form whose masks cost xgrammar least: what follows a part stands in the part's own rule.
+"""Rewrites grammars to the form whose masks are cheapest in xgrammar: a part and its continuation are in one rule.
 
-The library keeps, for each place in a rule, which tokens fit; tokens that reach past the end of the rule are tried
-anew for every mask, and groups and repetitions are rules to it. So a part is written together with what follows it, as
-a path through rules that end in each other: `x ("," x)*` becomes `x more` with `more ::= "," x more | ""`. Small rules
-are written out where they are referred to.
+For each position in a rule, the library stores which tokens are allowed. Tokens that extend past the end of the rule
+must be tried again for each mask, and the library treats groups and repetitions as rules. Therefore a part is written
+together with its continuation, as a path through rules that end with a reference to the next rule: `x ("," x)*` becomes
+`x more` with `more ::= "," x more | ""`. References to small rules are replaced by the rules' expressions.
 """
 
 from collections import Counter
@@ -14,26 +14,26 @@ from graftlm_grammar.ebnf import EMPTY, Alternatives, Chars, Expression, Referen
 
 __all__ = ["right_linear"]
 
-#: Parts that a rule, written out wherever it is referred to, comes to at most.
-_MAX_WRITTEN_OUT: Final = 2000
-#: The same of a rule that the empty text meets.
-_MAX_EMPTY_WRITTEN_OUT: Final = 32
-#: Parts that a repetition, written out, comes to at most.
+#: Maximum total number of parts after inlining a rule at all its references.
+_MAX_INLINED: Final = 2000
+#: The same for a rule that matches the empty text.
+_MAX_EMPTY_INLINED: Final = 32
+#: Maximum number of parts of an unrolled repetition.
 _MAX_UNROLLED: Final = 128
-#: The same within a rule that is written out, once there are more rules than few.
+#: The same within an inlined rule, if there are more than `_FEW_RULES` rules.
 _MAX_UNROLLED_WITHIN: Final = 8
 _FEW_RULES: Final = 200
-#: Of expressions within each other, rules written out included.
+#: Maximum nesting of expressions, including inlined rules.
 _MAX_DEPTH: Final = 80
 
 _Path: TypeAlias = tuple[Expression, ...]
 
 
 def right_linear(rules: Mapping[str, Expression]) -> dict[str, Expression]:
-    """Return rules that accept the same texts, some under their old names.
+    """Return right-linear rules that accept the same texts; some keep their names.
 
     Args:
-        rules: name -> expression, each that one refers to among them.
+        rules: name -> expression; every referenced rule is among them.
     """
     return _Writer(rules).write()
 
@@ -55,7 +55,7 @@ class _Writer:
             self._prefix += "n"
 
     def write(self) -> dict[str, Expression]:
-        """Return what `root` leads to."""
+        """Return the rewritten rules that are reachable from `root`."""
         waiting = ["root"]
         while waiting:
             name = waiting.pop()
@@ -68,7 +68,7 @@ class _Writer:
         return self._written
 
     def _paths(self, expression: Expression, after: _Path) -> list[_Path]:
-        """Return the ways through an expression and what comes after it."""
+        """Return the paths through an expression and its continuation `after`."""
         self._depth += 1
         try:
             match expression:
@@ -80,7 +80,7 @@ class _Writer:
                 case Repeated(item, least, most):
                     return self._repeated(item, least, most, after)
                 case Reference(name) if name in self._small and self._depth < _MAX_DEPTH:
-                    return self._written_out(name, after)
+                    return self._inlined(name, after)
             return [(expression, *after)]
         finally:
             self._depth -= 1
@@ -95,7 +95,7 @@ class _Writer:
             plain.clear()
         return [(*reversed(plain), *self._one(paths))] if plain else paths
 
-    def _written_out(self, name: str, after: _Path) -> list[_Path]:
+    def _inlined(self, name: str, after: _Path) -> list[_Path]:
         self._within += 1
         paths = self._paths(self._rules[name], after)
         self._within -= 1
@@ -122,7 +122,7 @@ class _Writer:
         return paths
 
     def _one(self, paths: list[_Path]) -> _Path:
-        """Return one path that stands for several."""
+        """Return one path that is equal to several: a reference to a new rule, unless there is only one."""
         if len(paths) == 1:
             return paths[0]
         rule = self._new_rule()
@@ -130,7 +130,7 @@ class _Writer:
         return (rule,)
 
     def _named(self, path: _Path) -> _Path:
-        """Return a path short enough to come several times."""
+        """Return a path of at most one part, so that it can be repeated: a reference to a new rule for longer paths."""
         if len(path) < 2:
             return path
         rule = self._new_rule()
@@ -149,7 +149,7 @@ def _either(paths: list[_Path]) -> Expression:
 
 
 def _empty_rules(rules: Mapping[str, Expression], leaves_first: list[str]) -> set[str]:
-    """Return the rules that the empty text meets."""
+    """Return the rules that match the empty text."""
     empty: set[str] = set()
     found = True
     while found:
@@ -162,7 +162,7 @@ def _empty_rules(rules: Mapping[str, Expression], leaves_first: list[str]) -> se
 
 
 def _is_empty(expression: Expression, rules: set[str]) -> bool:
-    """Tell whether the empty text meets an expression, if it meets these rules."""
+    """Return whether an expression matches the empty text, given the rules that do."""
     match expression:
         case Reference(name):
             return name in rules
@@ -182,9 +182,9 @@ def _small_rules(
     recursive: set[str],
     empty: set[str],
 ) -> dict[str, int]:
-    """Return the rules to write out wherever they are referred to, none of which leads to itself; and their sizes.
+    """Return the rules to inline at all their references, with their sizes. None of them is recursive.
 
-    What the empty text meets, written out many times, is many ways to read the same text.
+    The limit is lower for rules that match the empty text: inlining them often makes the grammar ambiguous.
     """
     sizes: dict[str, int] = {}
     for name in leaves_first:
@@ -192,7 +192,7 @@ def _small_rules(
     uses = Counter({"root": 1})
     small: dict[str, int] = {}
     for name in reversed(leaves_first):
-        limit = _MAX_EMPTY_WRITTEN_OUT if name in empty else _MAX_WRITTEN_OUT
+        limit = _MAX_EMPTY_INLINED if name in empty else _MAX_INLINED
         if name != "root" and name not in recursive and uses[name] * sizes[name] <= limit:
             small[name] = sizes[name]
         for other in below[name]:
@@ -201,12 +201,12 @@ def _small_rules(
 
 
 def _leaves_first(below: Mapping[str, tuple[str, ...]]) -> tuple[list[str], set[str]]:
-    """Return the rules that `root` leads to, each after those it refers to, and those that lead back to themselves.
+    """Return the rules reachable from `root`, each after those that it refers to, and the recursive rules.
 
-    Of each circle one rule at least is among the latter: that through which it is entered.
+    The recursive rules include at least one rule of each cycle: the rule at which the search entered the cycle.
 
     Args:
-        below: name -> rules that it refers to.
+        below: name -> the rules that it refers to.
     """
     order: list[str] = []
     recursive: set[str] = set()
@@ -229,7 +229,7 @@ def _leaves_first(below: Mapping[str, tuple[str, ...]]) -> tuple[list[str], set[
 
 
 def _size(expression: Expression, sizes: Mapping[str, int]) -> int:
-    """Count the parts of an expression, those of rules it refers to included."""
+    """Return the number of parts of an expression, including those of the rules in `sizes`."""
     match expression:
         case Reference(name):
             return sizes.get(name, 1)

@@ -1,4 +1,4 @@
-"""The vocabulary of JSON schemas: what is enforced of it, what asserts nothing, and what the rest may hold."""
+"""The keywords of JSON schemas: which are enforced, which are annotations, and the types of the other values."""
 
 import difflib
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ __all__ = [
     "type_names",
 ]
 
-#: Keywords that assert nothing.
+#: Keywords that do not restrict values.
 ANNOTATIONS: Final = frozenset(
     {
         "$comment", "$defs", "$id", "$schema", "default", "definitions", "deprecated", "description", "discriminator",
@@ -45,10 +45,10 @@ ENFORCED: Final[dict[str, frozenset[str]]] = {
     "array": frozenset({"items", "prefixItems", "minItems", "maxItems"}),
 }  # fmt: skip
 
-#: Keywords that are enforced alone, or beside annotations; `type` may stand beside `enum` and `const`.
+#: Keywords that are enforced without other keywords except annotations; `enum` and `const` may be used with `type`.
 COMBINED: Final = ("$ref", "anyOf", "oneOf", "allOf", "enum", "const")
 
-#: Keywords that may be left out -> the JSON types their values have; others are malformed.
+#: Keywords that can be left out -> the JSON types of their values. A value of another type is malformed.
 _TYPES_OF_VALUES: Final[dict[str, tuple[str, ...]]] = {
     **dict.fromkeys(("not", "if", "then", "else", "contains", "propertyNames"), ("object", "boolean")),
     **dict.fromkeys(("unevaluatedProperties", "unevaluatedItems", "additionalItems"), ("object", "boolean")),
@@ -57,16 +57,16 @@ _TYPES_OF_VALUES: Final[dict[str, tuple[str, ...]]] = {
     "uniqueItems": ("boolean",),
 }
 
-#: What a misspelt keyword may have meant.
+#: All known keywords, to suggest one for a misspelt keyword.
 _ALL: Final = sorted(ANNOTATIONS.union({"type"}, COMBINED, _TYPES_OF_VALUES, *ENFORCED.values()))
-_LIKENESS: Final = 0.75
+_MIN_SIMILARITY: Final = 0.75
 _MAX_MISSPELT_LEN: Final = 40
-#: Of a bound: each digit is a group within that of the one before.
+#: Maximum decimals of a bound; each decimal needs a nested group.
 _MAX_DECIMALS: Final = 40
 
 
 def asserted(schema: Mapping[str, Any]) -> list[str]:
-    """Return the keywords of a schema that assert something."""
+    """Return the keywords of a schema that restrict values."""
     return [
         key
         for key in schema
@@ -75,39 +75,42 @@ def asserted(schema: Mapping[str, Any]) -> list[str]:
 
 
 def check_items(schema: Mapping[str, Any], path: str) -> None:
-    """Refuse a list of `items`, as schemas had them up to draft 7.
+    """Refuse a list as `items`, which was valid up to draft 7.
 
     Raises:
-        GrammarError: the message says what to write.
+        GrammarError: `items` is a list; the message names the replacement.
     """
     if isinstance(schema.get("items"), list):
         refuse(f"{path}.items", "expected one schema, got a list; write prefixItems for a schema of each item")
 
 
 def bound_hint(value: Any) -> str:
-    """Return what to write for an exclusive bound that is a boolean, as in draft 4; "" for another value."""
+    """Return a hint for the error about a bound: how to write an exclusive bound that is a boolean, as in draft 4.
+
+    Returns "" if the value is not a boolean.
+    """
     return "; write the bound itself, as in exclusiveMinimum: 5" if isinstance(value, bool) else ""
 
 
 def check_decimals(enforcement: Enforcement, value: float, path: str) -> bool:
-    """Leave out a bound that has too many digits behind the point; returns whether it is kept.
+    """Leave out a bound that has too many decimals. Returns whether it is kept.
 
     Raises:
-        NotEnforcedError: nothing may be left out.
+        NotEnforcedError: it has too many, and the schema is strict.
     """
     exponent = Decimal(repr(value)).as_tuple().exponent
     if isinstance(exponent, int) and exponent >= -_MAX_DECIMALS:
         return True
-    enforcement.leave_out(path, f"bounds are enforced up to {_MAX_DECIMALS} decimals, got {show(value)}")
+    enforcement.leave_out(path, f"bounds are enforced only up to {_MAX_DECIMALS} decimals, got {show(value)}")
     return False
 
 
 def leave_out(enforcement: Enforcement, schema: Mapping[str, Any], key: str, path: str, message: str) -> None:
-    """Leave out a keyword of the schema at `path`.
+    """Leave out the keyword `key` of the schema at `path`.
 
     Raises:
-        NotEnforcedError: nothing may be left out; the message is `message`.
-        GrammarError: its value is malformed.
+        NotEnforcedError: the schema is strict; `message` is part of the error.
+        GrammarError: the keyword's value is malformed.
     """
     path = f"{path}.{key}"
     types = _TYPES_OF_VALUES.get(key)
@@ -117,14 +120,14 @@ def leave_out(enforcement: Enforcement, schema: Mapping[str, Any], key: str, pat
 
 
 def leave_out_unknown(enforcement: Enforcement, schema: Mapping[str, Any], key: str, path: str) -> None:
-    """Leave out a keyword that is enforced nowhere.
+    """Leave out the keyword `key`, which no translation enforces.
 
     Raises:
-        NotEnforcedError: nothing may be left out; the message names the keyword that was meant, if it is misspelt.
-        GrammarError: its value is malformed.
+        NotEnforcedError: the schema is strict; the message suggests a keyword if `key` seems to be misspelt.
+        GrammarError: the keyword's value is malformed.
     """
-    looks = enforcement.is_strict and key not in _ALL and len(key) <= _MAX_MISSPELT_LEN
-    close = difflib.get_close_matches(key, _ALL, n=1, cutoff=_LIKENESS) if looks else []
+    may_be_misspelt = enforcement.is_strict and key not in _ALL and len(key) <= _MAX_MISSPELT_LEN
+    close = difflib.get_close_matches(key, _ALL, n=1, cutoff=_MIN_SIMILARITY) if may_be_misspelt else []
     message = (
         f"unknown keyword; did you mean '{close[0]}'?"
         if close
@@ -134,12 +137,16 @@ def leave_out_unknown(enforcement: Enforcement, schema: Mapping[str, Any], key: 
 
 
 def type_names(wanted: Any, path: str) -> list[str]:
-    """Return the types that a `type` names, once each.
+    """Return the types of a `type` keyword without duplicates.
+
+    Args:
+        wanted: the value of `type`.
+        path: of the keyword.
 
     Raises:
-        GrammarError: it is malformed.
+        GrammarError: the value is malformed.
     """
     names = [wanted] if isinstance(wanted, str) else wanted
     if not isinstance(names, list) or not names or not all(isinstance(n, str) and n in ENFORCED for n in names):
-        refuse(path, f"expected one or some of {', '.join(ENFORCED)}, got {show(wanted)}")
+        refuse(path, f"expected one or more of {', '.join(ENFORCED)}, got {show(wanted)}")
     return list(dict.fromkeys(names))

@@ -1,4 +1,4 @@
-"""JSON schemas from text, and the errors of whoever reads on in them."""
+"""Reads JSON schemas from text, and adds their kind to errors."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from graftlm.errors import GrammarError
 
 __all__ = ["MAX_DEPTH", "reading_schema"]
 
-#: Of schemas in schemas.
+#: Maximum nesting of schemas.
 MAX_DEPTH: Final = 48
 
 _HALF_OF_PAIR: Final = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
@@ -19,10 +19,10 @@ _HALF_OF_PAIR: Final = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
 
 @contextmanager
 def reading_schema(text: str) -> Iterator[Any]:
-    """Yield the value that a text spells in JSON; what is refused in the block is refused as a JSON schema.
+    """Yield the JSON value of a text. Errors of the block get the prefix `json_schema:`.
 
     Raises:
-        GrammarError: it is not JSON, holds a number that double precision cannot, or the block refuses it.
+        GrammarError: the text is not JSON, has a number outside the range of double precision, or the block raised it.
     """
     try:
         yield _value(text)
@@ -43,13 +43,13 @@ def _value(text: str) -> Any:
 
 
 def _check_characters(value: Any, path: str) -> None:
-    """Refuse text that no encoding has.
+    """Check that all strings of a value can be encoded.
 
     Raises:
-        GrammarError: a string holds half of a surrogate pair.
+        GrammarError: a string has an unpaired surrogate.
     """
     if isinstance(value, str) and any("\ud800" <= char <= "\udfff" for char in value):
-        raise GrammarError(f"{path}: half of a surrogate pair is no character, got {json.dumps(value)[:80]}")
+        raise GrammarError(f"{path}: an unpaired surrogate is not a character, got {json.dumps(value)[:80]}")
     if isinstance(value, list):
         for i, item in enumerate(value):
             _check_characters(item, f"{path}[{i}]")
@@ -62,7 +62,7 @@ def _check_characters(value: Any, path: str) -> None:
 def _finite_float(text: str) -> float:
     value = float(text)
     if isinf(value):
-        raise GrammarError(f"{text} is too large a number")
+        raise GrammarError(f"the number {text} is too large")
     return value
 
 

@@ -1,4 +1,4 @@
-"""What a JSON schema with definitions refers to, and whether that ever ends."""
+"""The references of a JSON schema with definitions, and whether finite values are valid under it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ __all__ = ["applied_in_place", "is_finite", "reachable", "without_endless"]
 
 
 def applied_in_place(schema: Any) -> set[str]:
-    """Return the definitions that a schema applies to the value itself."""
+    """Return the names of the definitions that a schema applies to the same value."""
     if not isinstance(schema, dict):
         return set()
     if "$ref" in schema:
@@ -18,7 +18,7 @@ def applied_in_place(schema: Any) -> set[str]:
 
 
 def reachable(schema: Any, definitions: Mapping[str, Any]) -> set[str]:
-    """Return the definitions that a schema refers to, and those that they do."""
+    """Return the names of the definitions that a schema refers to, directly or indirectly."""
     found: set[str] = set()
     waiting = [schema]
     while waiting:
@@ -35,12 +35,19 @@ def reachable(schema: Any, definitions: Mapping[str, Any]) -> set[str]:
 
 
 def without_endless(schema: Any, finite: set[str]) -> Any:
-    """Return a schema without the definitions that no finite value fits; other references stay the same objects."""
+    """Return a schema with `false` in place of references to definitions without finite values.
+
+    Other references remain the same objects.
+
+    Args:
+        schema: the schema.
+        finite: names of the definitions under which a finite value is valid.
+    """
     if isinstance(schema, list):
         return [without_endless(one, finite) for one in schema]
     if not isinstance(schema, dict):
         return schema
-    if isinstance(schema.get("$ref"), str):  # else it is the name of a property
+    if isinstance(schema.get("$ref"), str):  # otherwise `$ref` is the name of a property
         return schema if schema["$ref"].removeprefix("#/$defs/") in finite else False
     return {
         key: one if key == "enum" and isinstance(one, list) else without_endless(one, finite)
@@ -49,7 +56,7 @@ def without_endless(schema: Any, finite: set[str]) -> Any:
 
 
 def is_finite(schema: Any, finite: set[str]) -> bool:
-    """Tell whether a finite value may fit, if those of some definitions do."""
+    """Return whether a finite value can be valid under a schema, given the definitions with finite values."""
     if not isinstance(schema, dict):
         return schema is not False
     if "$ref" in schema:

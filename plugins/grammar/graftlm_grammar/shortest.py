@@ -1,4 +1,4 @@
-"""How long the shortest text of a grammar is."""
+"""Checks the length of the shortest text of a grammar."""
 
 from collections.abc import Mapping
 from math import inf
@@ -8,15 +8,15 @@ from graftlm_grammar.ebnf import Alternatives, Chars, Expression, Reference, Rep
 
 __all__ = ["check_shortest"]
 
-#: Characters. What a grammar forces is part of its every text, so this bounds what has to be walked at once.
+#: Maximum length of the shortest text, in characters. This limits forced text, which is part of every text.
 _MAX_SHORTEST = 16_384
 
 
 def check_shortest(rules: Mapping[str, Expression], kind: str) -> None:
-    """Refuse a grammar whose every text is very long, such as thousands repeated thousands of times.
+    """Refuse a grammar whose shortest text is very long, such as a thousand repetitions of a thousand repetitions.
 
     Raises:
-        GrammarError: naming the rule, where it is not the first.
+        GrammarError: the shortest text of a rule is too long; the message names the rule, unless it is `root`.
     """
     lengths = dict.fromkeys(rules, inf)
     order, changed = list(rules), True
@@ -26,7 +26,7 @@ def check_shortest(rules: Mapping[str, Expression], kind: str) -> None:
             length = _length(rules[name], lengths)
             if length < lengths[name]:
                 lengths[name], changed = length, True
-        order.reverse()  # chains of rules are followed in either direction at once
+        order.reverse()  # alternating directions, so that chains of rules need few passes in either order
     for name, length in lengths.items():
         if _MAX_SHORTEST < length < inf:
             raise GrammarError(

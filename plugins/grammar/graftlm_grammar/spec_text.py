@@ -1,4 +1,4 @@
-"""The text of a specification, before anybody reads it."""
+"""Checks of a specification's text before it is parsed, and the kind of specification in errors."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,17 +10,18 @@ __all__ = ["check_text", "count_of", "reading_regex"]
 
 
 def check_text(spec: GrammarSpec, max_len: int) -> None:
-    """Refuse a specification that is too long, or no text.
+    """Check the length and the characters of a specification.
 
     Args:
-        max_len: characters that are read.
+        spec: the specification.
+        max_len: maximum number of characters.
 
     Raises:
-        GrammarError: the message names the kind of specification.
+        GrammarError: the text is too long or has unpaired surrogates; the message names the kind of specification.
     """
     kind = spec.kind.value
     if len(spec.text) > max_len:
-        raise GrammarError(f"{kind}: {len(spec.text)} characters are too many, at most {max_len} are read")
+        raise GrammarError(f"{kind}: got {len(spec.text)} characters, expected at most {max_len}")
     try:
         spec.text.encode()
     except UnicodeEncodeError as error:
@@ -29,10 +30,10 @@ def check_text(spec: GrammarSpec, max_len: int) -> None:
 
 @contextmanager
 def reading_regex() -> Iterator[None]:
-    """Have what is refused in the block refused as a specification that is a regular expression.
+    """Add the prefix `regex:` to the errors of a block.
 
     Raises:
-        GrammarError: the message names the kind of specification.
+        GrammarError: the block raised it.
     """
     try:
         yield
@@ -41,5 +42,5 @@ def reading_regex() -> Iterator[None]:
 
 
 def count_of(digits: str) -> int:
-    """Return how many repetitions digits ask for; of more than ten digits, that it is a thousand millions at least."""
+    """Return the number that digits represent; for more than ten digits only the first ten, which is large enough."""
     return int(digits.lstrip("0")[:10] or "0")

@@ -1,4 +1,4 @@
-"""Structural tags, read and validated: free text with constrained parts."""
+"""Reads and validates structural tags: free text with constrained parts."""
 
 import json
 from dataclasses import dataclass
@@ -15,13 +15,14 @@ _MAX_STRUCTURES: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """A constrained part. One of `schema` and `regex` is there, the other is None.
+    """A constrained part. Exactly one of `schema` and `regex` is not None.
 
     Attributes:
-        begin: the text before it, which starts with a trigger.
+        begin: the text before the part; it starts with a trigger.
         schema: a JSON schema, as text.
-        end: the text after it.
-        path: where it stands, such as `$.structures[0]`.
+        regex: a regular expression.
+        end: the text after the part.
+        path: of the structure in the tag, such as `$.structures[0]`.
     """
 
     begin: str
@@ -33,12 +34,13 @@ class Structure:
 
 @dataclass(frozen=True, slots=True)
 class StructuralTag:
-    """Free text, and what it goes on with where it contains a trigger.
+    """Free text in which each trigger starts a structure.
 
     Attributes:
-        triggers: texts of which none contains another; each structure begins with exactly one.
-        at_least_one: the output starts with a structure.
-        stop_after_first: the output ends after a structure.
+        triggers: texts, none of which contains another; each structure starts with exactly one of them.
+        structures: the constrained parts.
+        at_least_one: whether the output must start with a structure.
+        stop_after_first: whether the output ends after the first structure.
     """
 
     triggers: tuple[str, ...]
@@ -48,12 +50,12 @@ class StructuralTag:
 
 
 def parse_structural_tag(text: str) -> StructuralTag:
-    """Read a structural tag, as `GrammarKind.STRUCTURAL_TAG` describes it; schemas and patterns are not looked into.
+    """Parse a structural tag; see `GrammarKind.STRUCTURAL_TAG` for its format.
 
-    Null is as if absent.
+    Schemas and regular expressions are not checked. A null value is treated as absent.
 
     Raises:
-        GrammarError: it is malformed; the message names the path.
+        GrammarError: the tag is malformed; the message names the path.
     """
     try:
         tag = json.loads(text)
@@ -85,8 +87,8 @@ def _triggers(triggers: Any) -> tuple[str, ...]:
         for other in unique:
             if one != other and one in other:
                 raise GrammarError(
-                    f"structural_tag: $.triggers: {other!r} contains {one!r}, so that it would never be reached; "
-                    f"name {one!r} alone"
+                    f"structural_tag: $.triggers: {other!r} contains {one!r}, so it would never be reached; list only "
+                    f"{one!r}"
                 )
     return unique
 
@@ -97,7 +99,7 @@ def _structure(structure: Any, path: str, triggers: tuple[str, ...]) -> Structur
     _check_keys(structure, _STRUCTURE_KEYS, path)
     for key, hint in (("begin", "write the text before it"), ("end", 'write "" for none')):
         if structure.get(key) is None:
-            raise GrammarError(f"structural_tag: {path}.{key}: it is missing; {hint}")
+            raise GrammarError(f"structural_tag: {path}.{key} is missing; {hint}")
     begin = _text(structure["begin"], f"{path}.begin")
     if not begin.startswith(triggers):
         _refuse(f"{path}.begin", f"expected a text that starts with one of the triggers, {json.dumps(triggers)}", begin)
@@ -115,7 +117,7 @@ def _text(text: Any, path: str) -> str:
     if not isinstance(text, str) or not text:
         _refuse(path, "expected a non-empty string", text)
     if any(char == "\0" or "\ud800" <= char <= "\udfff" for char in text):
-        _refuse(path, "no null characters and halves of surrogate pairs are text", text)
+        _refuse(path, "null characters and unpaired surrogates are not allowed", text)
     return text
 
 
@@ -131,7 +133,7 @@ def _flag(tag: dict[str, Any], key: str) -> bool:
 def _check_keys(value: dict[str, Any], known: set[str], path: str) -> None:
     for key in value:
         if key not in known:
-            raise GrammarError(f"structural_tag: {path}.{key}: unknown. Known are: {', '.join(sorted(known))}.")
+            raise GrammarError(f"structural_tag: {path}.{key}: unknown key, expected one of {', '.join(sorted(known))}")
 
 
 def _refuse(path: str, message: str, got: object) -> NoReturn:

@@ -1,4 +1,4 @@
-"""The bytes that each token of a Hugging Face tokenizer stands for within a text."""
+"""The bytes that each token of a Hugging Face tokenizer adds to a text."""
 
 import json
 import re
@@ -16,12 +16,12 @@ _BLANK: Final = "▁"  # as SentencePiece writes it
 def token_bytes(tokenizer_json: str, vocab_size: int) -> list[bytes]:
     """Return the bytes of tokens 0 to V - 1, b"" for special tokens and for ids without a token.
 
-    Three kinds of tokenizers are told apart by their decoder: byte-level (GPT-2), SentencePiece's with blanks written
-    as U+2581 and perhaps `<0x..>` for bytes, and others, of which a token is what it adds to the text of another.
+    The decoder determines one of three kinds of tokenizers: byte-level (GPT-2); SentencePiece, with U+2581 for spaces
+    and optionally `<0x..>` for bytes; and others, for which a token's bytes are the text that it adds after a token.
 
     Args:
-        tokenizer_json: the `tokenizers` library's serialisation of the tokenizer.
-        vocab_size: V; may exceed the tokenizer's, or fall short of it.
+        tokenizer_json: the tokenizer, serialized by the `tokenizers` library.
+        vocab_size: V; may be larger or smaller than the tokenizer's vocabulary.
     """
     core = tokenizers.Tokenizer.from_str(tokenizer_json)
     description = json.loads(tokenizer_json)
@@ -43,7 +43,7 @@ def token_bytes(tokenizer_json: str, vocab_size: int) -> list[bytes]:
 
 
 def _step_kinds(decoder: Any) -> set[str]:
-    """Return the types of a decoder and of those that it is a sequence of."""
+    """Return the types of a decoder and of its parts if it is a sequence."""
     if not isinstance(decoder, dict):
         return set()
     return {decoder["type"]}.union(*map(_step_kinds, decoder.get("decoders", ())))
@@ -51,7 +51,7 @@ def _step_kinds(decoder: Any) -> set[str]:
 
 @cache
 def _byte_of_char() -> dict[str, int]:
-    """Return GPT-2's spelling of bytes as printable characters, the other way round."""
+    """Return the inverse of GPT-2's map from bytes to printable characters."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
@@ -70,6 +70,6 @@ def _of_sentencepiece(token: str, has_bytes: bool) -> bytes:
 
 
 def _added_text(core: tokenizers.Tokenizer, token_id: int) -> str:
-    """Return what a token adds to the text of another, itself: the text's first token may lose a blank or a prefix."""
+    """Return the text that a token adds after itself: the first token of a text may lose a space or a prefix."""
     alone, twice = core.decode([token_id]), core.decode([token_id, token_id])
     return str(twice[len(alone) :])

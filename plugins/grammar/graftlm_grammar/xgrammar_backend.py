@@ -1,4 +1,4 @@
-"""The `xgrammar` backend: EBNF, and what is translated to it, through the xgrammar library (arXiv:2411.15100)."""
+"""The `xgrammar` backend: EBNF, and specifications translated to EBNF, with the xgrammar library (arXiv:2411.15100)."""
 
 import os
 import re
@@ -43,11 +43,12 @@ T = TypeVar("T")
 
 _MAX_TEXT_LEN: Final = 1 << 18
 _MAX_MASK_THREADS: Final = 8
-#: A reference to the root rule, or the word in a literal: then the grammar is rewritten without need.
+#: A reference to the root rule. It also matches the word in a literal; the grammar is then rewritten unnecessarily.
 _ROOT_REFERENCE: Final = re.compile(r"\broot\b(?!\s*::=)")
 _LARGE_COUNT: Final = re.compile(r"\{\s*[1-9]\d+|\{\s*\d+\s*,\s*[1-9]\d\d")
 _PROBE_TOKENS: Final = 128
-#: To start threads takes 0.1 ms, and they take the cores from the step that runs beside.
+#: Threads are used only for masks that need more time than this. Starting them takes 0.1 ms, and they compete for cores
+#: with the step that runs at the same time.
 _WORTH_THREADS_S: Final = 0.002
 _MAX_REWRITTEN_LEN: Final = 1 << 15
 _MAX_STEP_S: Final = 0.05
@@ -58,7 +59,12 @@ _LOG_PREFIX: Final = re.compile(r"^\[\d\d:\d\d:\d\d\] \S+: (?:Check failed: \(.*
 
 
 class XGrammarBackend(GrammarBackend):
-    """Compiles for one tokenizer. The library's own cache is off: graftlm keeps what is compiled."""
+    """Compiles specifications for one tokenizer. The library's cache is off, because graftlm caches compiled grammars.
+
+    Args:
+        options: see `XGrammarOptions`.
+        context: the tokenizer and its stop tokens.
+    """
 
     def __init__(self, options: XGrammarOptions, context: GrammarContext) -> None:
         self._options = options
@@ -70,11 +76,15 @@ class XGrammarBackend(GrammarBackend):
         self._compiler: Any = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
     def check(self, spec: GrammarSpec) -> tuple[str, ...]:
-        """Read the specification as `compile` does, without looking at the vocabulary."""
+        """Check a specification as `compile` does, without the vocabulary. Returns the paths that are not enforced."""
         return self._grammar(spec)[1]
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        """Work out, for each state of the grammar, which tokens it allows."""
+        """Compute the allowed tokens of each state of the grammar.
+
+        Raises:
+            GrammarError: the specification is refused, its masks are wrong, or its masks are too slow.
+        """
         grammar, _ = self._grammar(spec, _fast_form)
         compiled = _checked(spec.kind, lambda: self._run_idle(lambda: self._compiler.compile_grammar(grammar)))
         make_matcher = _Compiled(compiled, self._vocab_size).matcher
@@ -83,7 +93,7 @@ class XGrammarBackend(GrammarBackend):
         return _Compiled(compiled, self._vocab_size, mask_s)
 
     def fill_bitmasks(self, matchers: Sequence[GrammarMatcher], mask: NDArray[np.int32]) -> None:
-        """Write the tokens that each of several matchers allows, in several threads where that pays."""
+        """Write the masks of several matchers, in several threads if that is faster; row i is that of matcher i."""
         own = [cast(_Matcher, matcher) for matcher in matchers]
         rows = [i for i, matcher in enumerate(own) if not matcher.finished]
         if rows:
@@ -93,11 +103,11 @@ class XGrammarBackend(GrammarBackend):
             matcher.trim(mask, i)
 
     def _grammar(self, spec: GrammarSpec, rewrite: Callable[[str], str] = str) -> tuple[Any, tuple[str, ...]]:
-        """Return the library's form of a specification, and what of it is not enforced.
+        """Return a specification as a grammar of the library, and the paths that are not enforced.
 
         Args:
-            spec: what is asked for.
-            rewrite: what is done to each EBNF before the library reads it.
+            spec: the specification.
+            rewrite: applied to each EBNF text before the library reads it.
         """
         kind, text = spec.kind, spec.text
         check_text(spec, _MAX_TEXT_LEN)
@@ -114,16 +124,19 @@ class XGrammarBackend(GrammarBackend):
             ebnf = choices_to_ebnf(parse_choices(text))
         else:
             ebnf = _finite_ebnf(text)
-        if kind is GrammarKind.EBNF or _LARGE_COUNT.search(ebnf):  # else no text is much longer than its grammar
+        if kind is GrammarKind.EBNF or _LARGE_COUNT.search(ebnf):  # otherwise the shortest text cannot be long
             check_shortest(read_ebnf(ebnf, MAX_COUNT), kind.value)
         return _checked(kind, lambda: xgrammar.Grammar.from_ebnf(rewrite(ebnf))), unenforced
 
     def _structural_tag(self, text: str, strict: bool, rewrite: Callable[[str], str]) -> tuple[Any, tuple[str, ...]]:
-        """Return the library's structural tag whose parts are grammars of ours, so that what we refuse is refused."""
+        """Return a structural tag of the library and the paths that are not enforced.
+
+        Its parts are translated by graftlm, so that they are checked like other specifications.
+        """
         tag = parse_structural_tag(text)
         for trigger in tag.triggers:
             if not any(structure.begin.startswith(trigger) for structure in tag.structures):
-                raise GrammarError(f"structural_tag: $.triggers: no structure begins with {trigger!r}; leave it out")
+                raise GrammarError(f"structural_tag: $.triggers: no structure begins with {trigger!r}; remove it")
         tags, unenforced = [], list[str]()
         for structure in tag.structures:
             try:
@@ -157,45 +170,45 @@ class _Compiled(CompiledGrammar):
         self._mask_s = mask_s
 
     def matcher(self) -> GrammarMatcher:
-        """Return a fresh matcher at the start."""
+        """Return a new matcher in the start state."""
         return _Matcher(xgrammar.GrammarMatcher(self._compiled), self._vocab_size, self._mask_s)
 
 
 class _Matcher(GrammarMatcher):
     def __init__(self, matcher: Any, vocab_size: int, mask_s: float) -> None:
         self.library_matcher = matcher
-        self.mask_s = mask_s  # what a mask takes, about
+        self.mask_s = mask_s  # average time of a mask in seconds
         self._finished = bool(matcher.is_terminated())
         self._vocab_size = vocab_size
         num_spare_bits = -vocab_size % 32
         self._last_word = np.int32(-1) if num_spare_bits == 0 else np.int32((1 << (32 - num_spare_bits)) - 1)
 
     def accept(self, token_id: int) -> bool:
-        """Advance over a token; False leaves the matcher unchanged."""
+        """Advance by a token. Returns False, and does not change the matcher, if the token is not allowed."""
         is_accepted = bool(self.library_matcher.accept_token(token_id))
         self._finished = bool(self.library_matcher.is_terminated())
         return is_accepted
 
     def rollback(self, num_tokens: int) -> None:
-        """Undo the latest accepted tokens."""
+        """Undo the last `num_tokens` accepted tokens."""
         self.library_matcher.rollback(num_tokens)
         self._finished = bool(self.library_matcher.is_terminated())
 
     def fill_bitmask(self, mask: NDArray[np.int32], row: int) -> None:
-        """Write the allowed tokens into mask[row]."""
+        """Write the allowed tokens to mask[row]."""
         if not self.finished:
             self.library_matcher.fill_next_token_bitmask(mask, row)
         self.trim(mask, row)
 
     def trim(self, mask: NDArray[np.int32], row: int) -> None:
-        """Clear what the library leaves in a row: bits past V, and everything once finished."""
+        """Clear the bits that the library does not clear: those after V, and all bits after a stop token."""
         if self._finished:
             mask[row] = 0
         elif self._last_word != -1:
             mask[row, -1] &= self._last_word
 
     def forced_text(self) -> str:
-        """Return the text that must come next, up to the last whole character."""
+        """Return the forced next text, up to the last complete character."""
         if self.finished:
             return ""
         try:
@@ -204,7 +217,7 @@ class _Matcher(GrammarMatcher):
             return bytes(error.object[: error.start]).decode()
 
     def forced_tokens(self) -> list[int]:
-        """Return the tokens that must come next, at most 64."""
+        """Return the forced next tokens, at most 64."""
         return find_forced_tokens(self, self._vocab_size)
 
     @property
@@ -214,7 +227,11 @@ class _Matcher(GrammarMatcher):
 
 
 def _checked(kind: GrammarKind, call: Callable[[], T]) -> T:
-    """Call the library, which raises a RuntimeError for what it cannot read."""
+    """Call the library, and convert its RuntimeError and ValueError.
+
+    Raises:
+        GrammarError: the library cannot read the grammar.
+    """
     try:
         return call()
     except (RuntimeError, ValueError) as error:
@@ -223,12 +240,15 @@ def _checked(kind: GrammarKind, call: Callable[[], T]) -> T:
 
 
 def _check_speed(kind: GrammarKind, make_matcher: Callable[[], GrammarMatcher], vocab_size: int) -> float:
-    """Refuse a grammar whose matchers are so slow that every request would feel it: steps wait for them.
+    """Refuse a grammar whose matchers are so slow that they would delay all requests, because steps wait for masks.
 
-    Walks along the lowest and along the highest tokens that are allowed. Time of other threads does not count; a busy
-    machine may add to a thread's own, so what seems too slow is tried again.
+    Accepts tokens one after the other: first always the lowest allowed token, then always the highest. Only CPU time of
+    this thread counts. On a busy machine this time can also increase, so a slow step is measured again.
 
-    Returns: seconds that a mask takes on average.
+    Returns: average seconds per mask.
+
+    Raises:
+        GrammarError: a step takes too long, or a mask is wrong.
     """
     mask = np.zeros((1, -(-vocab_size // 32)), dtype=np.int32)
     start_s = time.thread_time()
@@ -244,8 +264,8 @@ def _check_speed(kind: GrammarKind, make_matcher: Callable[[], GrammarMatcher], 
             now_s = time.thread_time()
             if longest_s > _MAX_STEP_S or now_s - start_s > _MAX_PROBE_S:
                 raise GrammarError(
-                    f"{kind.value}: finding the next token takes {longest_s * 1000:.0f} ms in xgrammar, too long for "
-                    "the requests beside; use llguidance, repeat less, or say it with fewer ways to read the same text"
+                    f"{kind.value}: finding the next token takes {longest_s * 1000:.0f} ms in xgrammar, which would "
+                    "delay other requests; use llguidance, fewer repetitions, or a less ambiguous grammar"
                 )
             if is_end or now_s - pick_start_s > _QUICK_PROBE_S > 20 * longest_s:
                 break
@@ -255,9 +275,15 @@ def _check_speed(kind: GrammarKind, make_matcher: Callable[[], GrammarMatcher], 
 def _timed_step(
     kind: GrammarKind, matcher: GrammarMatcher, mask: NDArray[np.int32], pick: int
 ) -> tuple[float, float, bool]:
-    """Find the tokens that a matcher allows, and accept the first or the last of them.
+    """Compute a matcher's mask, and accept the first or the last allowed token.
 
-    Returns: seconds that the mask took, and all of it; whether no token is allowed.
+    Args:
+        kind: the kind of specification, for the error.
+        matcher: the matcher.
+        mask: int32 [1, ceil(V / 32)], overwritten.
+        pick: 0: the first allowed token; -1: the last.
+
+    Returns: seconds of the mask, seconds of the whole step, and whether no token is allowed.
 
     Raises:
         GrammarError: the token is rejected.
@@ -273,9 +299,9 @@ def _timed_step(
 
 
 def _fast_form(ebnf: str) -> str:
-    """Rewrite a grammar, unless that would keep the interpreter from the step loop for longer than a step or two.
+    """Rewrite a grammar for fast masks, unless it is so long that this would delay the step loop for several steps.
 
-    Large counts and references to the root rule are rewritten in any case, or masks would be wrong.
+    Large counts and references to the root rule are rewritten in any case, because masks would otherwise be wrong.
     """
     if len(ebnf) <= _MAX_REWRITTEN_LEN:
         return library_text(sound_counts(with_separate_root(right_linear(read_ebnf(ebnf, MAX_COUNT)))))
@@ -285,17 +311,23 @@ def _fast_form(ebnf: str) -> str:
 
 
 def _finite_ebnf(text: str) -> str:
-    """Read a grammar and write it anew; rules that no finite text meets would be followed for ever."""
+    """Return a grammar without its unreachable rules.
+
+    Raises:
+        GrammarError: the grammar is malformed, or no finite text matches a reachable rule.
+    """
     rules = read_ebnf(text)
     endless = endless_rules(rules)
     if endless:
-        raise GrammarError(f"ebnf: rule {endless[0]}: no finite text meets it; give it a branch without itself")
-    # Rules that nothing refers to may be endless, which the library does not survive.
+        raise GrammarError(
+            f"ebnf: rule {endless[0]}: no finite text matches it; add an alternative that does not refer to the rule"
+        )
+    # Unreachable rules are removed, because they may be endless, and the library crashes on endless rules.
     return ebnf_text({name: rules[name] for name in reachable_rules(rules)})
 
 
 def _tokenizer_info(context: GrammarContext) -> Any:
-    """Tell the library what bytes each token stands for; those of special tokens are nobody's business."""
+    """Return the library's description of the tokenizer: the bytes of each token; none for special and stop tokens."""
     core = tokenizers.Tokenizer.from_str(context.tokenizer_json)
     wrapped = transformers.PreTrainedTokenizerFast(tokenizer_object=core)
     stop_token_ids = [token_id for token_id in context.stop_token_ids if token_id < context.vocab_size]
