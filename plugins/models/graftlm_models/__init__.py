@@ -1,4 +1,4 @@
-"""Models: the Llama, Mistral, Qwen, Gemma, Phi and DeepSeek families, GPT-OSS, and any other by Transformers."""
+"""Models: the families Llama, Mistral, Qwen, Gemma, Phi, DeepSeek and GPT-OSS, and others through Transformers."""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -84,7 +84,7 @@ def provide_models() -> Iterable[Provider[Model]]:
         ),
         Provider(
             name="transformers",
-            summary="any other decoder-only architecture, as Transformers' own module",
+            summary="Any other decoder-only architecture, with Transformers' own module",
             api_version=1,
             create=_create_transformers,
             capabilities=ModelCapabilities(any_architecture=True),
@@ -140,7 +140,8 @@ def _create_transformers(options: Any, context: ModelContext) -> Model:
     return TransformersModel(context)
 
 
-#: Class names of a family without an output projection, up to their ending -> the family's language model.
+#: Prefix of the class names without an output projection, such as "Llama" of "LlamaModel" -> the family's language
+#: model, and the function that creates it.
 _STEMS: Mapping[str, tuple[str, Callable[[Any, ModelContext], Model]]] = {
     "Llama": ("LlamaForCausalLM", _create_llama),
     "Mistral": ("MistralForCausalLM", _create_mistral),

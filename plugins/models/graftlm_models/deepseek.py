@@ -1,7 +1,7 @@
 """DeepSeek V2 (arXiv:2405.04434) and V3 (arXiv:2412.19437): latent attention, and routed and shared experts.
 
-A token's keys and values of all heads are products of one small latent vector. The cache holds this vector and the one
-key part that carries the position:
+A token's keys and values of all heads are products of one small latent vector. The cache has this vector, and the part
+of the key that depends on the position, which all heads share:
 
     cached    [ latent c, R numbers | rotated key, P numbers ]      576 numbers instead of 5,120 for 16 heads
     key h     [ W_k[h] c            | rotated key ]
@@ -46,7 +46,7 @@ from graftlm_models.deepseek_routing import read_v2_choice, read_v3_choice
 
 __all__ = ["DeepseekForCausalLM"]
 
-#: Of the norms of latent vectors; config.json's eps is for the other norms.
+#: Epsilon of the norms of latent vectors; the eps of config.json is for the other norms.
 _LATENT_EPS = 1e-6
 
 #: Prefix of the names of a layer's tensors.
@@ -58,13 +58,13 @@ class LatentShape:
     """The sizes of latent attention.
 
     Attributes:
-        rank: R, numbers of a latent vector.
-        rope_dim: P, numbers of a query and of the shared key that carry the position.
-        nope_dim: numbers of a head's query without position.
-        value_dim: numbers of a head's value.
-        q_rank: numbers of the queries' latent vector; None: queries are projected from the hidden state.
-        scale: multiplies the scores.
-        interleaved: rotated numbers are stored in pairs in the checkpoint, not in halves.
+        rank: R, size of a latent vector.
+        rope_dim: P, size of the rotated part of a query and of the shared key.
+        nope_dim: size of the part of a head's query that is not rotated.
+        value_dim: size of a head's value.
+        q_rank: size of the queries' latent vector; None: queries are projected from the hidden state.
+        scale: factor of the scores.
+        interleaved: whether the checkpoint stores rotated numbers in pairs instead of halves.
     """
 
     rank: int
@@ -140,7 +140,7 @@ class DeepseekForCausalLM(DecoderModel):
         return ((name, tensor) for name, tensor in weights if not self._is_draft(name))
 
     def _is_draft(self, name: str) -> bool:
-        """Whether a tensor belongs to a draft layer, which follows the last served layer."""
+        """Return whether a tensor belongs to a draft layer, which follows the last served layer."""
         layer = _LAYER.match(name)
         return layer is not None and 0 <= int(layer[1]) - len(self.layers) < self._num_draft_layers
 
@@ -258,7 +258,7 @@ class DeepseekMoE(nn.Module):
         raw, device, dtype = context.config.raw, context.device, context.dtype
         if raw.get("moe_layer_freq") not in (None, 1):
             raise UnsupportedArchitectureError(
-                f"config.json asks for moe_layer_freq {raw['moe_layer_freq']!r}; only 1 can be served"
+                f"config.json has moe_layer_freq {raw['moe_layer_freq']!r}, but only 1 is supported"
             )
         num_experts, size = read_size(raw, "n_routed_experts"), read_size(raw, "moe_intermediate_size")
         self.correction: nn.Parameter | None = None
@@ -298,7 +298,7 @@ def _dense(shape: DecoderShape, context: ModelContext, intermediate_size: int) -
 
 
 def _pairs_to_halves(x: Tensor) -> Tensor:
-    """Reorder [..., P] from x0 y0 x1 y1 ... to x0 x1 ... y0 y1 ...; scores stay equal if keys are reordered, too."""
+    """Reorder [..., P] from x0 y0 x1 y1 ... to x0 x1 ... y0 y1 ...; scores do not change if keys are reordered too."""
     return torch.cat([x[..., ::2], x[..., 1::2]], dim=-1)
 
 
@@ -307,7 +307,7 @@ def _is_v3(config: ModelConfig) -> bool:
 
 
 def _yarn_scale(raw: Mapping[str, Any]) -> float:
-    """Return the factor of the scores, from `mscale_all_dim`, if YaRN stretches the context; else 1."""
+    """Return the factor of the scores from `mscale_all_dim` if YaRN extends the context, otherwise 1."""
     rope = raw.get("rope_scaling") or raw.get("rope_parameters")
     if not isinstance(rope, Mapping) or not rope.get("mscale_all_dim"):
         return 1.0

@@ -12,7 +12,7 @@ from graftlm.layers import ChooseExperts, Routing, read_flag, read_number, read_
 __all__ = ["ExpertGroups", "choose_by_sigmoid", "choose_by_softmax", "read_v2_choice", "read_v3_choice"]
 
 #: A group's score in V3 is the sum of the scores of this many best experts.
-_EXPERTS_THAT_COUNT = 2
+_NUM_SCORED_EXPERTS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def choose_by_sigmoid(
     def choose(logits: Tensor) -> Routing:
         scores = logits.sigmoid()
         corrected = scores + correction
-        best = groups.split(corrected).topk(_EXPERTS_THAT_COUNT, dim=-1).values
+        best = groups.split(corrected).topk(_NUM_SCORED_EXPERTS, dim=-1).values
         expert_ids = groups.keep_best(corrected, best.sum(dim=-1), fill=float("-inf")).topk(top_k, dim=-1).indices
         weights = scores.gather(1, expert_ids)
         if renormalise:
@@ -100,7 +100,7 @@ def read_v2_choice(raw: Mapping[str, Any], num_experts: int) -> ChooseExperts:
     """
     _check(raw, "scoring_func", "softmax")
     if read_flag(raw, "norm_topk_prob"):  # Transformers ignores it; DeepSeek's code does not
-        raise UnsupportedArchitectureError("config.json has norm_topk_prob true, which V2 cannot be served with")
+        raise UnsupportedArchitectureError("config.json has norm_topk_prob true, which is not supported for V2")
     top_k, scale = _read_top_k(raw, num_experts), read_number(raw, "routed_scaling_factor", default=1.0)
     method = raw.get("topk_method") or "greedy"
     if method == "greedy":
@@ -108,7 +108,7 @@ def read_v2_choice(raw: Mapping[str, Any], num_experts: int) -> ChooseExperts:
     if method == "group_limited_greedy":
         return choose_by_softmax(ExpertGroups.read(raw, num_experts), top_k, scale=scale)
     raise UnsupportedArchitectureError(
-        f"config.json asks for topk_method {method!r}. Available: greedy, group_limited_greedy"
+        f"config.json has an unknown topk_method {method!r}. Available: greedy, group_limited_greedy"
     )
 
 
@@ -117,10 +117,10 @@ def read_v3_choice(raw: Mapping[str, Any], num_experts: int, correction: Tensor)
     _check(raw, "scoring_func", "sigmoid")
     _check(raw, "topk_method", "noaux_tc")
     groups = ExpertGroups.read(raw, num_experts)
-    if num_experts // groups.num_groups < _EXPERTS_THAT_COUNT:
+    if num_experts // groups.num_groups < _NUM_SCORED_EXPERTS:
         raise CheckpointError(
             f"config.json has n_group {groups.num_groups} for n_routed_experts {num_experts}; "
-            f"a group needs {_EXPERTS_THAT_COUNT} experts"
+            f"a group needs {_NUM_SCORED_EXPERTS} experts"
         )
     return choose_by_sigmoid(
         groups,
@@ -141,4 +141,4 @@ def _read_top_k(raw: Mapping[str, Any], num_experts: int) -> int:
 def _check(raw: Mapping[str, Any], name: str, served: str) -> None:
     value = raw.get(name)
     if value is not None and value != served:
-        raise UnsupportedArchitectureError(f"config.json asks for {name} {value!r}; only {served!r} can be served")
+        raise UnsupportedArchitectureError(f"config.json has {name} {value!r}, but only {served!r} is supported")

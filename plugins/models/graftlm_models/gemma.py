@@ -45,13 +45,13 @@ class GemmaVariant:
 
     Attributes:
         layer_types: "full_attention" or "sliding_attention", by layer_id.
-        window: of the sliding layers; None: there are none.
-        scale: multiplies attention scores.
-        attention_soft_cap, logit_soft_cap: cap c replaces scores or logits s by c * tanh(s / c); None: no cap.
+        window: size of the sliding layers' window in tokens; None: there are no sliding layers.
+        scale: factor of the attention scores.
+        attention_soft_cap, logit_soft_cap: a cap c replaces scores or logits s by c * tanh(s / c); None: no cap.
         qk_norm: whether query and key heads are normalised.
-        bias: whether the attention's projections have one.
+        bias: whether the attention's projections have a bias.
         hidden_act: name of the feed-forward activation.
-        ropes: frequencies by layer type, or one entry, "all_layers".
+        ropes: rotary frequencies by layer type; or a single entry, "all_layers".
     """
 
     layer_types: tuple[str, ...]
@@ -74,7 +74,7 @@ class GemmaVariant:
         """
         if read_flag(config.raw, "use_bidirectional_attention"):
             raise UnsupportedArchitectureError(
-                "config.json sets use_bidirectional_attention; only causal attention can be served"
+                "config.json sets use_bidirectional_attention, but only causal attention is supported"
             )
         if "Gemma2ForCausalLM" in config.architectures:
             return cls._gemma2(config, shape)
@@ -148,12 +148,12 @@ class GemmaForCausalLM(DecoderModel):
 
     @property
     def repeats_calls(self) -> bool:
-        """Always."""
+        """Always true."""
         return True
 
     @property
     def selects_tokens(self) -> bool:
-        """Always: the last layer's feed-forward runs for the tokens of `wanted_idx` only."""
+        """Always true: the last layer's feed-forward runs only for the tokens of `wanted_idx`."""
         return True
 
     def forward(self, batch: ForwardBatch) -> Tensor:
@@ -260,7 +260,7 @@ class GemmaAttention(nn.Module):
 
 
 def _layer_types(raw: Mapping[str, Any], num_layers: int, period: int) -> tuple[str, ...]:
-    """Read each layer's type; if config.json lists none, every `period`-th layer is a full one."""
+    """Read each layer's type; if config.json has no list, every `period`-th layer has full attention."""
     default = ["sliding_attention" if (i + 1) % period else "full_attention" for i in range(num_layers)]
     return read_layer_types(raw, default)
 
@@ -291,7 +291,7 @@ def _soft_cap(raw: Mapping[str, Any], name: str, default: float | None) -> float
 
 
 def _ropes_by_type(config: ModelConfig, head_dim: int) -> dict[str, Frequencies]:
-    """Read `rope_parameters` by layer type, or the older entries, of which `rope_scaling` is for full layers only."""
+    """Read `rope_parameters` by layer type, or the older entries. `rope_scaling` applies only to full layers."""
     raw = config.raw
     by_type = _object(raw, "rope_parameters")
     defaults = {
@@ -316,5 +316,5 @@ def _object(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _rounded(value: float, dtype: torch.dtype) -> float:
-    """Round to a dtype's precision: the scale of Gemma's embeddings has their dtype."""
+    """Round a number to a dtype's precision: the factor of Gemma's embeddings has the embeddings' dtype."""
     return float(torch.tensor(value).to(dtype))

@@ -36,7 +36,7 @@ from graftlm_models.mxfp4 import plain_weights
 
 __all__ = ["GptOssForCausalLM"]
 
-#: Defaults of entries that config.json lacks.
+#: Defaults of entries that are missing in config.json.
 _THETA = 150_000.0
 _ROPE = {
     "rope_type": "yarn",
@@ -64,7 +64,7 @@ class GptOssForCausalLM(DecoderModel):
 
     @property
     def selects_tokens(self) -> bool:
-        """Always: the last layer's feed-forward runs for the tokens of `wanted_idx` only."""
+        """Always true: the last layer's feed-forward runs only for the tokens of `wanted_idx`."""
         return True
 
     def forward(self, batch: ForwardBatch) -> Tensor:
@@ -169,22 +169,22 @@ def _experts(shape: DecoderShape, context: ModelContext) -> MoE:
 
 
 def _clamped_swiglu(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
-    """Map [N, 2 I], in which gates alternate with the numbers that they multiply, to [N, I]."""
+    """Map [N, 2 I] to [N, I]; even columns are gates, odd columns the numbers that they multiply."""
     gate = gate_up[..., ::2].clamp(max=limit)
     up = gate_up[..., 1::2].clamp(min=-limit, max=limit)
     return (up + 1) * (gate * torch.sigmoid(gate * alpha))
 
 
 def _sliding_windows(config: ModelConfig, num_layers: int) -> Iterator[int | None]:
-    """Yield each layer's window: by `layer_types`, or else for every other layer, starting with the first."""
+    """Yield each layer's window, from `layer_types`; without it, every other layer has one, starting with the first."""
     alternating = ["full_attention" if i % 2 else "sliding_attention" for i in range(num_layers)]
     for kind in read_layer_types(config.raw, default=alternating):
         yield read_size(config.raw, "sliding_window", default=128) if kind == "sliding_attention" else None
 
 
 def _frequencies(config: ModelConfig, head_dim: int, context_len: int | None) -> Frequencies:
-    is_silent = not (config.raw.get("rope_scaling") or config.raw.get("rope_parameters"))
-    rope = {**_ROPE, "rope_theta": config.raw.get("rope_theta") or _THETA} if is_silent else None
+    has_rope = config.raw.get("rope_scaling") or config.raw.get("rope_parameters")
+    rope = None if has_rope else {**_ROPE, "rope_theta": config.raw.get("rope_theta") or _THETA}
     return rope_frequencies(config, head_dim, rope, context_len=context_len, default_theta=_THETA)
 
 

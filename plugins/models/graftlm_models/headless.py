@@ -1,6 +1,6 @@
-"""Decoders of this package without their output projection, for embeddings, or with a score head.
+"""Decoders of this package without their output projection: for embeddings, or with a score head.
 
-One wrapper serves every family. It creates the family's language model with tied weights, so that there is no output
+One wrapper serves all families. It creates the family's language model with tied weights, so that there is no output
 projection, and loads the checkpoint's `score` itself.
 """
 
@@ -25,9 +25,9 @@ __all__ = ["HeadlessModel", "ScoreHead", "create_headless"]
 
 
 class ScoreHead(nn.Module):
-    """The score head: one number per label from a text's last hidden state.
+    """The score head: maps a text's last hidden state to one number per label.
 
-    It is `score` in the checkpoint, and never quantized.
+    Its name in the checkpoint is `score`. It is never quantized.
     """
 
     def __init__(self, hidden_size: int, num_labels: int, context: ModelContext) -> None:
@@ -58,22 +58,22 @@ class HeadlessModel(nn.Module, Model):
 
     @property
     def attention_layers(self) -> Sequence[AttentionLayer]:
-        """The decoder's."""
+        """The attention layers of the decoder."""
         return self.decoder.attention_layers
 
     @property
     def num_labels(self) -> int | None:
-        """Rows of the head; None without a head."""
+        """Number of rows of the head; None if there is no head."""
         return None if self.head is None else self.head.weight.shape[0]
 
     @property
     def generates(self) -> bool:
-        """Never: the checkpoint was not trained to generate."""
+        """Always false: the checkpoint was not trained to generate."""
         return False
 
     @property
     def repeats_calls(self) -> bool:
-        """Whether the decoder does."""
+        """Whether the decoder repeats calls."""
         return self.decoder.repeats_calls
 
     def bind_attention(self, backend: AttentionBackend) -> None:
@@ -86,24 +86,28 @@ class HeadlessModel(nn.Module, Model):
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Compare [S, hidden] with the token embeddings; [S, V]. These numbers are not trained."""
+        """Return the products of [S, hidden] and the token embeddings: [S, V]. They are not trained as logits."""
         return self.decoder.logits(hidden)
 
     def score(self, hidden: Tensor) -> Tensor:
-        """Map [S, hidden] to [S, num_labels]."""
+        """Map [S, hidden] to [S, num_labels].
+
+        Raises:
+            InvariantError: the model has no score head.
+        """
         if self.head is None:
             raise InvariantError("this model has no score head")
         scores: Tensor = self.head(hidden)
         return scores
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy a Hugging Face checkpoint in; see the contract."""
+        """Copy the weights of a Hugging Face checkpoint; see the contract."""
         kept: list[tuple[str, Tensor]] = []
         self.decoder.load_weights(self._without_head(weights, kept))
         copy_weights(self._head_slots(), kept)
 
     def update_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy some tensors in; see the contract."""
+        """Copy some weights; see the contract."""
         kept: list[tuple[str, Tensor]] = []
         self.decoder.update_weights(self._without_head(weights, kept))
         copy_weights(self._head_slots(), kept, partial=True)
@@ -115,7 +119,7 @@ class HeadlessModel(nn.Module, Model):
         return self.decoder.read_weight(name)
 
     def pack_weights(self) -> None:
-        """Pack the decoder's matrices for this CPU, but not the embedding, since no logits are computed."""
+        """Pack the decoder's matrices for this CPU, except the embedding, because logits are not computed."""
         pack_linears(self)
 
     def _head_slots(self) -> Iterator[WeightSlot]:
@@ -124,7 +128,7 @@ class HeadlessModel(nn.Module, Model):
     def _without_head(
         self, weights: Iterable[tuple[str, Tensor]], kept: list[tuple[str, Tensor]]
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield the decoder's tensors, and append the head's, which are small, to `kept`."""
+        """Yield the decoder's tensors; append the head's tensors, which are small, to `kept`."""
         for name, tensor in weights:
             if self.head is not None and name.startswith("score."):
                 kept.append((name, tensor))
@@ -138,9 +142,9 @@ def create_headless(
     """Wrap a family's language model.
 
     Args:
-        architecture: of the language model, such as "LlamaForCausalLM".
-        create: creates it.
-        context: of the checkpoint, whose config.json names another class.
+        architecture: class name of the language model, such as "LlamaForCausalLM".
+        create: creates the language model.
+        context: of the checkpoint; its config.json names another class.
         has_head: whether the checkpoint has a `score` head.
     """
     config = context.config

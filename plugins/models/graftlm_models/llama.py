@@ -38,12 +38,12 @@ class LlamaForCausalLM(DecoderModel):
 
     @property
     def repeats_calls(self) -> bool:
-        """Always."""
+        """Always true."""
         return True
 
     @property
     def selects_tokens(self) -> bool:
-        """Always: the last layer's feed-forward runs for the tokens of `wanted_idx` only."""
+        """Always true: the last layer's feed-forward runs only for the tokens of `wanted_idx`."""
         return True
 
     def forward(self, batch: ForwardBatch) -> Tensor:
@@ -128,10 +128,14 @@ class LlamaAttention(nn.Module):
 
 
 def _check_windowless(config: ModelConfig) -> None:
-    """Refuse the windows of another family. Llama's own configuration class has no such entry and ignores it."""
+    """Refuse sliding windows of another family. Llama's configuration class does not have this entry and ignores it.
+
+    Raises:
+        UnsupportedArchitectureError: config.json of another family has a sliding window.
+    """
     window = config.raw.get("sliding_window")
     if window is not None and "LlamaForCausalLM" not in config.architectures:
         raise UnsupportedArchitectureError(
-            f"config.json of {', '.join(config.architectures)} gives sliding_window {window!r}, but Llama has no "
-            f"windows. Set model.architecture to auto, or to the provider of that architecture"
+            f"config.json of {', '.join(config.architectures)} has sliding_window {window!r}, but Llama has no "
+            f"sliding windows. Set model.architecture to auto, or to the provider of that architecture"
         )

@@ -1,7 +1,7 @@
 """The Mistral family (arXiv:2310.06825): Llama's structure without biases, with sliding windows.
 
-In Mistral, either all layers have the same window or none has one; in Ministral, config.json lists the layers that have
-it. Mixtral (arXiv:2401.04088) is Mistral with a mixture of experts instead of each feed-forward layer.
+In Mistral, either all layers have the same window or none has a window. In Ministral, config.json lists the layers with
+a window. Mixtral (arXiv:2401.04088) is Mistral with a mixture of experts in place of each feed-forward layer.
 """
 
 from collections.abc import Iterator
@@ -63,7 +63,7 @@ class MistralForCausalLM(DecoderModel):
 
     @property
     def selects_tokens(self) -> bool:
-        """Always: the last layer's feed-forward runs for the tokens of `wanted_idx` only."""
+        """Always true: the last layer's feed-forward runs only for the tokens of `wanted_idx`."""
         return True
 
     def forward(self, batch: ForwardBatch) -> Tensor:
@@ -117,7 +117,7 @@ class MistralLayer(DecoderLayer):
 
 
 class MixtralMoE(nn.Module):
-    """Experts instead of a feed-forward layer; the weights of a token's experts sum to 1."""
+    """Experts in place of a feed-forward layer; the weights of a token's experts sum to 1."""
 
     def __init__(self, shape: DecoderShape, context: ModelContext) -> None:
         super().__init__()
@@ -189,11 +189,11 @@ def _check_unbiased(config: ModelConfig) -> None:
 
 
 def _sliding_windows(config: ModelConfig, num_layers: int) -> list[int | None]:
-    """Read each layer's window: null means none; absent means 4096, and none for Mixtral."""
+    """Read each layer's window. Null: no window. Absent: 4096 tokens, or no window for Mixtral."""
     raw = config.raw
     if "MinistralForCausalLM" not in config.architectures and raw.get("layer_types") is not None:
         raise UnsupportedArchitectureError(
-            f"config.json gives layer_types, but all layers of {', '.join(config.architectures)} are alike. "
+            f"config.json has layer_types, but all layers of {', '.join(config.architectures)} have the same type. "
             f"If they differ in this checkpoint, set architectures to MinistralForCausalLM"
         )
     has_windows = raw.get("sliding_window", None if _is_mixtral(config) else 4096) is not None

@@ -1,7 +1,7 @@
-"""Decoding of MXFP4 weights (OCP Microscaling Formats 1.0), the format of GPT-OSS's experts, during loading.
+"""Decodes MXFP4 weights (OCP Microscaling Formats 1.0), the format of GPT-OSS's experts, while they are loaded.
 
-A block is 32 numbers of a matrix's row: 16 bytes of two four-bit numbers each, the first in the low bits, and one
-exponent. bfloat16 represents every product of the two exactly.
+A block is 32 numbers of a matrix's row: 16 bytes, each with two four-bit numbers (the first in the low bits), and one
+exponent. bfloat16 represents every product of a number and 2 to the exponent exactly.
 """
 
 from collections.abc import Iterable, Iterator
@@ -43,7 +43,7 @@ def plain_weights(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, 
             yield plain, dequantize_mxfp4(blocks, scales, plain).transpose(1, 2)
     if waiting:
         name = min(waiting)
-        raise WeightError(f"The checkpoint holds {name!r}, but not {_partner(name)!r}")
+        raise WeightError(f"The checkpoint has {name!r}, but not {_partner(name)!r}")
 
 
 def dequantize_mxfp4(blocks: Tensor, scales: Tensor, name: str) -> Tensor:
@@ -57,7 +57,7 @@ def dequantize_mxfp4(blocks: Tensor, scales: Tensor, name: str) -> Tensor:
     Returns: bfloat16 [E, out, in].
 
     Raises:
-        WeightError: they have other shapes or dtypes.
+        WeightError: the tensors have other shapes or dtypes.
     """
     fits = blocks.dim() == 4 and blocks.shape[:-1] == scales.shape and blocks.shape[-1] == 16
     if not fits or blocks.dtype is not torch.uint8 or scales.dtype is not torch.uint8:
@@ -67,7 +67,7 @@ def dequantize_mxfp4(blocks: Tensor, scales: Tensor, name: str) -> Tensor:
         )
     out = torch.empty(*blocks.shape[:2], blocks.shape[2] * 32, dtype=torch.bfloat16, device=blocks.device)
     pairs = _number_pairs(blocks.device)
-    for expert, target in enumerate(out):  # one at a time, since looking up allocates memory
+    for expert, target in enumerate(out):  # one expert at a time, to limit the memory of the look-up
         numbers = pairs[blocks[expert].int()].flatten(-2)  # [out, in / 32, 32]
         exponents = scales[expert].int() - _EXPONENT_BIAS
         target.copy_(torch.ldexp(numbers, exponents.unsqueeze(-1)).flatten(-2))
@@ -75,14 +75,14 @@ def dequantize_mxfp4(blocks: Tensor, scales: Tensor, name: str) -> Tensor:
 
 
 def _number_pairs(device: torch.device) -> Tensor:
-    """Return the two numbers of each byte, float32 [256, 2]: of its low four bits, and of its high ones."""
+    """Return the two numbers of each byte, float32 [256, 2]: of its low and of its high four bits."""
     numbers = torch.tensor([*_MAGNITUDES, *(-x for x in _MAGNITUDES)], device=device)
     byte = torch.arange(256, device=device)
     return torch.stack([numbers[byte & 15], numbers[byte >> 4]], dim=-1)
 
 
 def _partner(name: str) -> str | None:
-    """Return the name of the other tensor of a pair; None: the tensor is not in a pair."""
+    """Return the name of the other tensor of a pair; None if the tensor is not part of a pair."""
     if name.endswith(_BLOCKS):
         return name.removesuffix(_BLOCKS) + _SCALES
     return name.removesuffix(_SCALES) + _BLOCKS if name.endswith(_SCALES) else None

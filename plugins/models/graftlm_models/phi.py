@@ -1,7 +1,7 @@
 """The Phi family: Phi 3 (arXiv:2404.14219) and Phi 4 (arXiv:2412.08905, arXiv:2503.01743).
 
-Llama's structure without biases, with sliding windows. The checkpoint has query, key and value in one matrix, and gate
-and up in another. In Phi 4 mini, three quarters of a head's dimensions are rotated.
+Llama's structure without biases, with sliding windows. The checkpoint has the projections of query, key and value in
+one matrix, and those of gate and up in another. In Phi 4 mini, three quarters of a head's dimensions are rotated.
 """
 
 from collections.abc import Iterator
@@ -43,12 +43,12 @@ class PhiForCausalLM(DecoderModel):
 
     @property
     def repeats_calls(self) -> bool:
-        """Always."""
+        """Always true."""
         return True
 
     @property
     def selects_tokens(self) -> bool:
-        """Always: the last layer's feed-forward runs for the tokens of `wanted_idx` only."""
+        """Always true: the last layer's feed-forward runs only for the tokens of `wanted_idx`."""
         return True
 
     def forward(self, batch: ForwardBatch) -> Tensor:
@@ -132,7 +132,7 @@ class PhiAttention(nn.Module):
 
 
 def _sliding_window(config: ModelConfig) -> int | None:
-    """Read the window of all layers; None if it is null, absent or no shorter than the context, as in Phi 4 mini."""
+    """Read the window of all layers; None if it is null, absent, or at least as long as the context (Phi 4 mini)."""
     if config.raw.get("sliding_window") is None:
         return None
     window = read_size(config.raw, "sliding_window")

@@ -1,6 +1,7 @@
 """The Qwen family: Qwen 2 and 2.5 (arXiv:2407.10671) and Qwen 3 (arXiv:2505.09388), dense or with experts.
 
-Llama's structure, with biased projections and sliding windows in Qwen 2, and normalised query and key heads in Qwen 3.
+They have Llama's structure. Qwen 2 adds biases to projections, and sliding windows; Qwen 3 normalises query and key
+heads.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -39,12 +40,13 @@ class QwenVariant:
     """The differences between the generations.
 
     Attributes:
-        qkv_bias, out_bias: whether these projections have one.
+        qkv_bias, out_bias: whether these projections have a bias.
         qk_norm: whether query and key heads are normalised.
-        head_dim: D if config.json does not give it; None: hidden_size / num_attention_heads.
-        has_window: whether a layer has a sliding window, by the layer's index and `max_window_layers`; used if
-            config.json enables windows without `layer_types`.
-        has_experts, has_shared_expert: of all or some of the feed-forward layers.
+        head_dim: D if it is missing in config.json; None: hidden_size / num_attention_heads.
+        has_window: returns whether a layer has a sliding window, given its index and `max_window_layers`; used if
+            config.json enables windows but has no `layer_types`.
+        has_experts: whether all or some of the feed-forward layers have experts.
+        has_shared_expert: whether these also have a shared expert.
     """
 
     qkv_bias: bool
@@ -57,11 +59,11 @@ class QwenVariant:
 
     @classmethod
     def from_config(cls, config: ModelConfig) -> "QwenVariant":
-        """Choose by architecture.
+        """Return the variant of a configuration's architecture.
 
         Raises:
             CheckpointError: a flag is not true or false.
-            UnsupportedArchitectureError: config.json names no architecture of the family.
+            UnsupportedArchitectureError: the architecture is not of this family.
         """
         for architecture, variant in _VARIANTS.items():
             if architecture in config.architectures:
@@ -131,7 +133,7 @@ class QwenForCausalLM(DecoderModel):
 
     @property
     def selects_tokens(self) -> bool:
-        """Always: the last layer's feed-forward runs for the tokens of `wanted_idx` only."""
+        """Always true: the last layer's feed-forward runs only for the tokens of `wanted_idx`."""
         return True
 
     def forward(self, batch: ForwardBatch) -> Tensor:
@@ -222,7 +224,7 @@ class QwenAttention(nn.Module):
 
 
 def _sliding_windows(raw: Mapping[str, Any], num_layers: int, variant: QwenVariant) -> list[int | None]:
-    """Read each layer's window: by `layer_types`, or else by `max_window_layers`."""
+    """Read each layer's window, from `layer_types` or, without it, from `max_window_layers`."""
     if not read_flag(raw, "use_sliding_window"):
         return [None] * num_layers
     window, bound = read_size(raw, "sliding_window", default=4096), raw.get("max_window_layers", 28)

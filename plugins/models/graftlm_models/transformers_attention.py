@@ -23,7 +23,7 @@ __all__ = ["PAGED", "PROBE", "AttentionCalls", "register_attention", "try_attent
 #: Names of attention implementations in Transformers.
 PAGED, PROBE = "graftlm_paged", "graftlm_probe"
 
-#: The attribute of an attention module that receives its calls.
+#: The attribute of an attention module whose value receives its calls.
 _CALLS = "graftlm_calls"
 
 #: Arguments of attention functions that do not affect masks, or that are read below.
@@ -48,10 +48,24 @@ _TAINTED_TOKEN = 2
 def _attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **arguments: Any
 ) -> tuple[Tensor, None]:
-    """Attend with Transformers' arguments: q [1, H, T, D], k [1, H_kv, T, D], v [1, H_kv, T, D_v] to [1, T, H, D_v]."""
+    """Attend with Transformers' arguments.
+
+    Args:
+        module: the attention module.
+        query: [1, H, T, D].
+        key: [1, H_kv, T, D].
+        value: [1, H_kv, T, D_v].
+        attention_mask: what `_describe_mask` returned; None under `PAGED`.
+        arguments: other arguments of the module.
+
+    Returns: [1, T, H, D_v], and None in place of the weights.
+
+    Raises:
+        InvariantError: the module did not attend in the trial run.
+    """
     calls: AttentionCalls | _Recorder | None = getattr(module, _CALLS, None)
     if calls is None:
-        raise InvariantError(f"{type(module).__name__} attends, but did not when the model was tried")
+        raise InvariantError(f"{type(module).__name__} attends, but did not attend in the trial run")
     return calls.attend(module, query, key, value, attention_mask, arguments), None
 
 
@@ -59,7 +73,7 @@ class AttentionCalls:
     """The attention calls of a model's forward pass over pages, one per layer of the KV cache, in order.
 
     Args:
-        layers: of each call.
+        layers: the attention layer of each call.
         trials: the recorded calls, in the same order.
     """
 
@@ -134,8 +148,8 @@ def try_attention(body: nn.Module, max_len: int, device: torch.device) -> tuple[
         hidden = _run_tainted(body, device)
     except Exception as error:
         raise UnsupportedArchitectureError(
-            f"A trial run of {type(body).__name__} over paged attention failed; a model that computes with masks, or "
-            f"needs its own cache, cannot be served: {type(error).__name__}: {error}"
+            f"A trial run of {type(body).__name__} with paged attention failed. This happens if a model computes with "
+            f"masks, or needs its own cache: {type(error).__name__}: {error}"
         ) from error
     finally:
         for module in body.modules():
@@ -169,13 +183,13 @@ def _taint(module: nn.Module, inputs: object, embedded: Tensor) -> Tensor:
 def _check_mixing(name: str, calls: Sequence[_Call], hidden: Tensor) -> None:
     if not calls:
         raise UnsupportedArchitectureError(
-            f"{name} never calls the attention function it is given: its attention, or what it has in its place, is "
-            f"code of its own, whose state cannot be paged"
+            f"{name} does not call the given attention function: it has its own implementation of attention, or a "
+            f"substitute, whose state cannot be paged"
         )
     reached = hidden.isnan().any(dim=-1).tolist()
     if any(is_reached for token, is_reached in enumerate(reached) if token != _TAINTED_TOKEN):
         raise UnsupportedArchitectureError(
-            f"{name} passes information between tokens by other ways than attention, such as a convolution, linear "
+            f"{name} passes information between tokens in other ways than attention, such as a convolution, linear "
             f"attention or a recurrent state; only attention over keys and values can be paged"
         )
 
@@ -185,7 +199,7 @@ class _Mask:
     """Description of a mask in a trial run: the positions that each position attends to.
 
     Attributes:
-        sees: (query positions, key positions) -> bool, of the shape that they broadcast to.
+        sees: (query positions, key positions) -> bool, of their broadcast shape.
     """
 
     sees: Callable[[Tensor, Tensor], Tensor]
@@ -194,7 +208,7 @@ class _Mask:
         """Return the sliding window of the mask, in tokens; None: the mask is causal without a window.
 
         Raises:
-            UnsupportedArchitectureError: it is neither.
+            UnsupportedArchitectureError: the mask is neither causal nor a sliding window.
         """
         rows = sorted({min(row, max_len - 1) for row in (0, 1, 2, 3, 17, 101, max_len // 3, max_len // 2, max_len)})
         queries, keys = torch.tensor(rows)[:, None], torch.arange(max_len)[None]
@@ -202,7 +216,8 @@ class _Mask:
         window = int(seen[-1].sum())
         if not torch.equal(seen, (keys <= queries) & (keys > queries - window)):
             raise UnsupportedArchitectureError(
-                "A layer's mask is neither causal nor a sliding window, as when attention goes in chunks or both ways"
+                "A layer's mask is neither causal nor a sliding window; chunked and bidirectional attention are not "
+                "supported"
             )
         return None if window == max_len else window
 
@@ -223,8 +238,11 @@ class _Call:
     """The arguments of one attention call of a trial run.
 
     Attributes:
+        module: the attention module.
         num_heads, num_kv_heads: H and H_kv.
-        key_dim, value_dim: widths of keys and values.
+        key_dim, value_dim: D and D_v.
+        mask: the mask, or its description.
+        arguments: the other arguments by name.
     """
 
     module: nn.Module
@@ -236,25 +254,31 @@ class _Call:
     arguments: dict[str, Any]
 
     def layer(self, layer_id: int, max_len: int) -> AttentionLayer:
-        """Describe the layer of the call.
+        """Return the attention layer of the call.
+
+        Args:
+            layer_id: index of the call.
+            max_len: the longest context in tokens.
 
         Raises:
-            UnsupportedArchitectureError: attention over pages does not support an argument.
+            UnsupportedArchitectureError: paged attention does not support an argument.
         """
         given = {name: value for name, value in self.arguments.items() if value is not None}
         name = type(self.module).__name__
         unknown = sorted(given.keys() - _KNOWN_ARGUMENTS)
         if unknown:
             raise UnsupportedArchitectureError(
-                f"{name} gives attention the argument {unknown[0]!r}, which attention over pages does not have"
+                f"{name} passes the argument {unknown[0]!r} to attention, which paged attention does not support"
             )
         if not isinstance(self.mask, _Mask):
-            what = "no mask" if self.mask is None else f"a mask of its own, a {type(self.mask).__name__}"
-            raise UnsupportedArchitectureError(f"{name} gives attention {what}; which token sees which remains unknown")
+            mask = "no mask" if self.mask is None else f"its own mask, a {type(self.mask).__name__},"
+            raise UnsupportedArchitectureError(
+                f"{name} passes {mask} to attention, so it is unknown which tokens attend to which"
+            )
         sinks = given.get("s_aux")
         if sinks is not None and not (isinstance(sinks, nn.Parameter) and sinks.shape == (self.num_heads,)):
             raise UnsupportedArchitectureError(
-                f"{name} gives attention sinks that are no parameter of one number for each head, as they must be"
+                f"{name} passes attention sinks that are not a parameter with one number per head"
             )
         return AttentionLayer(
             layer_id=layer_id,
@@ -277,14 +301,14 @@ class _Recorder:
     def attend(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: object, arguments: dict[str, Any]
     ) -> Tensor:
-        """Record a call."""
+        """Record a call; return zeros, [1, T, H, D_v]."""
         num_heads, key_dim, value_dim = query.shape[1], query.shape[3], value.shape[3]
         self.calls.append(_Call(module, num_heads, key.shape[1], key_dim, value_dim, mask, arguments))
         return query.new_zeros(1, query.shape[2], num_heads, value_dim)
 
 
 def register_attention() -> None:
-    """Register both names with Transformers; may be called again."""
+    """Register both names with Transformers. Repeated calls are allowed."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(PAGED, _attend)

@@ -1,4 +1,4 @@
-"""Any decoder-only architecture: Transformers' own module over paged attention."""
+"""Any decoder-only architecture: Transformers' own module with paged attention."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TransformersModel(nn.Module, Model):
         body = _body_of(self.causal)
         self._is_twin = context.device.type == "meta"
         if self._is_twin:
-            return  # the meta device has no numbers for a trial run; the model only checks weights
+            return  # a trial run is not possible on the meta device; such a model only checks weights
         for parameter in self.causal.parameters():
             parameter.zero_()
         self._calls, hidden = try_attention(body, _context_len(context), context.device)
@@ -47,12 +47,12 @@ class TransformersModel(nn.Module, Model):
         """One per attention call, in the order of the calls.
 
         Raises:
-            ModelError: this model is on the meta device, where it cannot be tried.
+            ModelError: this model is on the meta device, where no trial run is possible.
         """
         if self._is_twin:
             raise ModelError(
-                f"The attention layers of {type(self.causal).__name__} are found out by a trial run, for which the "
-                f"meta device has no numbers. Create the model on another device"
+                f"The attention layers of {type(self.causal).__name__} are known only after a trial run, which is not "
+                f"possible on the meta device. Create the model on another device"
             )
         return self._calls.layers
 
@@ -68,11 +68,11 @@ class TransformersModel(nn.Module, Model):
         return hidden[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Map [S, hidden] to [S, V], with the scaling and caps that the module has."""
+        """Map [S, hidden] to [S, V], with the module's scaling and caps."""
         return self._head(hidden)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy a Hugging Face checkpoint in, by the renamings and conversions of Transformers; see the contract."""
+        """Copy the weights of a Hugging Face checkpoint, renamed and converted as in Transformers; see the contract."""
         tensors: dict[str, Tensor] = self.causal.state_dict(keep_vars=True)
         first_names: dict[int, str] = {}
         for name, tensor in tensors.items():
@@ -90,12 +90,12 @@ class TransformersModel(nn.Module, Model):
 class _Head:
     """The part of a causal language model after its body: hidden states to logits.
 
-    It is the model itself with its body replaced by a module that returns the embeddings it is called with.
+    It is the model with its body replaced by a module that returns its input embeddings.
 
     Args:
         causal: the model.
-        body: a module of it.
-        hidden: of a few tokens, for a trial run, [T, hidden].
+        body: the body, a submodule of the model.
+        hidden: hidden states of a few tokens, for a trial run, [T, hidden].
 
     Raises:
         UnsupportedArchitectureError: the trial run fails.
@@ -125,7 +125,7 @@ class _Head:
 
 
 class _GivenStates(nn.Module):
-    """Replaces the body of a model whose hidden states are known."""
+    """Replaces the body of a model: returns the given hidden states."""
 
     def forward(self, *args: Any, inputs_embeds: Tensor, **rest: Any) -> _BodyOutput:
         """Return [1, S, hidden] unchanged."""
@@ -165,7 +165,11 @@ def _path_of(causal: nn.Module, body: nn.Module) -> str:
 
 
 def _build(context: ModelContext) -> Any:
-    """Create the module on its device: parameters uninitialised, buffers computed from the configuration."""
+    """Create the module on its device, with uninitialised parameters and with buffers from the configuration.
+
+    Raises:
+        UnsupportedArchitectureError: Transformers cannot create the model, or the model cannot be served.
+    """
     from transformers import AutoModelForCausalLM
     from transformers.initialization import no_init_weights
 
@@ -179,14 +183,14 @@ def _build(context: ModelContext) -> Any:
             causal = AutoModelForCausalLM.from_config(config, dtype=context.dtype, attn_implementation=PROBE, **remote)
     except UnsupportedArchitectureError:
         raise
-    except Exception as error:  # the code may be the checkpoint's own
+    except Exception as error:  # the code may be part of the checkpoint
         if isinstance(error, KeyError) and error.args == (PROBE,):
             raise UnsupportedArchitectureError(
-                f"{named} uses only its own attention functions; it does not call the one that graftlm sets, which "
-                f"pages keys and values"
+                f"{named} chooses between its own attention functions; it does not accept the given one, which pages "
+                f"keys and values"
             ) from error
         raise UnsupportedArchitectureError(
-            f"Transformers cannot make {named} from this config.json: {type(error).__name__}: {error}"
+            f"Transformers cannot create {named} from this config.json: {type(error).__name__}: {error}"
         ) from error
     causal.requires_grad_(False).eval()
     causal.tie_weights()
@@ -195,10 +199,10 @@ def _build(context: ModelContext) -> Any:
 
 
 def _read_config(context: ModelContext) -> Any:
-    """Read config.json as Transformers' configuration class, or as that of the checkpoint's own code.
+    """Read config.json as a configuration class of Transformers, or of the checkpoint's own code.
 
     Raises:
-        UnsupportedArchitectureError: there is no such class, or the architecture does not generate text.
+        UnsupportedArchitectureError: no such class exists, or the architecture does not generate text.
     """
     import transformers
     from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING, AutoConfig
@@ -210,29 +214,29 @@ def _read_config(context: ModelContext) -> Any:
     is_masked = model_type in CONFIG_MAPPING and CONFIG_MAPPING[model_type] in MODEL_FOR_MASKED_LM_MAPPING
     if is_masked and not (raw.get("is_decoder") or raw.get("is_encoder_decoder")):
         raise UnsupportedArchitectureError(
-            f"No model serves {named}: model_type {model_type!r} is an encoder, whose tokens also see those after "
-            f"them. Encoders are not served; for embeddings and scores, take a checkpoint that is made of a decoder"
+            f"No model serves {named}: model_type {model_type!r} is an encoder, whose tokens also attend to later "
+            f"tokens. Encoders are not supported; for embeddings and scores, use a checkpoint of a decoder"
         )
     if model_type not in CONFIG_MAPPING or CONFIG_MAPPING[model_type] not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        hint = ". To run the code that the checkpoint brings, set model.trust_remote_code" if "auto_map" in raw else ""
+        hint = ". To run the code in the checkpoint, set model.trust_remote_code" if "auto_map" in raw else ""
         raise UnsupportedArchitectureError(
-            f"No model serves {named}: no provider claims it, and Transformers {transformers.__version__} has no "
-            f"language model of model_type {model_type!r}. Install a plugin or a version of Transformers that has "
-            f"it{hint}"
+            f"No model serves {named}: no provider supports it, and Transformers {transformers.__version__} has no "
+            f"language model of model_type {model_type!r}. Install a plugin or a version of Transformers that "
+            f"supports it{hint}"
         )
     config_class = CONFIG_MAPPING[model_type]
     model_name = MODEL_FOR_CAUSAL_LM_MAPPING[config_class].__name__
     if model_name not in context.config.architectures:
         raise UnsupportedArchitectureError(
-            f"No model serves {named}: no provider claims it, and of model_type {model_type!r}, only the language "
-            f"model {model_name} runs through Transformers. If the checkpoint is one, correct architectures in "
+            f"No model serves {named}: no provider supports it, and Transformers runs only the language model "
+            f"{model_name} of model_type {model_type!r}. If the checkpoint is such a model, correct architectures in "
             f"config.json"
         )
     return config_class.from_dict(_decoded(raw))
 
 
 def _decoded(entry: Any) -> Any:
-    """Copy an entry of config.json, decoding the numbers that JSON lacks from Transformers' notation."""
+    """Copy an entry of config.json; decode Transformers' notation of numbers that JSON does not have."""
     if isinstance(entry, Mapping):
         if entry.keys() == {"__float__"}:
             return float(entry["__float__"])
@@ -241,11 +245,15 @@ def _decoded(entry: Any) -> Any:
 
 
 def _check_config(config: Any, context_len: int) -> None:
-    """Refuse configurations whose fault a trial run would not show."""
+    """Refuse unsupported configurations that a trial run would not detect.
+
+    Raises:
+        UnsupportedArchitectureError: the model has an encoder, or longrope with a context that is too long.
+    """
     if config.is_encoder_decoder:
         raise UnsupportedArchitectureError(
-            f"model_type {config.model_type!r} is an encoder and a decoder (is_encoder_decoder in config.json); only "
-            f"decoders can be served"
+            f"model_type {config.model_type!r} has an encoder and a decoder (is_encoder_decoder in config.json), but "
+            f"only decoders are supported"
         )
     rope = getattr(config, "rope_parameters", None) or {}
     for part in (rope, *rope.values()):
@@ -254,26 +262,31 @@ def _check_config(config: Any, context_len: int) -> None:
         original_len = part.get("original_max_position_embeddings", config.max_position_embeddings)
         if context_len > original_len:
             raise UnsupportedArchitectureError(
-                f"The frequencies of rope_type 'longrope' change for all requests of a batch in Transformers if one is "
-                f"longer than {original_len} tokens. Set model.context_len to {original_len} or less, got {context_len}"
+                f"In Transformers, the frequencies of rope_type 'longrope' change for all requests of a batch if one "
+                f"request is longer than {original_len} tokens. Set model.context_len to at most {original_len}, got "
+                f"{context_len}"
             )
 
 
 def _body_of(causal: Any) -> nn.Module:
-    """Return the module that maps tokens and positions to hidden states."""
+    """Return the submodule that maps tokens and positions to hidden states.
+
+    Raises:
+        UnsupportedArchitectureError: the model does not have positions as an argument.
+    """
     body: nn.Module = causal.get_decoder()
     if body is causal:
         body = getattr(causal, "model", causal)
     if body is causal or "position_ids" not in inspect.signature(body.forward).parameters:
         raise UnsupportedArchitectureError(
-            f"{type(causal).__name__} does not take its tokens' positions, which a batch of several requests needs; "
-            f"models with a recurrent state, or with attention biased by distance, cannot be served"
+            f"{type(causal).__name__} has no argument for the positions of tokens, which a batch of several requests "
+            f"needs. Models with a recurrent state, or with a distance bias in attention, have no such argument"
         )
     return body
 
 
 def _keep_float32(causal: Any, dtype: torch.dtype) -> None:
-    """Widen the tensors that Transformers widens in half precision, such as the biases of routers."""
+    """Convert to float32 the tensors that Transformers keeps in float32, such as the biases of routers."""
     patterns = set()
     if dtype in (torch.float16, torch.bfloat16):
         patterns |= causal._keep_in_fp32_modules_strict

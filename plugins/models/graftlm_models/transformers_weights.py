@@ -1,8 +1,8 @@
-"""Conversion of a checkpoint's tensors to the names and shapes of Transformers' modules.
+"""Converts a checkpoint's tensors to the names and shapes of Transformers' modules.
 
-Transformers renames, stacks, splits and transposes tensors when it loads a checkpoint, by rules for every model type.
-This module applies the same rules to a stream: a tensor is held back only until the tensors that it is joined with
-arrive.
+Transformers renames, stacks, splits and transposes tensors when it loads a checkpoint, with rules for every model type.
+This module applies the same rules to a stream of tensors. If a rule joins several tensors, they are buffered until all
+have arrived.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class CheckpointNames:
         self._names = {target: self._renamed_back(target) for target in targets} if self._renamings else {}
 
     def in_checkpoint(self, target: str) -> str:
-        """Return the checkpoint's name of a module's tensor; its own name if the checkpoint has it in another shape."""
+        """Return the name in the checkpoint of a module's tensor; the tensor's own name if its shape differs there."""
         return self._names.get(target, target)
 
     def converted(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
@@ -70,7 +70,7 @@ class CheckpointNames:
             yield from self._convert(target, group)
 
     def _renamed_back(self, target: str) -> str:
-        """Reverse the renamings; keep the target's name if renaming the result does not give the target again."""
+        """Reverse the renamings; keep the target's name if renaming the result does not return to the target."""
         from transformers.core_model_loading import rename_source_key
 
         undoing = [rule.reverse_transform() for rule in reversed(self._renamings)]
@@ -84,7 +84,7 @@ class CheckpointNames:
         return target in self._computed or any(pattern.search(target) for pattern in self._ignored)
 
     def _place(self, name: str) -> tuple[str, str | None]:
-        """Return the target's name, and the pattern of the rule that joins or changes tensors, or None."""
+        """Return the target's name, and the pattern of the rule that joins or changes the tensor (None without)."""
         from transformers.core_model_loading import rename_source_key
 
         prefix = self._module.base_model_prefix
@@ -111,7 +111,7 @@ class CheckpointNames:
             made: dict[str, Any] = rule.convert(target, model=self._module, config=self._module.config)
         except Exception as error:
             names = ", ".join(sorted(name for name, _, _ in group.parts)[:3])
-            raise WeightError(f"The checkpoint's {names}, ... do not make {target!r}: {error}") from error
+            raise WeightError(f"The checkpoint's {names}, ... cannot be converted to {target!r}: {error}") from error
         for name, value in made.items():
             yield self.in_checkpoint(name), value[0] if isinstance(value, list) else value
 
@@ -122,22 +122,22 @@ class _Group:
 
     Attributes:
         rule: of Transformers.
-        num_wanted: elements of all target tensors; rules neither add nor drop elements. None: not known.
-        num_come: elements that have arrived.
-        parts: (name, pattern that it matched, tensor) of those that have arrived.
+        num_elements: elements of all target tensors; rules neither add nor drop elements. None: unknown.
+        num_arrived: elements of the tensors that have arrived.
+        parts: (name, matched pattern, tensor) of the tensors that have arrived.
     """
 
     rule: Any
-    num_wanted: int | None
-    num_come: int = 0
+    num_elements: int | None
+    num_arrived: int = 0
     parts: list[tuple[str, str, Tensor]] = field(default_factory=list)
 
     @property
     def is_complete(self) -> bool:
         """Whether all tensors have arrived."""
-        return self.num_come == self.num_wanted
+        return self.num_arrived == self.num_elements
 
     def add(self, name: str, pattern: str, tensor: Tensor) -> None:
         """Add a tensor."""
         self.parts.append((name, pattern, tensor))
-        self.num_come += tensor.numel()
+        self.num_arrived += tensor.numel()

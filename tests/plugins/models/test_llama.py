@@ -109,7 +109,7 @@ def test_a_model_that_cannot_be_served_exactly_is_refused(
 
 def test_the_windows_of_another_family_are_refused(tmp_path: Path, new_context, rewrite_config) -> None:
     write_tiny_checkpoint(tmp_path, "mistral")
-    with pytest.raises(UnsupportedArchitectureError, match=r"MistralForCausalLM gives sliding_window 16.*to auto"):
+    with pytest.raises(UnsupportedArchitectureError, match=r"MistralForCausalLM has sliding_window 16.*to auto"):
         LlamaForCausalLM(new_context(tmp_path))
     rewrite_config(tmp_path, sliding_window=None)
     assert {layer.sliding_window for layer in LlamaForCausalLM(new_context(tmp_path)).attention_layers} == {None}

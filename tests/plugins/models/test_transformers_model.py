@@ -76,7 +76,7 @@ def test_errors_have_the_tensor_names_of_the_file(tmp_path: Path, kind: str) -> 
 
 def test_a_model_on_the_meta_device_cannot_list_its_layers() -> None:
     twin = TransformersModel(replace(context("gpt_neox", "GPTNeoXForCausalLM"), device=torch.device("meta")))
-    with pytest.raises(ModelError, match="found out by a trial run"):
+    with pytest.raises(ModelError, match="known only after a trial run"):
         _ = twin.attention_layers
 
 
@@ -113,7 +113,7 @@ LONG = {
     "original_max_position_embeddings": 32,
 }
 REFUSED = {
-    "an encoder and a decoder": ("bart", "BartForCausalLM", {}, "is an encoder and a decoder"),
+    "an encoder and a decoder": ("bart", "BartForCausalLM", {}, "has an encoder and a decoder"),
     "no language model": ("t5", "T5ForConditionalGeneration", {}, "no language model of model_type 't5'"),
     "unknown": (
         "lama",
@@ -122,7 +122,7 @@ REFUSED = {
         "No model serves LamaForCausalLM.*no language model of model_type 'lama'",
     ),
     "another head": ("llama", "LlamaForSequenceClassification", {}, "LlamaForCausalLM runs.*correct architectures"),
-    "an encoder": ("bert", "BertModel", {}, "model_type 'bert' is an encoder.*Encoders are not served"),
+    "an encoder": ("bert", "BertModel", {}, "model_type 'bert' is an encoder.*Encoders are not supported"),
     "code not trusted": (
         "own",
         "OwnModel",
@@ -130,8 +130,8 @@ REFUSED = {
         "set model.trust_remote_code",
     ),
     "rope by the longest context": ("olmo", "OlmoForCausalLM", {"rope_parameters": LONG}, "model.context_len to 32"),
-    "a recurrent state": ("mamba", "MambaForCausalLM", {}, "does not take its tokens' positions.*recurrent state"),
-    "distance biases": ("bloom", "BloomForCausalLM", {}, "attention biased by distance"),
+    "a recurrent state": ("mamba", "MambaForCausalLM", {}, "no argument for the positions.*recurrent state"),
+    "distance biases": ("bloom", "BloomForCausalLM", {}, "bias attention by distance"),
     "convolutions": (
         "lfm2",
         "Lfm2ForCausalLM",
@@ -180,7 +180,7 @@ def test_a_shorter_context_allows_more_models() -> None:
 def test_an_entry_that_transformers_refuses_is_refused() -> None:
     good = context("olmo", "OlmoForCausalLM")
     raw = {**good.config.raw, "rope_parameters": {"rope_type": "yarn"}}
-    with pytest.raises(UnsupportedArchitectureError, match=r"cannot make OlmoForCausalLM.*rope_parameters"):
+    with pytest.raises(UnsupportedArchitectureError, match=r"cannot create OlmoForCausalLM.*rope_parameters"):
         TransformersModel(replace(good, config=replace(good.config, raw=raw)))
 
 
@@ -297,5 +297,5 @@ def test_code_with_its_own_attention_functions_is_refused(
 ) -> None:
     path = tmp_path / "own"
     write_random_checkpoint(path, "falcon", SIZES)
-    with pytest.raises(UnsupportedArchitectureError, match="OwnForCausalLM uses only its own attention functions"):
+    with pytest.raises(UnsupportedArchitectureError, match="OwnForCausalLM chooses between its own"):
         TransformersModel(bring_code(path, "Falcon"))
