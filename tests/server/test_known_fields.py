@@ -70,6 +70,94 @@ def test_a_field_of_another_endpoint_is_accepted_where_it_is_empty(server, value
     assert answer.status_code == 200, answer.text
 
 
+#: Path -> fields that name something.
+NAMING = {
+    "/v1/chat/completions": [
+        "rid",
+        "request_id",
+        "lora_path",
+        "regex",
+        "ebnf",
+        "choice",
+        "structural_tag",
+        "grammar_backend",
+        "guided_choice",
+        "guided_regex",
+        "guided_grammar",
+        "structured_outputs",
+        "stop",
+        "stop_token_ids",
+        "tools",
+        "tool_choice",
+        "response_format",
+        "stream_options",
+        "reasoning_effort",
+        "logit_bias",
+        "logits_processors",
+        "cache_salt",
+        "extra_key",
+        "model",
+        "user",
+        "chat_template_kwargs",
+        "session_id",
+    ],
+    "/v1/completions": [
+        "rid",
+        "lora_path",
+        "regex",
+        "choice",
+        "guided_choice",
+        "stop",
+        "reasoning_end",
+        "reasoning_begin",
+    ],
+    "/v1/embeddings": ["encoding_format", "cache_salt", "model", "user", "rid", "lora_path"],
+    "/v1/rerank": ["model", "user", "rid"],
+    "/generate": [
+        "rid",
+        "lora_path",
+        "extra_key",
+        "cache_salt",
+        "session_id",
+        "conversation_id",
+        "routing_key",
+        "custom_labels",
+    ],
+    "/generate#sampling_params": [
+        "regex",
+        "ebnf",
+        "choice",
+        "structural_tag",
+        "grammar_backend",
+        "stop",
+        "stop_token_ids",
+    ],
+}
+
+
+@pytest.mark.parametrize("path", NAMING)
+@pytest.mark.parametrize("value", [None, "", [], {}, False])
+def test_a_field_that_names_something_requests_nothing_where_it_is_empty(server, path, value):
+    with httpx2.Client(base_url=server.url, timeout=60) as client:
+        for names in ([name] for name in NAMING[path]):
+            endpoint, body = request_with(path, dict.fromkeys(names, value))
+            answer = client.post(endpoint, json=body)
+            assert answer.status_code == 200, (names, answer.text)
+        endpoint, body = request_with(path, dict.fromkeys(NAMING[path], value))
+        assert client.post(endpoint, json=body).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["json_schema", "guided_json"])
+def test_an_empty_schema_admits_any_json_and_an_empty_text_is_no_schema(server, name):
+    def answer(value):
+        body = CHAT | {"max_tokens": 40, "temperature": 0, name: value}
+        answer = httpx2.post(server.url + "/v1/chat/completions", json=body, timeout=60)
+        return answer.json()["choices"][0]["message"]["content"]
+
+    assert answer("") == "2 + 2 = 4."
+    json.loads(answer({}))
+
+
 @pytest.mark.parametrize(
     ("path", "fields", "param", "says"),
     [

@@ -389,7 +389,7 @@ class TestRefusals:
             ({"text": "a", "sampling_params": {"temperature": -1}}, "temperature"),
             ({"text": "a", "sampling_params": {"temperature": 10**400}}, "temperature"),
             ({"text": "a", "sampling_params": {"top_k": 0}}, "top_k"),
-            ({"text": "a", "sampling_params": {"stop": ""}}, "stop"),
+            ({"text": "a", "sampling_params": {"stop": [""]}}, "stop"),
             ({"text": "a", "sampling_params": {"stop": ["a"] * 65}}, "64"),
             ({"text": "a", "sampling_params": {"min_new_tokens": 200}}, "min_tokens"),
             ({"text": "a", "sampling_params": {"logit_bias": {"x": 1}}}, "logit_bias"),

@@ -2,7 +2,8 @@
 
 `known_fields.json` lists the fields: path of the endpoint -> server or client -> field -> default. A "#" in a path
 starts the name of a field of the body; the listed fields are those of the object in it. A field that graftlm does not
-have is accepted if it has its default value, or null, false, "", [] or {}. Such a value requests nothing.
+have is accepted if it has its default value, or null, false, "", [] or {}. Such a value requests nothing. The same
+holds for fields of graftlm that name something, such as an adapter.
 """
 
 import json
@@ -10,15 +11,59 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pydantic_core import PydanticCustomError
 
 from graftlm.server.errors import FOREIGN_FIELD
 
-__all__ = ["KnownField", "is_empty", "known_fields", "without_defaults"]
+__all__ = ["KnownField", "is_empty", "known_fields", "without_defaults", "without_empty"]
 
 _FILE = Path(__file__).with_name("known_fields.json")
+
+#: Fields of requests that name something or list names: empty, they request nothing.
+_NAMING: Final = frozenset(
+    {
+        "cache_salt",
+        "chat_template_kwargs",
+        "choice",
+        "conversation_id",
+        "custom_labels",
+        "ebnf",
+        "encoding_format",
+        "extra_key",
+        "grammar_backend",
+        "guided_choice",
+        "guided_grammar",
+        "guided_json",
+        "guided_regex",
+        "json_schema",
+        "logit_bias",
+        "logits_processors",
+        "lora_path",
+        "model",
+        "reasoning_begin",
+        "reasoning_effort",
+        "reasoning_end",
+        "regex",
+        "request_id",
+        "response_format",
+        "rid",
+        "routing_key",
+        "session_id",
+        "stop",
+        "stop_token_ids",
+        "stream_options",
+        "structural_tag",
+        "structured_outputs",
+        "tool_choice",
+        "tools",
+        "user",
+    }
+)
+
+#: Schemas: {} admits any JSON, and false admits none.
+_SCHEMAS: Final = frozenset({"guided_json", "json_schema"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +125,19 @@ def without_defaults(body: Mapping[str, Any], own: Collection[str], path: str) -
             context = {"name": name, "servers": " and ".join(fields[name].servers)}
             raise PydanticCustomError(FOREIGN_FIELD, "a field of {servers}, not supported here; leave it out", context)
     return {name: value for name, value in body.items() if name in own or name in kept}
+
+
+def without_empty(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a request's fields without those that name something and are "", [], {} or false.
+
+    A JSON schema may be {} or false.
+    """
+    empty = [name for name in _NAMING & body.keys() if body[name] is not None and _names_nothing(name, body[name])]
+    return {name: value for name, value in body.items() if name not in empty} if empty else body
+
+
+def _names_nothing(name: str, value: Any) -> bool:
+    return is_empty(value) and not (name in _SCHEMAS and (value is False or isinstance(value, dict)))
 
 
 def is_empty(value: Any) -> bool:

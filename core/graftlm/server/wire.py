@@ -20,7 +20,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from graftlm.config.problems import nearest
 from graftlm.server.errors import UNKNOWN_FIELD
-from graftlm.server.known_fields import is_empty, without_defaults
+from graftlm.server.known_fields import is_empty, without_defaults, without_empty
 from graftlm.types import TokenIds
 
 __all__ = [
@@ -61,7 +61,7 @@ class WireModel(BaseModel):
     @classmethod
     def _refuse_unknown(cls, value: Any) -> Any:
         if cls.known_at is not None and isinstance(value, Mapping):
-            value = without_defaults(value, cls.model_fields, cls.known_at)
+            value = without_defaults(without_empty(value), cls.model_fields, cls.known_at)
         unknown = [key for key in value if key not in cls.model_fields] if isinstance(value, Mapping) else []
         if unknown:
             context = {"text": _unknown_message(unknown[0], cls), "name": unknown[0]}

@@ -131,7 +131,7 @@ REFUSED = {
     ),
     "rope by the longest context": ("olmo", "OlmoForCausalLM", {"rope_parameters": LONG}, "model.context_len to 32"),
     "a recurrent state": ("mamba", "MambaForCausalLM", {}, "no argument for the positions.*recurrent state"),
-    "distance biases": ("bloom", "BloomForCausalLM", {}, "bias attention by distance"),
+    "distance biases": ("bloom", "BloomForCausalLM", {}, "distance bias in attention"),
     "convolutions": (
         "lfm2",
         "Lfm2ForCausalLM",

@@ -11,7 +11,7 @@ from graftlm.config.problems import nearest
 from graftlm.contracts import MAX_CHOICES
 from graftlm.sampling_params import MAX_LOGPROBS
 from graftlm.server.errors import MISSPELT
-from graftlm.server.known_fields import without_defaults
+from graftlm.server.known_fields import without_defaults, without_empty
 from graftlm.server.openai.other_names import with_own_names
 from graftlm.server.openai.tool_requests import ToolChoiceField, ToolsField
 from graftlm.server.wire import (
@@ -92,7 +92,7 @@ class OpenAIModel(BaseModel):
     def _refuse_misspelt(cls, value: Any) -> Any:
         """Refuse an unknown field whose name is similar to a known one. pydantic refuses the others, without a hint."""
         if cls.known_at is not None and isinstance(value, Mapping):
-            value = without_defaults(value, cls.model_fields, cls.known_at)
+            value = without_defaults(without_empty(value), cls.model_fields, cls.known_at)
         known = [field.alias or name for name, field in cls.model_fields.items()]
         unknown = (name for name in value if name not in known) if isinstance(value, Mapping) else ()
         for name in islice(unknown, _MAX_HINTS):
@@ -262,7 +262,7 @@ class SamplingFields(OpenAIModel):
     @model_validator(mode="before")
     @classmethod
     def _rename(cls, value: Any) -> Any:
-        return with_own_names(value) if isinstance(value, Mapping) else value
+        return with_own_names(without_empty(value)) if isinstance(value, Mapping) else value
 
 
 class TextPart(OpenAIModel):
