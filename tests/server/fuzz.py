@@ -36,7 +36,7 @@ CONFIG = {
 #: Nothing answers while paused, so this one is tried alone elsewhere.
 LEFT_OUT = {"/pause_generation"}
 PROMPTS = {"prompt", "text", "input_ids", "input", "tokens"}
-NEEDED = {"messages", "prompt", "text", "input_ids", "input", "tokens", "rid", "sampling_params"}
+NEEDED = {"messages", "prompt", "text", "input_ids", "input", "tokens", "rid", "sampling_params", "max_tokens"}
 
 
 def fuzz(url, num_cases, seed, advance=lambda: None):

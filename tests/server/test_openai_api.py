@@ -394,7 +394,7 @@ def test_tokenize_and_detokenize_are_each_others_inverse(server, engine):
         ("/v1/completions", {"prompt": "x", "best_of": 3}, 400, "best_of"),
         ("/v1/completions", {"prompt": "\ud800"}, 400, "prompt"),
         ("/v1/completions", {"prompt": [5] * 9999}, 400, "context"),
-        ("/v1/completions", {"prompt": "x", "stream_options": {}}, 400, "stream_options"),
+        ("/v1/completions", {"prompt": "x", "stream_options": {"include_usage": True}}, 400, "stream_options"),
         ("/v1/completions", {"prompt": "x", "regex": "(", "stream": True}, 400, "regular expression"),
         ("/v1/embeddings", {"input": []}, 400, "empty"),
         ("/v1/embeddings", {"input": "x", "dimensions": 0}, 400, "dimensions"),

@@ -1,7 +1,6 @@
 """Reasoning in chats, of a model that is made to think by its chat template."""
 
 import json
-import shutil
 
 import httpx2
 import openai
@@ -9,39 +8,19 @@ import pytest
 
 from graftlm.demo import demo_checkpoint
 from graftlm.testing.server_process import ServerProcess
+from graftlm.testing.thinking_checkpoint import THINK_END_ID, THINK_ID, write_thinking_checkpoint
 from graftlm.tokenization import Tokenizer
 
 CHAT = [{"role": "user", "content": "What is 2 plus 2?"}]
 #: The template opens the reasoning where it is told to.
 OPENS = {"chat_template_kwargs": {"opens": True}}
-THINK_ID, END_ID = 2046, 2047
-
-
-def thinking_checkpoint(folder):
-    """Make a checkpoint of the demo model whose last tokens are the tags around reasoning, in `folder`."""
-    shutil.copytree(demo_checkpoint(), folder)
-    file = folder / "tokenizer.json"
-    parts = json.loads(file.read_text())
-    vocab, merges = parts["model"]["vocab"], parts["model"]["merges"]
-    for token_id, text in ((THINK_ID, "<think>"), (END_ID, "</think>")):
-        old = next(token for token, number in vocab.items() if number == token_id)
-        del vocab[old]
-        merges[:] = [merge for merge in merges if "".join(merge) != old and old not in merge]
-        vocab[text] = token_id
-        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
-        parts["added_tokens"].append({"id": token_id, "content": text, **flags})
-    file.write_text(json.dumps(parts))
-    file = folder / "tokenizer_config.json"
-    settings = json.loads(file.read_text())
-    settings["chat_template"] += "{% if opens %}{{ '<think>\n' }}{% endif %}"
-    file.write_text(json.dumps(settings))
 
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory):
     """Talk to the demo model, which knows the tags around reasoning."""
     folder = tmp_path_factory.mktemp("thinking") / "demo"
-    thinking_checkpoint(folder)
+    write_thinking_checkpoint(folder)
     config = {"model": str(folder), "memory": {"kv_tokens": 8192}, "server": {"served_model_name": "demo"}}
     with (
         ServerProcess(config, environment={"OMP_NUM_THREADS": "1"}) as server,
@@ -99,7 +78,7 @@ def answer_of(message):
 def test_a_grammar_waits_for_the_end_of_the_reasoning(client, name, beginning):
     template, bias = BEGINNINGS[beginning]
     body = template | GRAMMARS[name]
-    bias = bias | {str(END_ID): 12}
+    bias = bias | {str(THINK_END_ID): 12}
     given = {"temperature": 1.0, "seed": 3, "n": 8, "max_tokens": 90, "logit_bias": bias}
     choices = ask(client, extra_body=body, **given).choices
     answered = [choice for choice in choices if choice.finish_reason != "length"]
@@ -138,7 +117,7 @@ def test_an_answer_does_not_end_within_the_reasoning(client):
 def test_reasoning_that_the_client_begins_is_gone_on_with(client):
     chat = [*CHAT, {"role": "assistant", "content": "<think>Well, two and"}]
     body = {"continue_final_message": True, "choice": ["yes", "no"]}
-    given = {"extra_body": body, "max_tokens": 60, "seed": 1, "temperature": 1.0, "logit_bias": {str(END_ID): 12}}
+    given = {"extra_body": body, "max_tokens": 60, "seed": 1, "temperature": 1.0, "logit_bias": {str(THINK_END_ID): 12}}
     choice = ask(client, chat, **given).choices[0]
     assert choice.message.content in ("yes", "no")
     assert choice.message.reasoning_content

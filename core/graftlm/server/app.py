@@ -11,7 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 import graftlm
 from graftlm.config import EngineConfig
 from graftlm.processes.tokenizer_manager import TokenizerManager
-from graftlm.server import native, openai
+from graftlm.server import anthropic, native, openai
 from graftlm.server.dashboard import PAGE_PATHS
 from graftlm.server.errors import ErrorBody, install_error_handlers
 from graftlm.server.middleware import ApiKeyAuth, BodyLimit, HostGuard, OriginGuard, RequestLog
@@ -27,6 +27,7 @@ _CHANGING_GETS: Final = frozenset({"/flush_cache"})
 
 _TAGS: Final = [
     {"name": "openai", "description": "The interface of OpenAI's clients."},
+    {"name": "anthropic", "description": "Anthropic's Messages API."},
     {"name": "generate", "description": "SGLang's native interface."},
     {"name": "information", "description": "Health, model, configuration, load."},
     {"name": "cache", "description": "Pins in the prefix cache, and its content. For operators."},
@@ -59,9 +60,13 @@ def create_app(manager: TokenizerManager, *, extra_routers: Sequence[APIRouter] 
         redoc_url=None,
     )
     install_error_handlers(app)
-    for router in (openai.make_router(manager), native.make_router(manager), *extra_routers):
+    for router in (*_routers(manager), *extra_routers):
         app.include_router(router)
     return app
+
+
+def _routers(manager: TokenizerManager) -> list[APIRouter]:
+    return [openai.make_router(manager), anthropic.make_router(manager), native.make_router(manager)]
 
 
 def _documented_keys(config: EngineConfig) -> list[Any]:
@@ -85,6 +90,7 @@ def _middleware(config: EngineConfig) -> list[Middleware]:
         expose_headers=["X-Request-Id", "Retry-After"],
     )
     return [
+        Middleware(anthropic.AnthropicErrors),
         Middleware(RequestLog),
         Middleware(HostGuard, host=server.host, allowed=server.allowed_hosts, probe_paths=_HEALTH_PATHS),
         *([cors] if server.cors_origins else []),
@@ -96,6 +102,7 @@ def _middleware(config: EngineConfig) -> list[Middleware]:
             open_paths=OPEN_PATHS,
             host=server.host,
             open_admin=server.open_admin,
+            takes_key_header=anthropic.is_messages_path,
         ),
         Middleware(BodyLimit, max_bytes=server.max_body_bytes),
     ]

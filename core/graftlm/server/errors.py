@@ -34,10 +34,12 @@ __all__ = [
     "UNKNOWN_FIELD",
     "ApiError",
     "ErrorBody",
+    "code_of",
     "error_json",
     "error_response",
     "grammar_of",
     "install_error_handlers",
+    "message_of",
     "shortened",
     "status_of",
 ]
@@ -158,15 +160,24 @@ def status_of(error: BaseException) -> int:
     return next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
 
 
+def code_of(error: BaseException) -> str | None:
+    """Return the code of an error, for programs; None if it has none."""
+    if isinstance(error, ApiError):
+        return error.code
+    return next((code for kind, code in _CODES.items() if isinstance(error, kind)), None)
+
+
+def message_of(error: BaseException) -> str:
+    """Return what a client may read of an error: nothing of errors inside the server."""
+    is_told = isinstance(error, GraftlmError) and (status_of(error) != 500 or isinstance(error, RequestFailedError))
+    return str(error) if is_told else "the server failed to handle the request"
+
+
 def error_json(error: BaseException) -> bytes:
     """Return an error's JSON body, for an answer or for an event of a stream that has begun."""
     status = status_of(error)
-    if isinstance(error, ApiError):
-        return _body(status, str(error), error.param, error.code)
-    if isinstance(error, GraftlmError) and (status != 500 or isinstance(error, RequestFailedError)):
-        code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), None)
-        return _body(status, str(error), error.param if isinstance(error, RequestError) else None, code)
-    return _body(500, "the server failed to handle the request")
+    param = error.param if isinstance(error, RequestError) else None
+    return _body(status, message_of(error), param, code_of(error))
 
 
 def error_response(

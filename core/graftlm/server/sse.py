@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from fastapi import Request
@@ -14,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from graftlm.errors import GraftlmError
 from graftlm.server.errors import error_json, status_of
 
-__all__ = ["EventStream", "until_disconnect"]
+__all__ = ["OPENAI_EVENTS", "EventFormat", "EventStream", "until_disconnect"]
 
 logger = logging.getLogger(__name__)
 
@@ -24,11 +25,33 @@ _HEADERS: Final = {
     "Cache-Control": "no-store",
     "X-Accel-Buffering": "no",  # otherwise nginx buffers events
 }
-_DONE: Final = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class EventFormat:
+    """How a stream is written.
+
+    Attributes:
+        frame: from an item of the source to the bytes of its event.
+        error: from an error after the first event to the bytes of the last event.
+        end: the bytes after the last event.
+    """
+
+    frame: Callable[[bytes], bytes]
+    error: Callable[[BaseException], bytes]
+    end: bytes = b""
+
+
+def _data_of(document: bytes) -> bytes:
+    return b"data: %b\n\n" % document
+
+
+#: Each item is a JSON document; the end is `[DONE]`.
+OPENAI_EVENTS: Final = EventFormat(_data_of, lambda error: _data_of(error_json(error)), b"data: [DONE]\n\n")
 
 
 class EventStream(Response):
-    """Sends each JSON document of a source as an event when it arrives, and then `[DONE]`.
+    """Sends each event of a source when it arrives.
 
     The answer begins with the first event. An error before it is raised, so the answer has an error status and clients
     can repeat the request. A later error is sent as the last event before `[DONE]`.
@@ -39,7 +62,12 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], close: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        close: Callable[[], None] = lambda: None,
+        event_format: EventFormat = OPENAI_EVENTS,
+    ) -> None:
         """Store the source.
 
         Args:
@@ -50,6 +78,7 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._events = events
         self._close = close
+        self._format = event_format
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events until they end or the client disconnects.
@@ -74,24 +103,26 @@ class EventStream(Response):
             sending.result()
 
     async def _send(self, send: Send) -> None:
-        event = await anext(self._events, None)
+        first = await anext(self._events, None)
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            event = None if first is None else self._format.frame(first)
             while event is not None:
-                await send({"type": "http.response.body", "body": b"data: %b\n\n" % event, "more_body": True})
+                await send({"type": "http.response.body", "body": event, "more_body": True})
                 event = await self._next()
-            await send({"type": "http.response.body", "body": _DONE})
+            await send({"type": "http.response.body", "body": self._format.end})
         except OSError as error:
             raise ClientDisconnect from error
 
     async def _next(self) -> bytes | None:
-        """Return the next event, which may describe an error; None at the end."""
+        """Return the bytes of the next event, which may describe an error; None at the end."""
         try:
-            return await anext(self._events, None)
+            event = await anext(self._events, None)
         except Exception as error:
             if status_of(error) == 500:
                 logger.exception("a stream failed")
-            return error_json(error)
+            return self._format.error(error)
+        return None if event is None else self._format.frame(event)
 
 
 async def until_disconnect(request: Request, work: Awaitable[T]) -> T:

@@ -1,7 +1,7 @@
 """The role of a request (administrator, operator or client), which follows from its key and origin."""
 
 import hmac
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from enum import Enum
 from functools import partial
 from typing import Final
@@ -71,6 +71,7 @@ class ApiKeyAuth:
         *,
         host: str = "",
         open_admin: bool = False,
+        takes_key_header: Callable[[str], bool] = lambda path: False,
     ) -> None:
         """Store the keys.
 
@@ -80,6 +81,7 @@ class ApiKeyAuth:
             open_paths: paths that need no key.
             host: the address on which the server listens.
             open_admin: whether every client is an admin.
+            takes_key_header: whether requests to a path may send the key in the header `x-api-key`.
         """
         self._app = app
         self._host = host
@@ -87,6 +89,7 @@ class ApiKeyAuth:
         self._api_key = _as_bytes(api_key)
         self._admin_api_key = _as_bytes(admin_api_key)
         self._open_paths = frozenset(open_paths)
+        self._takes_key_header = takes_key_header
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on with its role, or answer 401."""
@@ -104,7 +107,7 @@ class ApiKeyAuth:
 
     def _role(self, scope: Scope) -> Role | None:
         """Return the role of a request; None if it is refused. Every wrong token takes the same time."""
-        token = _bearer_token(scope)
+        token = self._token(scope)
         is_admin = _matches(token, self._admin_api_key)
         is_client = _matches(token, self._api_key)
         if is_admin:
@@ -115,6 +118,13 @@ class ApiKeyAuth:
             return Role.ADMIN
         return Role.CLIENT if self._why_not(scope, Role.OPERATOR) else Role.OPERATOR
 
+    def _token(self, scope: Scope) -> bytes:
+        """Return the key that a request sends, b"" without one."""
+        token = _bearer_token(scope)
+        if not token and self._takes_key_header(scope["path"]):
+            token = next((value.strip() for name, value in scope["headers"] if name == b"x-api-key"), b"")
+        return token
+
     def _why_not(self, scope: Scope, role: Role) -> str | None:
         """Return why a request without the admin key does not have a role; None if it has the role.
 
@@ -124,7 +134,7 @@ class ApiKeyAuth:
             role: ADMIN or OPERATOR.
         """
         if self._admin_api_key is not None:
-            token = _bearer_token(scope)
+            token = self._token(scope)
             return "its bearer token is not server.admin_api_key" if token else "it has no bearer token"
         if role is Role.ADMIN:
             return "no server.admin_api_key is set"

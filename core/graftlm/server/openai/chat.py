@@ -1,15 +1,13 @@
 """The route /v1/chat/completions."""
 
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from graftlm.processes.generation import CompletionDelta, Generation
+from graftlm.processes.generation import CompletionDelta
 from graftlm.processes.tokenizer_manager import TokenizerManager
-from graftlm.request_options import RequestOptions
-from graftlm.server.cache_namespace import namespace_of
-from graftlm.server.errors import grammar_of
 from graftlm.server.openai.answers import (
     Chat,
     ChatChoice,
@@ -26,12 +24,10 @@ from graftlm.server.openai.answers import (
 )
 from graftlm.server.openai.document import described
 from graftlm.server.openai.logprobs import chat_logprobs
-from graftlm.server.openai.message_reader import MessageReader
-from graftlm.server.openai.params import request_adapter
-from graftlm.server.openai.plan import NUM_LAST_TOKENS, plan_answer, settled
 from graftlm.server.openai.requests import ChatRequest
+from graftlm.server.openai.started_chat import StartedChat, start_chat
 from graftlm.server.sse import EventStream, until_disconnect
-from graftlm.types import Completion, SamplingParams, TokenIds, TokenLogprob
+from graftlm.types import Completion, TokenLogprob
 
 __all__ = ["make_router"]
 
@@ -42,11 +38,12 @@ def make_router(manager: TokenizerManager) -> APIRouter:
 
     @router.post("/v1/chat/completions", summary="Answer a chat", responses=described(Chat, ChatChunk))
     async def chat_completions(request: Request, body: ChatRequest) -> Response:
-        answer = _Answer(manager, body)
-        generation = await until_disconnect(request, answer.start())
+        chat_id = body.request_id or new_id("chatcmpl")
+        chat = await until_disconnect(request, start_chat(manager, body, chat_id))
+        answer = _Answer(manager, body, chat_id, chat)
         if body.stream:
-            return EventStream(answer.events(generation), close=generation.abort)
-        return Response(await until_disconnect(request, answer.whole(generation)), media_type="application/json")
+            return EventStream(answer.events(), close=chat.generation.abort)
+        return Response(await until_disconnect(request, answer.whole()), media_type="application/json")
 
     return router
 
@@ -54,97 +51,49 @@ def make_router(manager: TokenizerManager) -> APIRouter:
 class _Answer:
     """The answer to one chat request."""
 
-    def __init__(self, manager: TokenizerManager, body: ChatRequest) -> None:
+    def __init__(self, manager: TokenizerManager, body: ChatRequest, chat_id: str, chat: StartedChat) -> None:
         self._manager = manager
         self._body = body
-        self._id = body.request_id or new_id("chatcmpl")
+        self._id = chat_id
         self._created = now_s()
-        self._readers: list[MessageReader] = []
-        self._unenforced: Sequence[str] = ()
-        self._grammar_field: str | None = None
-        self._model = manager.model.name
+        self._chat = chat
 
-    async def start(self) -> Generation:
-        """Check the request and queue it.
-
-        Raises:
-            GraftlmError: the request is not valid, or is refused.
-        """
-        body, manager = self._body, self._manager
-        adapter = request_adapter(body, manager.model, manager.adapters)
-        self._model = manager.model.id_with(adapter)
-        plan = await plan_answer(body, manager)
-
-        def adapt(token_ids: TokenIds) -> SamplingParams:
-            nonlocal plan
-            prompt_end = manager.tokenizer.decode(token_ids[-NUM_LAST_TOKENS:], skip_special_tokens=False)
-            plan = settled(plan, prompt_end, manager.preparer.is_token)
-            return plan.params
-
-        self._grammar_field = plan.field
-        options = RequestOptions(
-            priority=body.priority or 0,
-            timeout_s=body.timeout_s,
-            cache_salt=namespace_of(body.cache_salt, body.extra_key),
-            adapter=adapter,
-        )
-        with grammar_of(plan.field):
-            prepared = await manager.prepare(
-                plan.messages,
-                plan.params,
-                options,
-                request_id=self._id,
-                template_args=plan.template_args,
-                adapt=adapt,
-            )
-        self._unenforced = plan.unenforced(prepared.unenforced)
-        self._readers = [plan.reader() for _ in range(prepared.params.n)]
-        return await manager.start(prepared)
-
-    async def whole(self, generation: Generation) -> bytes:
+    async def whole(self) -> bytes:
         """Wait until the request has ended and return the body. Cancelling the call aborts the request."""
-        try:
-            with grammar_of(self._grammar_field):
-                output = await generation.ended()
-        finally:
-            generation.abort()
+        output = await self._chat.ended()
         choices = [self._whole_choice(completion) for completion in output.completions]
-        usage = sum_usage([output.usage])
         return encode(
             Chat(
                 id=self._id,
                 created=self._created,
-                model=self._model,
+                model=self._chat.model,
                 choices=choices,
-                usage=usage,
-                unenforced=unenforced_of(self._unenforced),
+                usage=sum_usage([output.usage]),
+                unenforced=unenforced_of(self._chat.unenforced),
             )
         )
 
-    async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
+    async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield the events. Closing the generator early aborts the request."""
-        options = self._body.stream_options
+        options, generation = self._body.stream_options, self._chat.generation
         with_usage = options is not None and bool(options.include_usage)
         continuous = options is not None and bool(options.continuous_usage_stats)
         opening = Delta(role="assistant", content=None if self._body.tools else "")
-        unopened = range(len(generation.completion_ids))  # completions whose opening event is not sent yet
-        try:
-            with grammar_of(self._grammar_field):
-                async for deltas in generation:
-                    # If usage is requested only for the end, it is null in the other events, as in OpenAI's answers.
-                    usage = sum_usage([generation.usage]) if continuous else None if with_usage else msgspec.UNSET
-                    for i in unopened:
-                        yield self._chunk(ChatChunkChoice(i, opening), usage, self._unenforced)
-                    unopened = range(0)
-                    for delta in deltas:
-                        for choice in self._choices(delta):
-                            yield self._chunk(choice, usage)
-            if with_usage:
-                usage = sum_usage([generation.gathered().usage])
-                model = self._model
-                yield encode(ChatChunk(id=self._id, created=self._created, model=model, choices=(), usage=usage))
-        finally:
-            generation.abort()
+        unopened = range(len(generation.completion_ids))
+        async with aclosing(self._chat.deltas()) as stream:
+            async for deltas in stream:
+                # Where usage is requested at the end alone, OpenAI's events contain null for it.
+                usage = sum_usage([generation.usage]) if continuous else None if with_usage else msgspec.UNSET
+                for i in unopened:
+                    yield self._chunk(ChatChunkChoice(i, opening), usage, self._chat.unenforced)
+                unopened = range(0)
+                for delta in deltas:
+                    for choice in self._choices(delta):
+                        yield self._chunk(choice, usage)
+        if with_usage:
+            usage = sum_usage([generation.gathered().usage])
+            model = self._chat.model
+            yield encode(ChatChunk(id=self._id, created=self._created, model=model, choices=(), usage=usage))
 
     def _chunk(
         self,
@@ -156,7 +105,7 @@ class _Answer:
         chunk = ChatChunk(
             id=self._id,
             created=self._created,
-            model=self._model,
+            model=self._chat.model,
             choices=(choice,),
             usage=usage,
             unenforced=unenforced_of(unenforced),
@@ -164,7 +113,7 @@ class _Answer:
         return encode(chunk)
 
     def _whole_choice(self, completion: Completion) -> ChatChoice:
-        reader = self._readers[completion.index]
+        reader = self._chat.readers[completion.index]
         reader.push(completion.text)
         reader.finish(completion.finish_reason, completion.matched_stop)
         return ChatChoice(
@@ -177,7 +126,7 @@ class _Answer:
 
     def _choices(self, delta: CompletionDelta) -> list[ChatChunkChoice]:
         """Return the choices to send for one delta; none if all its text is held back."""
-        reader, index = self._readers[delta.index], delta.index
+        reader, index = self._chat.readers[delta.index], delta.index
         parts = reader.push(delta.text)
         if delta.finish_reason is not None:
             parts += reader.finish(delta.finish_reason, delta.matched_stop)

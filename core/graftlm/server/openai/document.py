@@ -1,5 +1,6 @@
 """The answers in the OpenAPI document, as JSON schemas of their structs."""
 
+from types import UnionType
 from typing import Any
 
 import msgspec
@@ -9,25 +10,28 @@ __all__ = ["described"]
 _REF = "#/components/{name}"
 
 
-def described(answer: type[msgspec.Struct], events: type[msgspec.Struct] | None = None) -> dict[int | str, Any]:
+def described(
+    answer: type[msgspec.Struct],
+    events: type[msgspec.Struct] | UnionType | None = None,
+    stream: str = "events of `data: ` and a part of it each, the last one `[DONE]`",
+) -> dict[int | str, Any]:
     """Return the `responses` of a route.
 
     Args:
         answer: struct of the answer.
         events: struct of each event of a stream; None if the route does not stream.
+        stream: a description of the stream.
     """
     content = {"application/json": {"schema": _schema(answer)}}
     description = "The answer."
     if events is not None:
         content["text/event-stream"] = {"schema": _schema(events)}
-        description = (
-            "The answer. With `stream`, server-sent events, each with the next part of it; the last one is `[DONE]`."
-        )
+        description = f"The answer; with `stream`, {stream}."
     return {200: {"description": description, "content": content}}
 
 
-def _schema(kind: type[msgspec.Struct]) -> Any:
-    """Return a JSON schema without references, since FastAPI does not accept further components."""
+def _schema(kind: type[msgspec.Struct] | UnionType) -> Any:
+    """Return a JSON schema without references: FastAPI has no place for further components."""
     (schema,), components = msgspec.json.schema_components([kind], ref_template=_REF)
     return _inlined(schema, {_REF.format(name=name): part for name, part in components.items()})
 

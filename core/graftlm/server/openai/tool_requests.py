@@ -8,7 +8,7 @@ from graftlm.server.wire import Text
 
 __all__ = ["ChosenTools", "ToolChoiceField", "ToolRequest", "ToolsField"]
 
-_Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+_Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
 
 
 class _Body(BaseModel):

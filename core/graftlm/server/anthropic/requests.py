@@ -1,0 +1,263 @@
+"""The bodies of Anthropic's requests, and the fields of graftlm."""
+
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
+from graftlm.server.openai.requests import OpenAIModel
+from graftlm.server.wire import NUMBER, UNICODE, WHOLE, Text, Unsupported, one_or_many
+
+__all__ = [
+    "ContentBlock",
+    "CountTokensRequest",
+    "CustomTool",
+    "MessageTurn",
+    "MessagesRequest",
+    "OtherBlock",
+    "OtherTool",
+    "PromptFields",
+    "TextBlock",
+    "ThinkingBlock",
+    "ToolResultBlock",
+    "ToolUseBlock",
+]
+
+_CacheControl: TypeAlias = Annotated[
+    dict[str, Any] | None, Field(description="Accepted; prefixes are found by their content.")
+]
+_StopString = Annotated[str, Field(min_length=1, max_length=1024), UNICODE]
+
+
+class TextBlock(OpenAIModel):
+    """A text."""
+
+    type: Literal["text"]
+    text: Text
+    cache_control: _CacheControl = None
+    citations: list[Any] | None = Field(default=None, description="Accepted; nothing depends on it.")
+
+
+class ThinkingBlock(OpenAIModel):
+    """The reasoning of an earlier answer, sent back as it came."""
+
+    type: Literal["thinking"]
+    thinking: Text
+    signature: Text | None = Field(default=None, description="Not checked.")
+
+
+class ToolUseBlock(OpenAIModel):
+    """A call in an earlier answer, sent back as it came."""
+
+    type: Literal["tool_use"]
+    id: Text
+    name: Text
+    input: dict[str, Any]
+    cache_control: _CacheControl = None
+    caller: dict[str, Any] | None = Field(default=None, description="Accepted; nothing depends on it.")
+
+
+class OtherBlock(BaseModel):
+    """A block of another type."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    type: Text
+
+
+def _kind_of_text(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return "text" if kind == "text" else "as_other"
+
+
+_TextOrOther: TypeAlias = Annotated[
+    Annotated[TextBlock, Tag("text")] | Annotated[OtherBlock, Tag("as_other")], Discriminator(_kind_of_text)
+]
+_Texts: TypeAlias = Annotated[
+    Annotated[Text, Tag("one")] | Annotated[list[_TextOrOther], Field(max_length=4096), Tag("many")],
+    Discriminator(one_or_many),
+]
+
+
+class ToolResultBlock(OpenAIModel):
+    """The result of a call."""
+
+    type: Literal["tool_result"]
+    tool_use_id: Text
+    content: _Texts | None = Field(default=None, description="Text, or blocks of type `text`.")
+    is_error: bool | None = Field(default=None, description="Accepted; the model reads it from the content.")
+    cache_control: _CacheControl = None
+
+
+_BLOCKS = {"text", "thinking", "tool_use", "tool_result"}
+
+
+def _kind_of_block(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return kind if isinstance(kind, str) and kind in _BLOCKS else "as_other"
+
+
+ContentBlock: TypeAlias = Annotated[
+    Annotated[TextBlock, Tag("text")]
+    | Annotated[ThinkingBlock, Tag("thinking")]
+    | Annotated[ToolUseBlock, Tag("tool_use")]
+    | Annotated[ToolResultBlock, Tag("tool_result")]
+    | Annotated[OtherBlock, Tag("as_other")],
+    Discriminator(_kind_of_block),
+]
+
+
+class MessageTurn(OpenAIModel):
+    """One turn of a conversation."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Annotated[
+        Annotated[Text, Tag("one")] | Annotated[list[ContentBlock], Field(max_length=4096), Tag("many")],
+        Discriminator(one_or_many),
+    ] = Field(description="Text, or blocks of type `text`, `thinking`, `tool_use` and `tool_result`.")
+
+
+class CustomTool(OpenAIModel):
+    """A function that the model may call."""
+
+    type: Literal["custom"] | None = None
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
+    description: Text | None = None
+    input_schema: dict[str, Any] = Field(description="A JSON schema of an object.")
+    strict: bool | None = Field(default=None, description="Refuse a schema that cannot be enforced in full.")
+    cache_control: _CacheControl = None
+    input_examples: list[dict[str, Any]] | None = Field(default=None, description="Accepted; nothing depends on it.")
+    eager_input_streaming: bool | None = Field(default=None, description="Accepted; inputs are always streamed.")
+    allowed_callers: list[Text] | None = Field(default=None, description="Accepted; nothing depends on it.")
+    defer_loading: Unsupported = None
+
+
+class OtherTool(BaseModel):
+    """A tool that runs on Anthropic's servers, or that Anthropic defines."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    type: Text
+
+
+def _kind_of_tool(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return "custom" if kind in (None, "custom") else "as_other"
+
+
+class ToolChoiceBody(OpenAIModel):
+    """Whether tools are called, and which."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: Text | None = Field(default=None, description="Of type `tool`: the tool to be called.")
+    disable_parallel_tool_use: bool | None = Field(default=False, description="Make one call at most.")
+
+
+class ThinkingBody(OpenAIModel):
+    """Whether the model reasons."""
+
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"] = Field(
+        description="`enabled` and `disabled` set `enable_thinking` and `thinking` of the chat template. The others "
+        "leave it at its default. `disabled` also removes reasoning from the answer."
+    )
+    budget_tokens: Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE] | None = Field(
+        default=None, description="Accepted; it is not enforced."
+    )
+    display: Literal["summarized", "omitted"] | None = Field(
+        default=None, description="`omitted`: thinking blocks have no text."
+    )
+
+
+class OutputFormat(OpenAIModel):
+    """A JSON schema that the answer has to follow."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(OpenAIModel):
+    """What the answer has to be."""
+
+    effort: Text | None = Field(default=None, description="The variable `reasoning_effort` of the chat template.")
+    format: OutputFormat | None = None
+
+
+class PromptFields(OpenAIModel):
+    """What messages and token counts have in common."""
+
+    model: Text | None = Field(default=None, description="The model's name; null: the one that is served.")
+    messages: Annotated[list[MessageTurn], Field(min_length=1, max_length=4096)] = Field(
+        description="The conversation so far. If the last turn is the assistant's, the answer continues it."
+    )
+    system: _Texts | None = Field(default=None, description="The system prompt: text, or blocks of type `text`.")
+    tools: (
+        Annotated[
+            list[
+                Annotated[
+                    Annotated[CustomTool, Tag("custom")] | Annotated[OtherTool, Tag("as_other")],
+                    Discriminator(_kind_of_tool),
+                ]
+            ],
+            Field(max_length=128),
+        ]
+        | None
+    ) = Field(default=None, description="Functions that the model may call.")
+    tool_choice: ToolChoiceBody | None = Field(default=None, description="Whether tools are called; null: `auto`.")
+    thinking: ThinkingBody | None = Field(
+        default=None, description="Whether the model reasons; null: as the chat template does by default."
+    )
+    output_config: OutputConfig | None = Field(default=None, description="What the answer has to be.")
+    cache_control: _CacheControl = None
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        default=None, description="Further variables of the model's chat template."
+    )
+    context_management: Unsupported = None
+    mcp_servers: Unsupported = None
+    speed: Text | None = Field(default=None, description="Accepted; nothing depends on it.")
+
+
+class CountTokensRequest(PromptFields):
+    """A prompt to count the tokens of."""
+
+    known_at: ClassVar[str | None] = "/v1/messages/count_tokens"
+
+
+class MessagesRequest(PromptFields):
+    """A conversation to continue."""
+
+    known_at: ClassVar[str | None] = "/v1/messages"
+
+    max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE] = Field(description="Tokens to generate at most.")
+    stop_sequences: Annotated[list[_StopString], Field(max_length=64)] | None = Field(
+        default=None, description="Strings that end the output."
+    )
+    stream: bool | None = Field(default=False, description="Answer by server-sent events.")
+    temperature: Annotated[float, Field(ge=0, le=2), NUMBER] | None = Field(
+        default=1.0, description="0 takes the most likely token."
+    )
+    top_p: Annotated[float, Field(ge=0, le=1), NUMBER] | None = Field(
+        default=1.0, description="Keep the smallest set of tokens whose probability reaches this."
+    )
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1), WHOLE] | None = Field(
+        default=None, description="Keep the k most likely tokens; -1, 0 or null keeps all."
+    )
+    metadata: dict[str, Any] | None = Field(default=None, description="Accepted; nothing depends on it.")
+    service_tier: Text | None = Field(default=None, description="Accepted; nothing depends on it.")
+    inference_geo: Text | None = Field(default=None, description="Accepted; nothing depends on it.")
+    diagnostics: dict[str, Any] | None = Field(default=None, description="Accepted; nothing depends on it.")
+    container: Unsupported = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1), WHOLE] | None = Field(
+        default=None, description="Makes sampling reproducible, alone or in any batch."
+    )
+    logit_bias: (
+        dict[Annotated[int, Field(strict=False, ge=0)], Annotated[float, Field(ge=-100, le=100), NUMBER]] | None
+    ) = Field(default=None, description="Token id (as a string) -> number added to its logit.")
+    cache_salt: Annotated[str, Field(max_length=1024), UNICODE] | None = Field(
+        default=None, description="Cached prefixes are shared only between requests of one salt."
+    )
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1), WHOLE] | None = Field(
+        default=0, description="Higher is admitted first and retracted last."
+    )
+    timeout_s: Annotated[float, Field(gt=0, le=1e9), NUMBER] | None = Field(
+        default=None, description="Give up after this many seconds."
+    )
+    request_id: Annotated[str, Field(min_length=1, max_length=256), UNICODE] | None = Field(
+        default=None, description="The answer's `id`, for /abort_request; drawn when absent."
+    )

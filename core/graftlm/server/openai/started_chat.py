@@ -1,0 +1,110 @@
+"""A chat that has been checked and queued, with the readers of its answers."""
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+
+from graftlm.outputs import GatheredOutput
+from graftlm.processes.generation import CompletionDelta, Generation
+from graftlm.processes.tokenizer_manager import TokenizerManager
+from graftlm.request_options import RequestOptions
+from graftlm.server.cache_namespace import namespace_of
+from graftlm.server.errors import grammar_of
+from graftlm.server.openai.message_reader import MessageReader
+from graftlm.server.openai.params import request_adapter
+from graftlm.server.openai.plan import NUM_LAST_TOKENS, plan_answer, settled
+from graftlm.server.openai.requests import ChatRequest
+from graftlm.types import SamplingParams, TokenIds
+
+__all__ = ["StartedChat", "count_prompt_tokens", "start_chat"]
+
+
+@dataclass(frozen=True, slots=True)
+class StartedChat:
+    """A chat under way. Chat completions, responses and messages all generate through it.
+
+    Attributes:
+        model: the name in the answer, with the adapter.
+        generation: what the engine generates.
+        readers: one per completion.
+        unenforced: keywords of JSON schemas that are not enforced, with paths.
+        grammar_field: the field of the request that the grammar comes from; None without a grammar.
+    """
+
+    model: str
+    generation: Generation
+    readers: Sequence[MessageReader]
+    unenforced: Sequence[str]
+    grammar_field: str | None
+
+    async def ended(self) -> GatheredOutput:
+        """Wait for the end and return the output; a cancellation aborts the request.
+
+        Raises:
+            GraftlmError: the request failed.
+        """
+        try:
+            with grammar_of(self.grammar_field):
+                return await self.generation.ended()
+        finally:
+            self.generation.abort()
+
+    async def deltas(self) -> AsyncGenerator[list[CompletionDelta], None]:
+        """Yield what is new, as it comes; closing the generator early aborts the request.
+
+        Raises:
+            GraftlmError: the request failed.
+        """
+        try:
+            with grammar_of(self.grammar_field):
+                async for deltas in self.generation:
+                    yield deltas
+        finally:
+            self.generation.abort()
+
+
+async def start_chat(manager: TokenizerManager, body: ChatRequest, request_id: str) -> StartedChat:
+    """Check a chat request and queue it.
+
+    Raises:
+        GraftlmError: the request is wrong, or no replica takes it.
+    """
+    adapter = request_adapter(body, manager.model, manager.adapters)
+    plan = await plan_answer(body, manager)
+
+    def adapt(token_ids: TokenIds) -> SamplingParams:
+        nonlocal plan
+        prompt_end = manager.tokenizer.decode(token_ids[-NUM_LAST_TOKENS:], skip_special_tokens=False)
+        plan = settled(plan, prompt_end, manager.preparer.is_token)
+        return plan.params
+
+    options = RequestOptions(
+        priority=body.priority or 0,
+        timeout_s=body.timeout_s,
+        cache_salt=namespace_of(body.cache_salt, body.extra_key),
+        adapter=adapter,
+    )
+    grammar_field = plan.field
+    with grammar_of(grammar_field):
+        prepared = await manager.prepare(
+            plan.messages,
+            plan.params,
+            options,
+            request_id=request_id,
+            template_args=plan.template_args,
+            adapt=adapt,
+        )
+    unenforced = plan.unenforced(prepared.unenforced)
+    readers = [plan.reader() for _ in range(prepared.params.n)]
+    generation = await manager.start(prepared)
+    return StartedChat(manager.model.id_with(adapter), generation, readers, unenforced, grammar_field)
+
+
+async def count_prompt_tokens(manager: TokenizerManager, body: ChatRequest) -> int:
+    """Return the number of prompt tokens of a chat request.
+
+    Raises:
+        RequestError: the request is wrong.
+    """
+    request_adapter(body, manager.model, manager.adapters)
+    plan = await plan_answer(body, manager)
+    return len(await manager.preparer.encode_chat(plan.messages, **plan.template_args))
