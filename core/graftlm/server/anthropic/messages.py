@@ -26,7 +26,7 @@ from graftlm.server.anthropic.conversion import ANTHROPIC_NAMES, chat_request
 from graftlm.server.anthropic.error_shape import ERROR_RESPONSES, error_event
 from graftlm.server.anthropic.paths import COUNT_TOKENS_PATH, MESSAGES_PATH
 from graftlm.server.anthropic.requests import CountTokensRequest, MessagesRequest, ThinkingBody
-from graftlm.server.openai.answers import encode, new_id
+from graftlm.server.openai.answers import encode, new_item_id
 from graftlm.server.openai.document import described
 from graftlm.server.openai.reasoning_tokens import num_reasoning_tokens
 from graftlm.server.openai.started_chat import StartedChat, count_prompt_tokens, start_chat
@@ -49,7 +49,7 @@ def make_router(manager: TokenizerManager) -> APIRouter:
         responses=described(MessageBody, Event, "events, each with a name"),
     )
     async def messages(request: Request, body: MessagesRequest) -> Response:
-        message_id = body.request_id or new_id("msg")
+        message_id = body.request_id or new_item_id("msg")
         with fields_named(ANTHROPIC_NAMES):
             chat = await until_disconnect(request, start_chat(manager, chat_request(body), message_id))
         answer = _Answer(manager, message_id, chat, _display(body.thinking))

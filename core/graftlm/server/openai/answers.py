@@ -44,6 +44,7 @@ __all__ = [
     "encode",
     "finish_name",
     "new_id",
+    "new_item_id",
     "now_s",
     "shows",
     "sum_usage",
@@ -342,6 +343,11 @@ class PromptText(msgspec.Struct, frozen=True):
 def new_id(prefix: str) -> str:
     """Return a random id for an answer."""
     return f"{prefix}-{uuid.uuid4().hex}"
+
+
+def new_item_id(prefix: str) -> str:
+    """Draw an id in the form of OpenAI's responses and Anthropic's messages: with an underscore."""
+    return f"{prefix}_{uuid.uuid4().hex}"
 
 
 def now_s() -> int:

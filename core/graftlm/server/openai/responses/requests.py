@@ -1,0 +1,335 @@
+"""The bodies of requests to /v1/responses, and the fields of graftlm."""
+
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
+from graftlm.sampling_params import MAX_LOGPROBS
+from graftlm.server.openai.requests import OpenAIModel
+from graftlm.server.wire import NUMBER, UNICODE, WHOLE, Text, Unsupported, one_or_many
+
+__all__ = [
+    "AllowedToolsChoice",
+    "CallOutput",
+    "FunctionCall",
+    "FunctionChoice",
+    "FunctionTool",
+    "InputItem",
+    "InputTokensRequest",
+    "MessageItem",
+    "OtherItem",
+    "OtherPart",
+    "OtherTool",
+    "PromptFields",
+    "ReasoningInput",
+    "ResponsesRequest",
+    "TextPart",
+]
+
+_TEXT_PARTS = {"input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text"}
+
+
+class _Item(BaseModel):
+    # Items of answers are sent back as they came, with fields that the model does not read, such as `id`.
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+
+
+class TextPart(_Item):
+    """A piece of text."""
+
+    type: Literal["input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text"]
+    text: Text | None = None
+    refusal: Text | None = None
+
+
+class OtherPart(BaseModel):
+    """A piece that is no text."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    type: Text
+
+
+def _type_of(value: Any) -> Any:
+    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+
+
+def _kind_of_part(value: Any) -> str:
+    return "as_text" if _type_of(value) in _TEXT_PARTS else "as_other"
+
+
+_Part: TypeAlias = Annotated[
+    Annotated[TextPart, Tag("as_text")] | Annotated[OtherPart, Tag("as_other")], Discriminator(_kind_of_part)
+]
+_Parts: TypeAlias = Annotated[
+    Annotated[Text, Tag("one")] | Annotated[list[_Part], Field(max_length=4096), Tag("many")],
+    Discriminator(one_or_many),
+]
+
+
+class MessageItem(_Item):
+    """A message of a conversation, or of an earlier answer."""
+
+    type: Literal["message"] | None = None
+    role: Literal["user", "assistant", "system", "developer"]
+    content: _Parts
+
+
+class FunctionCall(_Item):
+    """A call in an earlier answer."""
+
+    type: Literal["function_call"]
+    call_id: Text
+    name: Text
+    arguments: Text
+
+
+class CallOutput(_Item):
+    """The result of a call."""
+
+    type: Literal["function_call_output"]
+    call_id: Text
+    output: _Parts
+
+
+class ReasoningInput(_Item):
+    """The reasoning of an earlier answer."""
+
+    type: Literal["reasoning"]
+    content: list[_Part] | None = None
+    summary: list[_Part] | None = None
+
+
+class OtherItem(BaseModel):
+    """An item of another type."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    type: Text
+
+
+_ITEMS = {"message", "function_call", "function_call_output", "reasoning"}
+
+
+def _kind_of_item(value: Any) -> str:
+    kind = _type_of(value)
+    if kind is None:
+        return "message"
+    return kind if isinstance(kind, str) and kind in _ITEMS else "as_other"
+
+
+InputItem: TypeAlias = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[FunctionCall, Tag("function_call")]
+    | Annotated[CallOutput, Tag("function_call_output")]
+    | Annotated[ReasoningInput, Tag("reasoning")]
+    | Annotated[OtherItem, Tag("as_other")],
+    Discriminator(_kind_of_item),
+]
+_Input: TypeAlias = Annotated[
+    Annotated[Text, Tag("one")] | Annotated[list[InputItem], Field(max_length=4096), Tag("many")],
+    Discriminator(one_or_many),
+]
+
+
+class FunctionTool(OpenAIModel):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
+    description: Text | None = None
+    parameters: dict[str, Any] | None = Field(default=None, description="A JSON schema of an object; null: none.")
+    strict: bool | None = Field(default=None, description="Refuse a schema that cannot be enforced in full.")
+    allowed_callers: list[Text] | None = Field(default=None, description="Accepted; nothing depends on it.")
+    output_schema: dict[str, Any] | None = Field(default=None, description="Accepted; nothing depends on it.")
+    defer_loading: Unsupported = None
+
+
+class OtherTool(BaseModel):
+    """A tool that runs on OpenAI's servers."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    type: Text
+
+
+def _kind_of_tool(value: Any) -> str:
+    return "function" if _type_of(value) == "function" else "as_other"
+
+
+class FunctionChoice(OpenAIModel):
+    """The function to be called."""
+
+    type: Literal["function"]
+    name: Text
+
+
+class AllowedToolsChoice(OpenAIModel):
+    """The functions that may be called; the model sees all."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[FunctionChoice], Field(min_length=1, max_length=128)]
+
+
+def _kind_of_choice(value: Any) -> str:
+    if isinstance(value, str):
+        return "as_text"
+    return "as_some" if _type_of(value) == "allowed_tools" else "as_object"
+
+
+class TextFormat(OpenAIModel):
+    """What the text of the answer has to be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: Text | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+    description: Text | None = None
+
+
+class TextConfig(OpenAIModel):
+    """The text of the answer."""
+
+    format: TextFormat | None = None
+    verbosity: Text | None = Field(default=None, description="Accepted; nothing depends on it.")
+
+
+class ReasoningConfig(OpenAIModel):
+    """How much the model reasons."""
+
+    effort: Text | None = Field(
+        default=None,
+        description="The variable `reasoning_effort` of the chat template; `none` also unsets `enable_thinking`.",
+    )
+    summary: Text | None = Field(default=None, description="Accepted; reasoning is given in full, not summarized.")
+    generate_summary: Text | None = Field(default=None, description="Accepted; nothing depends on it.")
+    context: Text | None = Field(default=None, description="Accepted; nothing depends on it.")
+    mode: Text | None = Field(default=None, description="Accepted; nothing depends on it.")
+
+
+class ResponseStreamOptions(OpenAIModel):
+    """What a stream holds besides its events."""
+
+    include_obfuscation: bool | None = Field(default=False, description="Accepted; events are not padded.")
+
+
+class PromptFields(OpenAIModel):
+    """What responses and token counts have in common."""
+
+    model: Text | None = Field(default=None, description="The model's name; null: the one that is served.")
+    input: _Input | None = Field(
+        default=None,
+        description="A user's text, or items of type `message`, `function_call`, `function_call_output` and "
+        "`reasoning`.",
+    )
+    instructions: Text | None = Field(default=None, description="The system message, for this response alone.")
+    previous_response_id: Annotated[str, Field(max_length=256), UNICODE] | None = Field(
+        default=None, description="The id of a stored response, whose conversation is continued."
+    )
+    tools: (
+        Annotated[
+            list[
+                Annotated[
+                    Annotated[FunctionTool, Tag("function")] | Annotated[OtherTool, Tag("as_other")],
+                    Discriminator(_kind_of_tool),
+                ]
+            ],
+            Field(max_length=128),
+        ]
+        | None
+    ) = Field(default=None, description="Functions that the model may call.")
+    tool_choice: (
+        Annotated[
+            Annotated[Literal["none", "auto", "required"], Tag("as_text")]
+            | Annotated[FunctionChoice, Tag("as_object")]
+            | Annotated[AllowedToolsChoice, Tag("as_some")],
+            Discriminator(_kind_of_choice),
+        ]
+        | None
+    ) = Field(default=None, description="`auto`, `none`, `required`, or what to call; null: `auto`.")
+    parallel_tool_calls: bool | None = Field(default=True, description="Whether one answer may hold several calls.")
+    text: TextConfig | None = Field(default=None, description="What the text of the answer has to be.")
+    reasoning: ReasoningConfig | None = Field(default=None, description="How much the model reasons.")
+    truncation: Literal["disabled"] | None = Field(
+        default="disabled", description="A conversation that is too long is refused."
+    )
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        default=None, description="Further variables of the model's chat template."
+    )
+    conversation: Unsupported = None
+
+
+class InputTokensRequest(PromptFields):
+    """A prompt to count the tokens of."""
+
+    known_at: ClassVar[str | None] = "/v1/responses/input_tokens"
+
+
+class ResponsesRequest(PromptFields):
+    """A conversation to continue."""
+
+    known_at: ClassVar[str | None] = "/v1/responses"
+
+    store: bool | None = Field(default=True, description="Keep the response, for `previous_response_id` and GET.")
+    stream: bool | None = Field(default=False, description="Answer by server-sent events.")
+    stream_options: ResponseStreamOptions | None = Field(default=None, description="Only with `stream`.")
+    max_output_tokens: Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE] | None = Field(
+        default=None, description="Tokens to generate at most; null: until the context is full."
+    )
+    temperature: Annotated[float, Field(ge=0, le=2), NUMBER] | None = Field(
+        default=1.0, description="0 takes the most likely token."
+    )
+    top_p: Annotated[float, Field(ge=0, le=1), NUMBER] | None = Field(
+        default=1.0, description="Keep the smallest set of tokens whose probability reaches this."
+    )
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = Field(
+        default=None, description="Report log-probabilities, of this many most likely tokens too."
+    )
+    include: list[Text] | None = Field(
+        default=None,
+        description="`message.output_text.logprobs` reports log-probabilities; others are accepted without effect.",
+    )
+    metadata: dict[str, Any] | None = Field(default=None, description="Repeated in the response.")
+    user: Text | None = Field(default=None, description="Accepted; nothing depends on it.")
+    safety_identifier: Text | None = Field(default=None, description="Accepted; nothing depends on it.")
+    prompt_cache_key: Text | None = Field(default=None, description="Accepted; prefixes are found by their content.")
+    prompt_cache_retention: Text | None = Field(default=None, description="Accepted; nothing depends on it.")
+    prompt_cache_options: dict[str, Any] | None = Field(default=None, description="Accepted; nothing depends on it.")
+    service_tier: Text | None = Field(default=None, description="Accepted; nothing depends on it.")
+    max_tool_calls: Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE] | None = Field(
+        default=None, description="Accepted; it limits tools that run on OpenAI's servers."
+    )
+    background: Unsupported = None
+    prompt: Unsupported = None
+    context_management: Unsupported = None
+    moderation: Unsupported = None
+    # What OpenAI does not have.
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1), WHOLE] | None = Field(
+        default=None, description="Keep the k most likely tokens; -1, 0 or null keeps all."
+    )
+    stop: (
+        Annotated[
+            Annotated[str, Field(min_length=1, max_length=1024), UNICODE, Tag("one")]
+            | Annotated[
+                list[Annotated[str, Field(min_length=1, max_length=1024), UNICODE]], Field(max_length=64), Tag("many")
+            ],
+            Discriminator(one_or_many),
+        ]
+        | None
+    ) = Field(default=None, description="Strings that end the output.")
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1), WHOLE] | None = Field(
+        default=None, description="Makes sampling reproducible, alone or in any batch."
+    )
+    logit_bias: (
+        dict[Annotated[int, Field(strict=False, ge=0)], Annotated[float, Field(ge=-100, le=100), NUMBER]] | None
+    ) = Field(default=None, description="Token id (as a string) -> number added to its logit.")
+    cache_salt: Annotated[str, Field(max_length=1024), UNICODE] | None = Field(
+        default=None, description="Cached prefixes are shared only between requests of one salt."
+    )
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1), WHOLE] | None = Field(
+        default=0, description="Higher is admitted first and retracted last."
+    )
+    timeout_s: Annotated[float, Field(gt=0, le=1e9), NUMBER] | None = Field(
+        default=None, description="Give up after this many seconds."
+    )
+    request_id: Annotated[str, Field(min_length=1, max_length=256), UNICODE] | None = Field(
+        default=None, description="The response's `id`, for /abort_request; drawn when absent."
+    )
