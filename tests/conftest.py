@@ -166,10 +166,11 @@ def adapters(checkpoint, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def server():
+def server(tmp_path_factory):
     """Run `graftlm serve` on a free port; `server.url` is its address. Tests must not change its state."""
     from graftlm.testing.server_process import ServerProcess
 
-    config = {"model": "demo", "memory": {"kv_tokens": 32768}, "server": {"open_admin": True}}
+    files = {"path": str(tmp_path_factory.mktemp("files"))}
+    config = {"model": "demo", "memory": {"kv_tokens": 32768}, "server": {"open_admin": True, "files": files}}
     with ServerProcess(config, environment={"OMP_NUM_THREADS": "1"}) as it:
         yield it

@@ -7,6 +7,7 @@ import argparse
 import copy
 import random
 import sys
+import tempfile
 import time
 from collections import Counter
 from contextlib import suppress
@@ -21,6 +22,8 @@ from schemathesis import GenerationMode
 
 from graftlm.testing.server_process import ServerProcess
 
+#: Removed at the end of the process.
+FILES = tempfile.TemporaryDirectory(prefix="graftlm-fuzz-")
 #: A short context keeps what a request without a limit generates short.
 CONFIG = {
     "model": {"path": "demo", "context_len": 96},
@@ -31,6 +34,7 @@ CONFIG = {
         "profile_dir": "build/fuzz-profiles",
         "open_admin": True,
         "checkpoint_roots": ["build"],
+        "files": {"path": FILES.name},
     },
 }
 #: Nothing answers while paused, so this one is tried alone elsewhere.

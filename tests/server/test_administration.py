@@ -8,6 +8,7 @@ import pytest
 from graftlm.config import EngineConfig
 from graftlm.processes.replicas import ReplicaSet
 from graftlm.server.app import create_app
+from graftlm.server.batches import make_batch_router
 from graftlm.server.dashboard import make_router as make_dashboard_router
 from graftlm.server.errors import ApiError
 from graftlm.server.metrics import ServerMetrics
@@ -36,6 +37,8 @@ OPERATOR = {
 CLIENT = {
     *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/score", "/v1/rerank", "/v1/tokenize"),
     *("/v1/detokenize", "/generate", "/classify", "/score", "/rerank", "/v2/rerank", "/tokenize", "/detokenize"),
+    *("/v1/responses", "/v1/responses/input_tokens", "/v1/responses/{response_id}/cancel"),
+    *("/v1/messages", "/v1/messages/count_tokens", "/v1/files", "/v1/batches", "/v1/batches/{batch_id}/cancel"),
     # Also single aborts.
     "/abort_request",
 }
@@ -44,7 +47,8 @@ CLIENT = {
 def application(**server):
     manager = Mock(config=EngineConfig(server=server), replicas=ReplicaSet(["scheduler-0"], can_recover=False))
     manager.calls.call_schedulers = AsyncMock(return_value=[])
-    routers = [make_metrics_router(ServerMetrics()), make_dashboard_router(manager)]
+    batches = make_batch_router(Mock(), manager.config)
+    routers = [make_metrics_router(ServerMetrics()), make_dashboard_router(manager), batches]
     return create_app(manager, extra_routers=routers)
 
 

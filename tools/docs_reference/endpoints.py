@@ -11,6 +11,7 @@ from docs_reference.options import describe_type
 from graftlm.config import EngineConfig
 from graftlm.processes.replicas import ReplicaSet
 from graftlm.server.app import create_app
+from graftlm.server.batches import make_batch_router
 from graftlm.server.metrics import ServerMetrics, make_router
 
 __all__ = ["api_description", "endpoints_page", "fields_of", "operations"]
@@ -33,7 +34,8 @@ _SPELT_OUT: Final = frozenset({"SamplingRequest", "StreamOptions"})
 def api_description() -> dict[str, Any]:
     """Return the OpenAPI description of a server; routes are declared only, so nothing runs behind them."""
     manager = Mock(config=EngineConfig(), replicas=ReplicaSet(["scheduler-0"], can_recover=False))
-    description: dict[str, Any] = create_app(manager, extra_routers=[make_router(ServerMetrics())]).openapi()
+    routers = [make_router(ServerMetrics()), make_batch_router(Mock(), EngineConfig())]
+    description: dict[str, Any] = create_app(manager, extra_routers=routers).openapi()
     return description
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from graftlm import __version__
-from graftlm.cli import bench, cache_sim, config, generate, plugins, serve, warmup
+from graftlm.cli import batch, bench, cache_sim, config, generate, plugins, serve, warmup
 from graftlm.cli.options import fail
 from graftlm.cli.other_options import ServeCommand
 from graftlm.errors import GraftlmError
@@ -27,6 +27,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.command("serve", cls=ServeCommand)(serve.serve)
+app.command("batch")(batch.batch)
 app.command("warmup")(warmup.warmup)
 app.command("generate")(generate.generate)
 app.command("chat")(generate.chat)

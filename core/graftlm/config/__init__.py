@@ -7,10 +7,12 @@ from graftlm.config.layers import KeyPath, Layer, Origin, Problem, origin_of
 from graftlm.config.problems import nearest, problems_in, report
 from graftlm.config.sections import (
     AttentionSettings,
+    BatchSettings,
     CacheSettings,
     ChatSettings,
     EvictionSettings,
     ExecutionSettings,
+    FileSettings,
     GrammarSettings,
     LoraSettings,
     MemorySettings,
@@ -26,11 +28,13 @@ from graftlm.config.sections import (
 
 __all__ = [
     "AttentionSettings",
+    "BatchSettings",
     "CacheSettings",
     "ChatSettings",
     "EngineConfig",
     "EvictionSettings",
     "ExecutionSettings",
+    "FileSettings",
     "GrammarSettings",
     "KeyPath",
     "Layer",

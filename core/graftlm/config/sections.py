@@ -9,10 +9,12 @@ from graftlm.config.addresses import check_host_pattern
 
 __all__ = [
     "AttentionSettings",
+    "BatchSettings",
     "CacheSettings",
     "ChatSettings",
     "EvictionSettings",
     "ExecutionSettings",
+    "FileSettings",
     "GrammarSettings",
     "LoraSettings",
     "MemorySettings",
@@ -372,6 +374,28 @@ class ResponseStoreSettings(Section):
         return self
 
 
+class FileSettings(Section):
+    """The folder of /v1/files and /v1/batches, and its limits."""
+
+    path: Name | None = Field(
+        default=None, description="A folder for uploaded files, batches and results; null: both APIs are off."
+    )
+    max_file_bytes: PositiveInt = Field(default=512 * 2**20, description="Maximum size of an uploaded file.")
+    max_bytes: PositiveInt = Field(
+        default=16 * 2**30, description="Size of all files from which on further uploads are refused."
+    )
+
+
+class BatchSettings(Section):
+    """How the requests of batches run beside others."""
+
+    max_running: PositiveInt = Field(default=16, description="Requests of batches that run at a time.")
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1), BeforeValidator(_refuse_bool)] = Field(
+        default=-1000, description="The highest priority of a batch's request; other requests have 0 by default."
+    )
+    max_requests: PositiveInt = Field(default=50_000, description="Maximum number of requests of a batch.")
+
+
 class ServerSettings(Section):
     """The HTTP server: address, access, limits and failures."""
 
@@ -471,6 +495,8 @@ class ServerSettings(Section):
         "cache-sim`; null: none.",
     )
     response_store: ResponseStoreSettings = ResponseStoreSettings()
+    files: FileSettings = FileSettings()
+    batches: BatchSettings = BatchSettings()
     log_format: Literal["text", "json"] = Field(
         default="text", description="Format of the log lines on standard error."
     )

@@ -12,11 +12,12 @@ import graftlm
 from graftlm.config import EngineConfig
 from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.server import anthropic, native, openai
+from graftlm.server.batches import FILES_PATH
 from graftlm.server.dashboard import PAGE_PATHS
 from graftlm.server.errors import ErrorBody, install_error_handlers
 from graftlm.server.middleware import ApiKeyAuth, BodyLimit, HostGuard, OriginGuard, RequestLog
 
-__all__ = ["create_app"]
+__all__ = ["create_app", "create_local_app"]
 
 _HEALTH_PATHS: Final = frozenset({"/health", "/health_generate", "/ready", "/ping"})
 #: Paths that need no API key: health checks of load balancers, and the page in which a browser asks for the key.
@@ -25,9 +26,13 @@ OPEN_PATHS: Final = _HEALTH_PATHS | PAGE_PATHS
 #: Paths whose GET has an effect, as SGLang's clients expect.
 _CHANGING_GETS: Final = frozenset({"/flush_cache"})
 
+#: A form around an uploaded file takes no more.
+_FORM_BYTES: Final = 1 << 16
+
 _TAGS: Final = [
     {"name": "openai", "description": "The interface of OpenAI's clients."},
     {"name": "anthropic", "description": "Anthropic's Messages API."},
+    {"name": "batches", "description": "OpenAI's files and batches, where `server.files.path` is set."},
     {"name": "generate", "description": "SGLang's native interface."},
     {"name": "information", "description": "Health, model, configuration, load."},
     {"name": "cache", "description": "Pins in the prefix cache, and its content. For operators."},
@@ -40,11 +45,14 @@ _TAGS: Final = [
 ]
 
 
-def create_app(manager: TokenizerManager, *, extra_routers: Sequence[APIRouter] = ()) -> FastAPI:
+def create_app(
+    manager: TokenizerManager, *, api: APIRouter | None = None, extra_routers: Sequence[APIRouter] = ()
+) -> FastAPI:
     """Return the application.
 
     Args:
         manager: receives the requests of all routes.
+        api: the routes of OpenAI's API; None: new ones.
         extra_routers: further routes, behind the same middleware.
     """
     app = FastAPI(
@@ -60,13 +68,18 @@ def create_app(manager: TokenizerManager, *, extra_routers: Sequence[APIRouter] 
         redoc_url=None,
     )
     install_error_handlers(app)
-    for router in (*_routers(manager), *extra_routers):
+    own = [api or openai.make_router(manager), anthropic.make_router(manager), native.make_router(manager)]
+    for router in (*own, *extra_routers):
         app.include_router(router)
     return app
 
 
-def _routers(manager: TokenizerManager) -> list[APIRouter]:
-    return [openai.make_router(manager), anthropic.make_router(manager), native.make_router(manager)]
+def create_local_app(api: APIRouter) -> FastAPI:
+    """Return an application of some routes for calls within this process: it checks no keys, hosts or origins."""
+    app = FastAPI(openapi_url=None)
+    install_error_handlers(app)
+    app.include_router(api)
+    return app
 
 
 def _documented_keys(config: EngineConfig) -> list[Any]:
@@ -104,5 +117,9 @@ def _middleware(config: EngineConfig) -> list[Middleware]:
             open_admin=server.open_admin,
             takes_key_header=anthropic.is_messages_path,
         ),
-        Middleware(BodyLimit, max_bytes=server.max_body_bytes),
+        Middleware(
+            BodyLimit,
+            max_bytes=server.max_body_bytes,
+            other_limits={FILES_PATH: (server.files.max_file_bytes + _FORM_BYTES, "server.files.max_file_bytes")},
+        ),
     ]

@@ -26,7 +26,9 @@ from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.processes.trace_lines import trace_block_tokens
 from graftlm.processes.trace_recorder import TraceRecorder
 from graftlm.registry import Registry, check, probe_platform
-from graftlm.server.app import create_app
+from graftlm.server import openai
+from graftlm.server.app import create_app, create_local_app
+from graftlm.server.batches import make_batch_router, make_batch_service
 from graftlm.server.connections import ConnectionLimits, ConnectionTable
 from graftlm.server.dashboard import make_router as make_dashboard_router
 from graftlm.server.file_limit import connections_under, num_open_files, raise_file_limit
@@ -205,9 +207,15 @@ class _Service:
     async def _serve(self, launcher: Launcher, manager: TokenizerManager, metrics: ServerMetrics) -> int:
         metrics.watch(manager.replicas)
         listener = _bind(self._config)
-        routers = [make_metrics_router(metrics), make_dashboard_router(manager)]
+        api = openai.make_router(manager)
+        batches = make_batch_service(self._config, create_local_app(api))
+        routers = [
+            make_metrics_router(metrics),
+            make_dashboard_router(manager),
+            make_batch_router(batches, self._config),
+        ]
         table = ConnectionTable(_connection_limits(self._config))
-        server = _Server(_uvicorn_config(create_app(manager, extra_routers=routers), table))
+        server = _Server(_uvicorn_config(create_app(manager, api=api, extra_routers=routers), table))
         sweeping = asyncio.create_task(table.run())
         serving = asyncio.ensure_future(server.serve(sockets=[listener]))
         url = _url(listener)
@@ -215,7 +223,11 @@ class _Service:
             await asyncio.sleep(0.01)
         logger.info("ready after %.1f s on %s", time.monotonic() - self._start_s, url)
         self._on_ready(url)
+        if batches is not None:
+            batches.start()
         status = await self._wait_for_end(launcher)
+        if batches is not None:
+            await batches.stop()
         await self._drain(manager)
         manager.close()
         server.should_exit = True

@@ -1,5 +1,7 @@
 """A limit on the size of request bodies, with and without Content-Length."""
 
+from collections.abc import Mapping
+
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -18,9 +20,15 @@ class BodyLimit:
     A request with a larger Content-Length is refused at once, another one while its body arrives.
     """
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, max_bytes: int, other_limits: Mapping[str, tuple[int, str]] | None = None) -> None:
+        """Take the limits.
+
+        Args:
+            other_limits: path -> its limit in place of `max_bytes`, and the setting that it comes from.
+        """
         self._app = app
         self._max_bytes = max_bytes
+        self._other_limits = other_limits or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer 413."""
@@ -29,26 +37,28 @@ class BodyLimit:
             return
         stated = Headers(scope=scope).get("content-length", "")
         # No body is so long that its length has 19 digits, and int() refuses numbers with thousands of digits.
-        if stated.isdecimal() and (len(stated) > 18 or int(stated) > self._max_bytes):
-            await error_response(413, self._refusal, headers=_CLOSE)(scope, receive, send)
+        limit, setting = self._other_limits.get(scope["path"], (self._max_bytes, "server.max_body_bytes"))
+        if stated.isdecimal() and (len(stated) > 18 or int(stated) > limit):
+            await error_response(413, _refusal(limit, setting), headers=_CLOSE)(scope, receive, send)
             return
-        await self._app(scope, self._counting(receive), send)
+        await self._app(scope, _counting(receive, limit, setting), send)
 
-    @property
-    def _refusal(self) -> str:
-        return f"the request body is larger than {self._max_bytes} bytes, which server.max_body_bytes allows"
 
-    def _counting(self, receive: Receive) -> Receive:
-        num_bytes = 0
+def _refusal(limit: int, setting: str) -> str:
+    return f"the request body is larger than {limit} bytes, which {setting} allows"
 
-        async def counted() -> Message:
-            nonlocal num_bytes
-            message = await receive()
-            if message["type"] == "http.request":
-                num_bytes += len(message.get("body", b""))
-                if num_bytes > self._max_bytes:
-                    # The handler that reads the body raises this; the application converts it into an answer.
-                    raise HTTPException(413, self._refusal, headers=_CLOSE)
-            return message
 
-        return counted
+def _counting(receive: Receive, limit: int, setting: str) -> Receive:
+    num_bytes = 0
+
+    async def counted() -> Message:
+        nonlocal num_bytes
+        message = await receive()
+        if message["type"] == "http.request":
+            num_bytes += len(message.get("body", b""))
+            if num_bytes > limit:
+                # Raised where the handler reads its body; the application turns it into an answer.
+                raise HTTPException(413, _refusal(limit, setting), headers=_CLOSE)
+        return message
+
+    return counted

@@ -1,0 +1,36 @@
+"""Files of requests, and the batches that answer them."""
+
+import time
+from pathlib import Path
+
+from fastapi import APIRouter
+from starlette.types import ASGIApp
+
+from graftlm.config import EngineConfig
+from graftlm.server.batches.files_routes import FILES_PATH
+from graftlm.server.batches.folder import BatchFolder
+from graftlm.server.batches.local_calls import LocalCalls
+from graftlm.server.batches.routes import make_router, make_router_without_folder
+from graftlm.server.batches.service import BatchService
+
+__all__ = ["FILES_PATH", "BatchService", "make_batch_router", "make_batch_service"]
+
+
+def make_batch_service(config: EngineConfig, api: ASGIApp) -> BatchService | None:
+    """Return what runs batches; None where the configuration names no folder.
+
+    Args:
+        api: answers the requests; checks no keys.
+
+    Raises:
+        ConfigError: the folder cannot be used.
+    """
+    path = config.server.files.path
+    if path is None:
+        return None
+    return BatchService(BatchFolder(Path(path), time.time), LocalCalls(api), config.server.batches)
+
+
+def make_batch_router(service: BatchService | None, config: EngineConfig) -> APIRouter:
+    """Return the routes of files and batches."""
+    return make_router_without_folder() if service is None else make_router(service, config.server)

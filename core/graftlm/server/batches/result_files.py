@@ -1,0 +1,87 @@
+"""The results of a batch: each answer is appended once, also if the process is killed meanwhile."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+__all__ = ["ResultFiles"]
+
+
+class ResultFiles:
+    """Appends a line per result to one of two files: answers of status 200, and errors.
+
+    A process that is killed leaves at most an incomplete last line, which the next one removes; it answers that request
+    again.
+
+    Attributes:
+        num_completed, num_failed: lines in the files.
+    """
+
+    def __init__(self, output: Path, errors: Path) -> None:
+        """Open the files, create missing ones, and read which requests they answer."""
+        self._done: set[str] = set()
+        self.num_completed = self.num_failed = 0
+        self._output = self._open(output)
+        try:
+            self.num_completed = len(self._done)
+            self._errors = self._open(errors)
+        except BaseException:
+            os.close(self._output)
+            raise
+        self.num_failed = len(self._done) - self.num_completed
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Write everything to the disk and close the files."""
+        for file in (self._output, self._errors):
+            os.fsync(file)
+            os.close(file)
+
+    def has(self, custom_id: str) -> bool:
+        """Whether a request is answered."""
+        return custom_id in self._done
+
+    def add(self, custom_id: str, result: Mapping[str, Any], *, is_error: bool) -> None:
+        """Append a result.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        line = msgspec.json.encode({"custom_id": custom_id, **result}) + b"\n"
+        file = self._errors if is_error else self._output
+        end = os.fstat(file).st_size
+        written = 0
+        try:
+            while written < len(line):
+                written += os.write(file, line[written:])
+        except OSError:
+            os.ftruncate(file, end)  # without half a line
+            raise
+        self._done.add(custom_id)
+        if is_error:
+            self.num_failed += 1
+        else:
+            self.num_completed += 1
+
+    def _open(self, path: Path) -> int:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        end = 0
+        with path.open("rb") as lines:
+            for line in lines:
+                if not line.endswith(b"\n"):
+                    break
+                self._done.add(msgspec.json.decode(line)["custom_id"])
+                end += len(line)
+        os.ftruncate(file, end)
+        return file
