@@ -14,7 +14,7 @@ from graftlm.testing.server_process import ServerProcess
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
-KERNELS = ("layer_ops", "panel_matmul", "paged_attention", "token_masks", "sampling")
+KERNELS = ("layer_ops", "panel_matmul", "tile_matmul", "paged_attention", "token_masks", "sampling")
 
 #: Takes what g++ has compiled before: a library's name holds the key of all that it depends on.
 COMPILER = """#!/bin/sh
