@@ -9,6 +9,7 @@ from graftlm.config.sections import (
     AttentionSettings,
     CacheSettings,
     ChatSettings,
+    DrafterSettings,
     EvictionSettings,
     ExecutionSettings,
     GrammarSettings,
@@ -21,12 +22,14 @@ from graftlm.config.sections import (
     SchedulingSettings,
     Section,
     ServerSettings,
+    SpeculationSettings,
 )
 
 __all__ = [
     "AttentionSettings",
     "CacheSettings",
     "ChatSettings",
+    "DrafterSettings",
     "EngineConfig",
     "EvictionSettings",
     "ExecutionSettings",
@@ -45,6 +48,7 @@ __all__ = [
     "Section",
     "ServerSettings",
     "Setting",
+    "SpeculationSettings",
     "canonical_host",
     "explain",
     "exposure_errors",

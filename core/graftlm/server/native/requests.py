@@ -122,6 +122,11 @@ class SamplingRequest(WireModel):
         description="False samples every token under a grammar, also where the grammar leaves no choice. Null and "
         "true: as the server's `grammar.jump_forward` says.",
     )
+    speculation: bool | None = Field(
+        default=None,
+        description="False drafts no tokens. Null and true: as the server's `speculation` section says. The answer is "
+        "the same.",
+    )
     logit_bias: (
         dict[Annotated[int, Field(strict=False, ge=0)], Annotated[float, Field(ge=-1000, le=1000), NUMBER]] | None
     ) = Field(default=None, description="Token id (as a string) -> number added to its logit.")

@@ -216,6 +216,11 @@ class SamplingFields(OpenAIModel):
         description="False samples every token under a grammar, also where the grammar leaves no choice. Null and "
         "true: as the server's `grammar.jump_forward` says.",
     )
+    speculation: bool | None = Field(
+        default=None,
+        description="False drafts no tokens. Null and true: as the server's `speculation` section says. The answer is "
+        "the same.",
+    )
     logits_processors: LogitsProcessors | None = Field(
         default=None, description="Logits processors that plugins provide, by name, each with its options."
     )
