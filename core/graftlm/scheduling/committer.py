@@ -89,51 +89,56 @@ class Committer:
             num_accepted = next((i for i, token_id in enumerate(drafted) if sampled[i] != token_id), len(drafted))
             if draft is not None and self._drafting is not None:
                 self._drafting.observe(request, draft, num_accepted)
-            self._commit_samples(request, start, sampled[: num_accepted + 1], result, now)
+            self._commit_samples(step, request, start, sampled[: num_accepted + 1], result, now)
 
     def _commit_samples(
-        self, request: Request, start: int, token_ids: list[int], result: StepResult, now: float
+        self, step: StepInFlight, request: Request, start: int, token_ids: list[int], result: StepResult, now: float
     ) -> None:
-        """Commit one or several tokens of a request, up to the one that ends it.
+        """Commit one or several tokens of a request, up to one that ends it or after which output is forced.
 
         Args:
             start: index into S of the first one.
         """
-        row = request.held_row
+        table, row = self._kv.table, request.held_row
+        committed: list[int] = []
         logprobs: list[TokenLogprob] = []
-        finish: Finish | None = None
-        error: str | None = None
-        num_committed = 0
         for i, token_id in enumerate(token_ids, start=start):
             error = result.errors.get(i)
             if error is not None:
-                break
+                self._report_tokens(request, committed, logprobs)
+                self._fail_untrusted(request, error)
+                return
             if result.logprobs is not None and request.params.logprobs is not None:
                 logprobs.append(_read_logprob(result.logprobs, i, token_id, request.params.logprobs))
             request.append(token_id)
-            num_committed += 1
-            try:
-                finish = _finish_after(request, token_id)
-            except RequestError as failure:  # of its grammar
-                finish = Finish(FinishReason.ERROR, error=str(failure), failure=Failure.REQUEST)
+            committed.append(token_id)
+            self.num_sampled_tokens += 1
+            if request.first_token_s is None:
+                request.first_token_s = now
+            table.computed[row] = request.num_tokens - 1
+            table.known[row] = request.num_tokens
+            finish = self._finish(request, token_id)
             if finish is not None:
-                break
-        self.num_sampled_tokens += num_committed
-        if num_committed and request.first_token_s is None:
-            request.first_token_s = now
-        table = self._kv.table
-        table.computed[row] = request.num_tokens - 1
-        table.known[row] = request.num_tokens
-        committed = tuple(token_ids[:num_committed])
-        if finish is not None:
-            self._live.finish(request, finish, committed, tuple(logprobs))
-            return
-        if committed:
-            self._live.updates.append(RequestUpdate.of(request, committed, tuple(logprobs)))
-        if error is not None:
-            self._fail_untrusted(request, error)
-        elif request.grammar is not None:
-            self._forced_output.extend(request, now)
+                self._live.finish(request, finish, tuple(committed), tuple(logprobs))
+                return
+            if request.grammar is not None:
+                self._report_tokens(request, committed, logprobs)
+                committed, logprobs = [], []
+                self._forced_output.extend(request, now)
+                if not request.uses_sample_of(step.plan.step_id):
+                    return
+        self._report_tokens(request, committed, logprobs)
+
+    def _report_tokens(self, request: Request, token_ids: list[int], logprobs: list[TokenLogprob]) -> None:
+        if token_ids:
+            self._live.updates.append(RequestUpdate.of(request, tuple(token_ids), tuple(logprobs)))
+
+    def _finish(self, request: Request, token_id: int) -> Finish | None:
+        """Decide whether a request's latest token ends it; an error of its grammar does."""
+        try:
+            return _finish_after(request, token_id)
+        except RequestError as error:
+            return Finish(FinishReason.ERROR, error=str(error), failure=Failure.REQUEST)
 
     def _commit_token(self, request: Request, token_id: int, logprobs: tuple[TokenLogprob, ...], now: float) -> None:
         request.append(token_id)
@@ -143,10 +148,7 @@ class Committer:
         if not (request.is_watched or token_id in request.stop_token_ids or request.num_tokens >= request.max_len):
             self._live.updates.append(RequestUpdate.of(request, (token_id,), logprobs))
             return
-        try:
-            finish = _finish_after(request, token_id)
-        except RequestError as error:  # of its grammar
-            finish = Finish(FinishReason.ERROR, error=str(error), failure=Failure.REQUEST)
+        finish = self._finish(request, token_id)
         if finish is not None:
             self._live.finish(request, finish, (token_id,), logprobs)
             return

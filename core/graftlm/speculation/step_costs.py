@@ -50,7 +50,7 @@ class StepCosts:
             num_tokens: int64 [n], ascending, at least 1.
         """
         if not self._seconds:
-            return 1.0 + _SLOPE * (num_tokens - 1)
+            return 1.0 + _SLOPE * (num_tokens - 1).astype(np.float64)
         if self._known is None:
             idx = sorted(self._seconds)
             self._known = [float(_SIZES[i]) for i in idx], [self._seconds[i] for i in idx]
@@ -58,4 +58,5 @@ class StepCosts:
         found = np.interp(num_tokens, sizes, seconds)
         beyond = np.maximum(num_tokens - sizes[-1], 0.0) * _SLOPE * seconds[-1] / max(1.0, sizes[-1] * _SLOPE)
         below = np.maximum(sizes[0] - num_tokens, 0.0) * _SLOPE * seconds[0] / (1.0 + _SLOPE * sizes[0])
-        return np.maximum.accumulate((found + beyond - below).astype(np.float64))
+        seconds_of: NDArray[np.float64] = np.maximum.accumulate(found + beyond - below)
+        return seconds_of
