@@ -1,6 +1,6 @@
 """The tokens that follow a prefix in a radix tree."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Final
 
@@ -15,7 +15,7 @@ __all__ = ["NO_TOKENS", "find_continuation"]
 NO_TOKENS: Final[TokenIds] = np.empty(0, dtype=np.int32)
 NO_TOKENS.flags.writeable = False
 
-#: Number of children of a node that are compared; a node with more of them predicts little.
+#: Number of children of a node that are compared, the latest ones; a node with more of them predicts little.
 _MAX_COMPARED: Final = 256
 
 
@@ -34,7 +34,7 @@ def find_continuation(root: RadixNode, tokens: bytes, num_tokens: int, page_byte
     if node is None:
         return NO_TOKENS
     parts, num_bytes = [rest], len(rest)
-    while num_bytes < num_tokens * ITEM_BYTES and (child := _latest(node.children.values())) is not None:
+    while num_bytes < num_tokens * ITEM_BYTES and (child := _latest(_recent(node))) is not None:
         parts.append(child.run)
         num_bytes += len(child.run)
         node = child
@@ -49,8 +49,7 @@ def _descend(node: RadixNode, tokens: bytes, page_bytes: int) -> tuple[RadixNode
             child = node.children.get(tokens[offset : offset + page_bytes])
         else:
             start = tokens[offset:]
-            fits = (child for edge, child in islice(node.children.items(), _MAX_COMPARED) if edge.startswith(start))
-            child = _latest(fits)
+            child = _latest(child for child in _recent(node) if child.run.startswith(start))
         if child is None:
             return None, b""
         if offset + len(child.run) >= end:
@@ -61,6 +60,11 @@ def _descend(node: RadixNode, tokens: bytes, page_bytes: int) -> tuple[RadixNode
         offset += len(child.run)
         node = child
     return node, b""
+
+
+def _recent(node: RadixNode) -> Iterator[RadixNode]:
+    """Yield the children of a node that are compared."""
+    return islice(reversed(node.children.values()), _MAX_COMPARED)
 
 
 def _latest(nodes: Iterable[RadixNode]) -> RadixNode | None:

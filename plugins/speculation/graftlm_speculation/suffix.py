@@ -1,11 +1,12 @@
 """Drafts from the request's own tokens: what followed the latest tokens where they occurred before.
 
 The longest suffix that has an earlier occurrence is searched, as a suffix automaton would find it, by comparing arrays:
-a request of 100,000 tokens takes about 50 microseconds, and no index needs memory. After prompt lookup decoding
-(Saxena, 2023) and SuffixDecoding (arXiv:2411.04975).
+a request of 100,000 tokens takes about 50 microseconds, 1 ms if its text consists of repetitions, and no index needs
+memory. After prompt lookup decoding (Saxena, 2023) and SuffixDecoding (arXiv:2411.04975).
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
@@ -14,6 +15,9 @@ from graftlm.types import TokenIds
 from graftlm_speculation.options import SuffixOptions
 
 __all__ = ["SuffixDrafter"]
+
+#: Maximum number of occurrences that are compared one by one; more of them are compared as a whole array, in order.
+_MAX_INDEXED: Final = 1024
 
 
 class SuffixDrafter(Drafter):
@@ -48,13 +52,21 @@ def longest_earlier(tokens: TokenIds, max_match: int) -> tuple[int, int]:
     """
     if len(tokens) < 2:
         return 0, 0
-    (ends,) = (tokens[:-1] == tokens[-1]).nonzero()
+    num_matched = 1
+    most = min(max_match, len(tokens) - 1)
+    is_match = tokens[:-1] == tokens[-1]  # by the index at which an earlier occurrence starts
+    while num_matched < most and np.count_nonzero(is_match) > _MAX_INDEXED:
+        longer = is_match[1:] & (tokens[: -1 - num_matched] == tokens[-1 - num_matched])
+        if not longer.any():
+            break
+        is_match = longer
+        num_matched += 1
+    ends = is_match.nonzero()[0] + num_matched - 1
     if not len(ends):
         return 0, 0
-    num_matched = 1
-    while num_matched < max_match:
-        ends = ends[ends >= num_matched]
-        longer = ends[tokens[ends - num_matched] == tokens[-1 - num_matched]]
+    while num_matched < most:
+        longer = ends[ends >= num_matched]
+        longer = longer[tokens[longer - num_matched] == tokens[-1 - num_matched]]
         if not len(longer):
             break
         ends = longer
