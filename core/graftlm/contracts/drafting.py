@@ -68,6 +68,7 @@ class Drafter(ABC):
     Invariants, each checked by `graftlm.testing.DrafterConformance`:
         - `propose` returns one entry per request, in their order.
         - A draft has at least one token and at most `limit`, all from 0 to V - 1, and a confidence from 0 to 1.
+        - `token_ids` are only read, and not after the call.
         - A draft depends on tokens of the request's own namespace only.
         - After `close`, a row may belong to another request, and drafts for it do not depend on the earlier one.
 

@@ -154,6 +154,18 @@ class DrafterConformance(Conformance, ABC):
         for request, tokens in zip(requests, before, strict=True):
             assert np.array_equal(request.token_ids, tokens), "propose() changed a request's tokens"
 
+    def test_arrays_of_earlier_calls_are_not_used(self, seed: int) -> None:
+        """`token_ids` are valid during the call only: the engine changes the array afterwards."""
+        texts = _texts(seed)
+        text = texts[""][0]
+        lent, untouched = self.create(_context(texts)), self.create(_context(texts))
+        for length in range(1, len(text) + 1, 3):
+            token_ids = text[:length].copy()
+            draft = _ids(lent.propose([DraftRequest(0, "", token_ids, _LIMIT)])[0])
+            token_ids.fill(_VOCAB_SIZE - 1)
+            expected = _ids(untouched.propose([DraftRequest(0, "", text[:length], _LIMIT)])[0])
+            assert draft == expected, "a draft depends on an array of an earlier call"
+
     def test_other_namespaces_change_nothing(self, seed: int) -> None:
         """A draft depends on tokens of the request's own namespace only."""
         texts = _texts(seed)
