@@ -39,8 +39,9 @@ class Breaking:
 
     METHODS = {  # noqa: RUF012
         "attention": ("torch_native", ("prepare", "forward")),
-        "cache": ("radix", ("match", "insert", "evict", "lock", "unlock", "probe_again")),
+        "cache": ("radix", ("match", "insert", "evict", "lock", "unlock", "probe_again", "continuation")),
         "scheduling": ("lpm", ("order",)),
+        "drafter": ("radix", ("propose", "close")),
         "grammar": ("xgrammar", ("check", "compile")),
         "model": ("llama", ("forward", "logits")),
     }
@@ -99,6 +100,10 @@ class Breaking:
     @hookimpl
     def provide_scheduling_policies(self):
         return self._provider("scheduling")
+
+    @hookimpl
+    def provide_drafters(self):
+        return self._provider("drafter")
 
     @hookimpl
     def provide_grammar_backends(self):
@@ -193,6 +198,7 @@ def engine():
         "attention": "breaking",
         "cache": {"name": "breaking", "eviction": "breaking"},
         "scheduling": {"policy": "breaking"},
+        "speculation": "breaking",
         "grammar": {"name": "breaking", "options": {}},
         "memory": {"kv_tokens": 384},
         "debug": True,
@@ -254,6 +260,9 @@ def test_what_all_need_fails_them_with_its_words_and_the_next_is_served(engine, 
 SPARED = [
     ("eviction.priority", GREEDY, "the node goes first"),
     ("scheduling.order", GREEDY, "using arrival order"),
+    ("drafter.propose", GREEDY, "drafter 'breaking' failed; its request goes on without it"),
+    ("drafter.close", GREEDY, "drafter 'breaking' failed to close a request"),
+    ("cache.continuation", GREEDY, "drafter 'breaking' failed; its request goes on without it"),
     ("grammar.fill_bitmasks", choice("fill"), None),  # matcher by matcher
 ]
 
