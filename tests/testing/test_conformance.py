@@ -448,7 +448,8 @@ def test_every_public_name_is_there(name: str):
 
 def test_kits_of_host_side_contracts_import_no_torch():
     program = (
-        "import sys; from graftlm.testing import EvictionStrategyConformance, NaiveCache, PrefixCacheConformance, "
+        "import sys; from graftlm.testing import DrafterConformance, EvictionStrategyConformance, NaiveCache, "
+        "PrefixCacheConformance, "
         "SchedulingPolicyConformance, run_conformance; "
         "print({'torch', 'pytest', 'hypothesis'} & set(sys.modules))"
     )
