@@ -21,7 +21,16 @@ LIGHT = [
     "graftlm.server.serve",
     "graftlm.testing",
 ]
-PLUGINS = ["graftlm_attention", "graftlm_cache", "graftlm_eviction", "graftlm_models", "graftlm_scheduling"]
+PLUGINS = [
+    "graftlm_attention",
+    "graftlm_cache",
+    "graftlm_eviction",
+    "graftlm_models",
+    "graftlm_scheduling",
+    "graftlm_speculation",
+    "graftlm_speculation.radix",
+    "graftlm_speculation.suffix",
+]
 
 
 @pytest.mark.parametrize("name", graftlm.__all__)
@@ -61,6 +70,7 @@ def test_the_drawn_error_tree_matches_the_classes():
         "graftlm.lang",
         "graftlm.memory",
         "graftlm.scheduling",
+        "graftlm.speculation",
         "graftlm.testing",
         "graftlm.types",
         "graftlm.errors",

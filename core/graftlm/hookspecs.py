@@ -10,6 +10,7 @@ import pluggy
 
 from graftlm.contracts import (
     AttentionBackend,
+    Drafter,
     EvictionStrategy,
     GrammarBackend,
     KVStorage,
@@ -65,6 +66,11 @@ def provide_quantizations() -> Iterable[Provider[Quantization]]:  # type: ignore
 @hookspec
 def provide_scheduling_policies() -> Iterable[Provider[SchedulingPolicy]]:  # type: ignore[empty-body]
     """Provide scheduling policies;  `create(options, SchedulingContext)`."""
+
+
+@hookspec
+def provide_drafters() -> Iterable[Provider[Drafter]]:  # type: ignore[empty-body]
+    """Provide drafters for speculative decoding;  `create(options, DrafterContext)`."""
 
 
 @hookspec

@@ -50,6 +50,8 @@ class _CompletionBuilder:
         self.timings = Timings()
         self.token_ids: list[int] = []
         self.jump_forward_tokens = 0
+        self.drafted_tokens = 0
+        self.accepted_draft_tokens = 0
         self._logprobs: list[TokenLogprob] | None = None if params.logprobs is None else []
         self._text: list[str] = []
 
@@ -64,6 +66,9 @@ class _CompletionBuilder:
         self.cached_storage_tokens = update.cached_storage_tokens
         self.timings = Timings(update.queue_s, update.first_token_s, update.total_s)
         self.finish = update.finish
+        if update.usage is not None:
+            self.drafted_tokens = update.usage.drafted_tokens
+            self.accepted_draft_tokens = update.usage.accepted_draft_tokens
         self._text.append(text)
 
     def completion(self) -> Completion:
@@ -79,6 +84,8 @@ class _CompletionBuilder:
             error=None if finish is None else finish.error,
             logprobs=None if self._logprobs is None else tuple(self._logprobs),
             jump_forward_tokens=self.jump_forward_tokens,
+            drafted_tokens=self.drafted_tokens,
+            accepted_draft_tokens=self.accepted_draft_tokens,
         )
 
 
@@ -172,7 +179,8 @@ class OutputBuilder:
         first = builders[0]
         lower = first.cached_host_tokens, first.cached_storage_tokens
         num_forced = sum(b.jump_forward_tokens for b in builders)
-        return Usage(len(self._prompt), num_output_tokens, first.cached_tokens, *lower, num_forced)
+        drafted = sum(b.drafted_tokens for b in builders), sum(b.accepted_draft_tokens for b in builders)
+        return Usage(len(self._prompt), num_output_tokens, first.cached_tokens, *lower, num_forced, *drafted)
 
     def gathered(self) -> GatheredOutput:
         """Return everything gathered so far."""

@@ -131,7 +131,11 @@ class WindowTables:
 
 # Created in each step; creating a frozen dataclass with as many fields takes ten times as long.
 class StepPlan(msgspec.Struct, frozen=True, eq=False):
-    """One forward pass: T tokens of B requests, of which S sample. One-token requests come first.
+    """One forward pass over T tokens of B requests, at S of which a token is sampled. One-token requests come first.
+
+    A request samples after its last token. A request with n drafts also samples after the token before its first draft,
+    and after each draft: its samples are n + 1 consecutive entries of S. A sample counts only if the drafts before it
+    are equal to the samples at their positions.
 
     Attributes:
         rows: int32 [B]; the same array object as in the previous plan if the same rows decode again.
@@ -143,7 +147,8 @@ class StepPlan(msgspec.Struct, frozen=True, eq=False):
         positions: int64 [T].
         out_slots: int64 [T].
         num_decodes: number of requests at the front that have one token.
-        sample_idx: int64 [S], indices into B of the requests that sample from their last token.
+        sample_idx: int64 [S], indices into B of the requests that sample, ascending. A request with n drafts is there
+            n + 1 times.
         sample_positions: int64 [S], positions of the sampled tokens.
         setups: rows allocated in this step; the runner sets them first.
         prompt_spans: prompt log-probabilities to compute.
@@ -152,6 +157,7 @@ class StepPlan(msgspec.Struct, frozen=True, eq=False):
         window: page table and slots of sliding-window layers; None if all layers share one memory.
         copies: pages to copy to or from host memory with this step.
         adapter_slots: int32 [B], the slot of each request's adapter, 0 for requests without; None if all are without.
+        num_drafts: int32 [B], number of drafts at the end of each request's tokens; None if no request has drafts.
     """
 
     step_id: int
@@ -173,6 +179,7 @@ class StepPlan(msgspec.Struct, frozen=True, eq=False):
     window: WindowTables | None = None
     copies: StepCopies | None = None
     adapter_slots: NDArray[np.int32] | None = None
+    num_drafts: NDArray[np.int32] | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -182,7 +189,18 @@ class StepPlan(msgspec.Struct, frozen=True, eq=False):
     @property
     def num_prefill_tokens(self) -> int:
         """Number of tokens of prefill chunks."""
-        return len(self.input_ids) - self.num_decodes
+        num_tokens = len(self.input_ids) - self.num_decodes
+        if self.num_drafts is None:
+            return num_tokens
+        return num_tokens - int(self.query_lens[self.num_drafts > 0].sum())
+
+    @property
+    def sample_token_idx(self) -> NDArray[np.int64]:
+        """int64 [S], indices into T of the tokens after which is sampled."""
+        ends = self.query_lens.cumsum(dtype=np.int64)[self.sample_idx]
+        if self.num_drafts is None:
+            return ends - 1
+        return ends - self.seq_lens[self.sample_idx] + self.sample_positions - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,8 +226,8 @@ class StepResult(msgspec.Struct, frozen=True, eq=False):
     """The result of a plan's execution.
 
     Attributes:
-        token_ids: integers [S]; undefined for failed requests.
-        errors: index into S -> error of that request.
+        token_ids: integers [S]; undefined for failed samples.
+        errors: index into S -> error of that sample.
         logprobs: for all S if one of them returns logprobs, else None.
         prompt_logprobs: one per prompt span of the plan.
         model_s: device time of the step in seconds.

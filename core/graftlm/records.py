@@ -1,6 +1,6 @@
 """An engine's statistics since its start, and its records of requests, steps and prefix cache events."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from graftlm.types import FinishReason, Timings, TokenIds, Usage
 
@@ -63,6 +63,7 @@ class EngineStats:
         tiers: of the prefix cache's lower tiers; None if it has none.
         jump_forward_tokens: of `generated_tokens`, those that were not sampled, because the grammar determined them.
         grammar_hits, grammar_misses: requests whose grammar was already compiled or being compiled, and the others.
+        drafts: drafter -> tokens that it drafted and steps verified, and those of them that became output.
     """
 
     running_requests: int
@@ -91,6 +92,7 @@ class EngineStats:
     jump_forward_tokens: int = 0
     grammar_hits: int = 0
     grammar_misses: int = 0
+    drafts: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,8 @@ class SamplingParams:
         jump_forward: False: with a grammar, sample every token, also where the grammar allows only one; the text is
             then the same as with masks only, with and without `logprobs`. None and True: as `grammar.jump_forward` in
             the configuration; True does not enable it if that is false.
+        speculation: False: draft no tokens for the request. None and True: as `speculation` in the configuration. The
+            output is the same.
 
     Raises:
         SamplingParamsError: a value is out of range; the message has its name.
@@ -107,6 +109,7 @@ class SamplingParams:
     strict: bool = True
     grammar_backend: str | None = None
     jump_forward: bool | None = None
+    speculation: bool | None = None
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
@@ -227,8 +230,9 @@ def _check_grammar(p: SamplingParams) -> None:
         value = getattr(p, name)
         _check(value is None or isinstance(value, str), name, value, "a string")
     _check(isinstance(p.strict, bool), "strict", p.strict, "true or false")
-    is_flag = p.jump_forward is None or isinstance(p.jump_forward, bool)
-    _check(is_flag, "jump_forward", p.jump_forward, "true, false or None")
+    for name in ("jump_forward", "speculation"):
+        value = getattr(p, name)
+        _check(value is None or isinstance(value, bool), name, value, "true, false or None")
     given = [name for name in GRAMMAR_FIELDS if getattr(p, name) is not None]
     _check(len(given) <= 1, f"at most one of {', '.join(GRAMMAR_FIELDS)}", given, "given")
     _check_reasoning(p)

@@ -36,7 +36,7 @@ class StepLoop:
     """Drives the scheduler and the executor.
 
     Without overlap, a call of `step` plans a step, runs it and commits it. With overlap, it plans and launches step
-    n + 1, and then commits step n:
+    n + 1, and then commits step n, unless the scheduler needs step n committed first:
 
         host      plan 1 | plan 2 | commit 1, plan 3 | commit 2, plan 4 | ...
         device           |   step 1   |   step 2     |   step 3         | ...
@@ -248,6 +248,7 @@ class StepLoop:
             jump_forward_tokens=counters.jump_forward_tokens,
             grammar_hits=0 if self._grammars is None else self._grammars.hits,
             grammar_misses=0 if self._grammars is None else self._grammars.misses,
+            drafts={name: (counts.drafted, counts.accepted) for name, counts in counters.drafts.items()},
         )
 
     def close(self) -> None:
@@ -275,6 +276,10 @@ class StepLoop:
     def _step(self) -> list[RequestUpdate]:
         if not self.scheduler.kv.has_cache:
             self.scheduler.kv.restart(self._make_cache)
+        updates: list[RequestUpdate] = []
+        while self._pending and self.scheduler.awaits_commit:
+            updates += self._commit(*self._pending.popleft())
+            self.scheduler.fill_mask()
         start = self._clock()
         plan = self.scheduler.plan()
         plan_s = self._clock() - start
@@ -283,10 +288,9 @@ class StepLoop:
         if plan is not None:
             self._has_failed = False
             self._pending.append((plan, self._executor.submit(plan), plan_s))
-        updates: list[RequestUpdate] = []
         self._is_stuck = not self._pending and not self.scheduler.num_running
         if self._pending and (plan is None or len(self._pending) > self._depth):
-            updates = self._commit(*self._pending.popleft())
+            updates += self._commit(*self._pending.popleft())
             self.scheduler.fill_mask()
         if not self._pending and not self.scheduler.num_running:
             self._copy_idle()

@@ -82,6 +82,8 @@ class Usage:
         cached_host_tokens, cached_storage_tokens: of `cached_tokens`, those loaded from host memory and from storage.
         jump_forward_tokens: of the completion's tokens, those that were not sampled, because the grammar determined
             them.
+        drafted_tokens: tokens that speculation drafted and steps verified.
+        accepted_draft_tokens: of the completion's tokens, those that were drafted.
     """
 
     prompt_tokens: int = 0
@@ -90,6 +92,8 @@ class Usage:
     cached_host_tokens: int = 0
     cached_storage_tokens: int = 0
     jump_forward_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_draft_tokens: int = 0
 
     @property
     def cached_tokens_by_tier(self) -> dict[str, int]:
@@ -127,6 +131,7 @@ class Completion:
         error: the error if `finish_reason` is "error".
         logprobs: one per token if requested, else None.
         jump_forward_tokens: of its tokens, those that were not sampled, because the grammar determined them.
+        drafted_tokens, accepted_draft_tokens: as in `Usage`; set when it has ended.
     """
 
     index: int
@@ -137,6 +142,8 @@ class Completion:
     error: str | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
     jump_forward_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_draft_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

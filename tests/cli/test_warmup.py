@@ -14,7 +14,7 @@ from graftlm.testing.server_process import ServerProcess
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
-KERNELS = ("layer_ops", "panel_matmul", "paged_attention", "token_masks", "sampling")
+KERNELS = ("layer_ops", "panel_matmul", "tile_matmul", "paged_attention", "token_masks", "sampling")
 
 #: Stands in for g++ and returns libraries that were compiled before; a library's file name has the hash of everything
 #: on which it depends.

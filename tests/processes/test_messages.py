@@ -21,7 +21,9 @@ UPDATES = [
     RequestUpdate("f", finish=Finish(FinishReason.ERROR, error="é 🎉", failure=Failure.ENGINE), num_retractions=2),
     RequestUpdate("g", finish=Finish(FinishReason.ABORT, error="late", failure=Failure.TIMEOUT), embedding=b"\0\1"),
 ]
-STATS = EngineStats(**dict.fromkeys(EngineStats.__dataclass_fields__, 1) | {"tiers": TierStats(1)})
+STATS = EngineStats(
+    **dict.fromkeys(EngineStats.__dataclass_fields__, 1) | {"tiers": TierStats(1), "drafts": {"suffix": (1, 1)}}
+)
 MESSAGES = [
     m.Generate(
         prompt_id="r",

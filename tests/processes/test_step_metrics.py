@@ -55,6 +55,8 @@ def test_the_bounds_increase():
 def test_histograms_are_unchanged_after_encoding_and_decoding():
     metrics = StepMetrics()
     metrics.observe(record(0.001, 0.002))
-    stats = EngineStats(**dict.fromkeys(EngineStats.__dataclass_fields__, 1) | {"tiers": TierStats(1)})
+    stats = EngineStats(
+        **dict.fromkeys(EngineStats.__dataclass_fields__, 1) | {"tiers": TierStats(1), "drafts": {"suffix": (1, 1)}}
+    )
     load = m.Load(process="scheduler-0", stats=stats, histograms=metrics.snapshot())
     assert m.decode(m.encode(load)).histograms == metrics.snapshot()

@@ -41,8 +41,9 @@ class Breaking:
 
     METHODS = {  # noqa: RUF012
         "attention": ("torch_native", ("prepare", "forward")),
-        "cache": ("radix", ("match", "insert", "evict", "lock", "unlock", "probe_again")),
+        "cache": ("radix", ("match", "insert", "evict", "lock", "unlock", "probe_again", "continuation")),
         "scheduling": ("lpm", ("order",)),
+        "drafter": ("radix", ("propose", "close")),
         "grammar": ("xgrammar", ("check", "compile")),
         "model": ("llama", ("forward", "logits")),
     }
@@ -101,6 +102,10 @@ class Breaking:
     @hookimpl
     def provide_scheduling_policies(self):
         return self._provider("scheduling")
+
+    @hookimpl
+    def provide_drafters(self):
+        return self._provider("drafter")
 
     @hookimpl
     def provide_grammar_backends(self):
@@ -195,6 +200,7 @@ def engine():
         "attention": "breaking",
         "cache": {"name": "breaking", "eviction": "breaking"},
         "scheduling": {"policy": "breaking"},
+        "speculation": "breaking",
         "grammar": {"name": "breaking", "options": {}},
         "memory": {"kv_tokens": 384},
         "debug": True,
@@ -256,6 +262,9 @@ def test_a_failure_in_a_step_fails_its_requests_and_later_ones_are_served(engine
 SPARED = [
     ("eviction.priority", GREEDY, "the node is evicted first"),
     ("scheduling.order", GREEDY, "using arrival order"),
+    ("drafter.propose", GREEDY, "drafter 'breaking' failed; its request goes on without it"),
+    ("drafter.close", GREEDY, "drafter 'breaking' failed to close a request"),
+    ("cache.continuation", GREEDY, "drafter 'breaking' failed; its request goes on without it"),
     ("grammar.fill_bitmasks", choice("fill"), None),  # one matcher after the other
 ]
 

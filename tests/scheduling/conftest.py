@@ -13,6 +13,7 @@ from graftlm.memory import KVManager, PagePool, RequestTable, WindowPages, Windo
 from graftlm.observers import Observers
 from graftlm.pooling.pooling import Pooling
 from graftlm.scheduling import JumpForward, Request, RequestUpdate, Scheduler, SchedulerLimits
+from graftlm.speculation import Speculator
 from graftlm.step_loop import StepLoop
 from graftlm.testing.fake_device import FakeDevice, expected_embedding, expected_output
 from graftlm.types import FinishReason, SamplingParams
@@ -94,6 +95,7 @@ class Rig:
     loop_class: type[StepLoop] = StepLoop
     vocab_size: int = VOCAB
     jump_forward: JumpForward | None = None
+    speculator: Speculator | None = None
     cache_fails: bool = False
 
     def __post_init__(self):
@@ -104,6 +106,15 @@ class Rig:
         self.window_pages = (
             None if self.window is None else WindowPages(self.num_pages, self.num_window_pages, self.window)
         )
+        self.plans = []
+        self.use(self.speculator)
+        self.tokens: dict[str, list[int]] = {}
+        self.updates: dict[str, list[RequestUpdate]] = {}
+        self.requests: dict[str, Request] = {}
+
+    def use(self, speculator: Speculator | None) -> None:
+        """Start anew, with a speculator."""
+        self.speculator = speculator
         kv = KVManager(
             PagePool(self.num_pages),
             self.make_cache(),
@@ -112,8 +123,7 @@ class Rig:
             self.window_pages,
         )
         limits = SchedulerLimits(self.max_queued, self.prefill_tokens, self.mix_chunks)
-        self.plans = []
-        self.scheduler = Scheduler(kv, self.policy, limits, self.clock, self.jump_forward)
+        self.scheduler = Scheduler(kv, self.policy, limits, self.clock, self.jump_forward, speculator)
         self.loop = self.loop_class(
             self.scheduler,
             LateExecutor(self._run),
@@ -123,9 +133,6 @@ class Rig:
             clock=self.clock,
             debug=self.debug,
         )
-        self.tokens: dict[str, list[int]] = {}
-        self.updates: dict[str, list[RequestUpdate]] = {}
-        self.requests: dict[str, Request] = {}
 
     def make_cache(self) -> PrefixCache:
         if self.cache_fails:

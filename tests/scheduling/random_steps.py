@@ -69,6 +69,7 @@ class Rounds:
             "overlap": draw.random() < 0.7,
             "reuse": draw.random() < 0.8,
             "policy": draw.choice(sorted(self.storms.POLICIES)),
+            "drafts": draw.random() < 0.5,
         }
 
     def draw_windows(self, draw):
@@ -82,6 +83,7 @@ class Rounds:
             "chunk": draw.choice([5, 7, 16, 64]),
             "overlap": draw.random() < 0.7,
             "reuse": draw.random() < 0.8,
+            "drafts": draw.random() < 0.5,
         }
 
     def draw_tiers(self, draw):
@@ -113,6 +115,8 @@ class Rounds:
             requests=num_requests,
             retractions=counters.retractions,
             cached_tokens=counters.cached_tokens,
+            accepted_drafts=sum(counts.accepted for counts in counters.drafts.values()),
+            rejected_drafts=sum(counts.drafted - counts.accepted for counts in counters.drafts.values()),
             evicted_pages=scheduler.kv.evicted_pages,
         )
 

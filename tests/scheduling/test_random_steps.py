@@ -14,7 +14,9 @@ from graftlm.contracts import GrammarKind, GrammarSpec, SchedulingContext
 from graftlm.errors import NeverFitsError
 from graftlm.memory import WindowSpan
 from graftlm.scheduling import RequestGrammar
+from graftlm.speculation import Speculator
 from graftlm.testing import FakeGrammarBackend
+from graftlm.testing.drafter import SCRIPTS, AllDrafts, ScriptedDrafter
 from graftlm.testing.fake_device import expected_output
 from graftlm.types import FinishReason, SamplingParams
 
@@ -159,7 +161,24 @@ def assert_right_prompt_logprobs(rig):
             assert reported == wanted[: len(reported)]
 
 
-def play(make_rig, steps, page_size, chunk, overlap, reuse, seed, policy):
+def speculate(storm, seed):
+    """Let drafters of all kinds draft for a storm's requests; those that break the contract are rare."""
+
+    def oracle(request, num_tokens):
+        for request_id, words in storm.words.items():
+            under_grammar = storm.rig.requests[request_id]
+            if under_grammar.row == request.row:
+                matcher = GRAMMARS.compile(GrammarSpec(GrammarKind.EBNF, words)).matcher()
+                prompt = under_grammar.prompt_token_ids.tolist()
+                done = len(request.token_ids) - len(prompt)
+                return expected_output(prompt, done + num_tokens, VOCAB, matcher)[done:] or [0]
+        return expected_output(request.token_ids.tolist(), num_tokens, VOCAB)
+
+    scripts = 8 * ["right", "partly"] + 4 * ["too_long", "wrong", "random", "none"] + list(SCRIPTS)
+    return Speculator({"storm": ScriptedDrafter(oracle, scripts, VOCAB, seed)}, 5, VOCAB, AllDrafts(5))
+
+
+def play(make_rig, steps, page_size, chunk, overlap, reuse, seed, policy, drafts=False):
     """Run a storm on one memory and check every invariant; return the rig."""
     rig = make_rig(
         num_pages=160 // page_size,
@@ -172,6 +191,8 @@ def play(make_rig, steps, page_size, chunk, overlap, reuse, seed, policy):
         debug=True,
     )
     storm = Storm(rig, seed)
+    if drafts:
+        rig.use(speculate(storm, seed))
     for _ in range(steps):
         storm.step()
     rig.run()
@@ -199,6 +220,14 @@ def test_every_page_has_one_owner_after_every_step(make_rig, page_size, chunk, o
         assert rig.scheduler.kv.evicted_pages > 0
 
 
+@pytest.mark.parametrize(("page_size", "chunk", "overlap", "reuse", "seed", "policy"), CASES[1:4])
+def test_every_page_is_accounted_for_when_drafts_are_verified(make_rig, page_size, chunk, overlap, reuse, seed, policy):
+    rig = play(make_rig, STEPS_PER_CASE // 3, page_size, chunk, overlap, reuse, seed, policy, drafts=True)
+    counts = rig.scheduler.counters.drafts["storm"]
+    assert counts.accepted > 30
+    assert counts.drafted - counts.accepted > 15
+
+
 #: (page size, window, spare tokens, tokens of window pages, chunk, overlap, reuse, seed)
 WINDOW_CASES = [
     (1, 8, 0, 40, 16, True, True, 11),
@@ -211,7 +240,9 @@ WINDOW_CASES = [
 ]
 
 
-def play_windows(make_rig, steps, page_size, window_tokens, spare_tokens, memory_tokens, chunk, overlap, reuse, seed):
+def play_windows(
+    make_rig, steps, page_size, window_tokens, spare_tokens, memory_tokens, chunk, overlap, reuse, seed, drafts=False
+):
     """Run a storm on two memories, one of them for windows, and check every invariant; return the rig."""
     span = WindowSpan(window_tokens, page_size, spare_tokens)
     rig = make_rig(
@@ -226,6 +257,8 @@ def play_windows(make_rig, steps, page_size, window_tokens, spare_tokens, memory
         debug=True,
     )
     storm = Storm(rig, seed)
+    if drafts:
+        rig.use(speculate(storm, seed))
     kv = rig.scheduler.kv
     chunk_pages = -(-chunk // page_size) + 1
     for _ in range(steps):

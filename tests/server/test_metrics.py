@@ -41,7 +41,9 @@ def samples(metrics):
 def report(name, **values):
     """Return a replica's report: all zero but for some values, and two steps."""
     stats = EngineStats(
-        **dict.fromkeys(EngineStats.__dataclass_fields__, 0) | {"eviction_age_s": None, "tiers": None} | values
+        **dict.fromkeys(EngineStats.__dataclass_fields__, 0)
+        | {"eviction_age_s": None, "tiers": None, "drafts": {}}
+        | values
     )
     steps = StepMetrics()
     counts = {field: 0 for field in StepRecord.__dataclass_fields__ if field not in ("host_s", "model_s")}
@@ -111,6 +113,31 @@ def test_a_replica_that_died_reports_nothing_and_then_counts_from_its_own_start(
     assert samples(metrics)[key] == 2
 
 
+def test_drafts_are_counted_by_replica_and_drafter(metrics, replicas):
+    replicas.replicas[0].load = report("scheduler-0", drafts={"radix": (90, 80), "suffix": (20, 5)})
+    replicas.replicas[1].load = report("scheduler-1", drafts={"radix": (0, 0), "suffix": (7, 7)})
+    found = samples(metrics)
+    drafts = {key: value for key, value in found.items() if "draft" in key[0] and not key[0].endswith("_created")}
+    assert drafts == {
+        (f"graftlm_{name}_total", (("drafter", drafter), ("replica", replica))): value
+        for name, replica, drafter, value in [
+            ("drafted_tokens", "scheduler-0", "radix", 90),
+            ("drafted_tokens", "scheduler-0", "suffix", 20),
+            ("drafted_tokens", "scheduler-1", "radix", 0),
+            ("drafted_tokens", "scheduler-1", "suffix", 7),
+            ("accepted_draft_tokens", "scheduler-0", "radix", 80),
+            ("accepted_draft_tokens", "scheduler-0", "suffix", 5),
+            ("accepted_draft_tokens", "scheduler-1", "radix", 0),
+            ("accepted_draft_tokens", "scheduler-1", "suffix", 7),
+        ]
+    }
+
+
+def test_without_speculation_there_are_no_series_of_drafts(metrics, replicas):
+    replicas.replicas[0].load = report("scheduler-0", steps=2)
+    assert not [name for name, _ in samples(metrics) if "draft" in name]
+
+
 def test_a_replicas_histogram_is_cumulative(metrics, replicas):
     replicas.replicas[0].load = report("scheduler-0")
     found = samples(metrics)
@@ -170,7 +197,7 @@ def test_the_format_is_the_one_asked_for(metrics, replicas, accept, is_openmetri
 
 
 def test_every_metric_is_documented_with_its_type_and_labels_and_none_else(metrics, replicas):
-    replicas.replicas[0].load = report("scheduler-0", eviction_age_s=1.0, tiers=TierStats())
+    replicas.replicas[0].load = report("scheduler-0", eviction_age_s=1.0, tiers=TierStats(), drafts={"suffix": (5, 3)})
     metrics.finished(ended(), 1.0, "stop")
     expected = set()
     for family in families(metrics.exposition(PLAIN)[0].decode()).values():

@@ -178,9 +178,67 @@ class TellsTheCallersKey(NaiveCache):
         super()._tell(event)
 
 
+class ContinuesItself(NaiveCache):
+    """Returns the texts of its entries after a key; with mistakes, in the classes below."""
+
+    def texts(self, namespace):
+        return [np.frombuffer(text, np.int32) for owner, text in self._entries if owner == namespace]
+
+    def continuation(self, key, num_tokens):
+        length = len(key.token_ids)
+        fits = [text for text in self.texts(key.namespace) if np.array_equal(text[:length], key.token_ids)]
+        return max(fits, key=len)[length : length + num_tokens] if fits else np.empty(0, dtype=np.int32)
+
+
+class ContinuesOtherNamespaces(ContinuesItself):
+    def texts(self, namespace):
+        return super().texts("") + super().texts("tenant")
+
+
+class ContinuesTheLastPage(ContinuesItself):
+    """Takes a key that ends inside a page for one that ends before it."""
+
+    def continuation(self, key, num_tokens):
+        length = len(key.token_ids) // self._context.page_size * self._context.page_size
+        return super().continuation(PrefixKey(key.token_ids[:length], key.namespace), num_tokens)
+
+
+class ContinuesTooFar(ContinuesItself):
+    def continuation(self, key, num_tokens):
+        return super().continuation(key, num_tokens + 1)
+
+
+class ContinuationTouches(ContinuesItself):
+    def continuation(self, key, num_tokens):
+        self.match(key)
+        return super().continuation(key, num_tokens)
+
+
+class ContinuesWhatIsGone(ContinuesItself):
+    def __init__(self, context):
+        super().__init__(context)
+        self.all_texts = []
+
+    def insert(self, key, pages, handle):
+        self.all_texts.append(key.token_ids.copy())
+        return super().insert(key, pages, handle)
+
+    def texts(self, namespace):
+        return self.all_texts if namespace == "" else super().texts(namespace)
+
+
+def test_a_cache_with_continuations_keeps_the_contract():
+    assert failed(kit_of(ContinuesItself, granularity=1)) == set()
+
+
 @pytest.mark.parametrize(
     ("broken", "sentence"),
     [
+        (ContinuesOtherNamespaces, "test_a_continuation_is_what_was_inserted_after_the_key"),
+        (ContinuesTheLastPage, "test_a_continuation_is_what_was_inserted_after_the_key"),
+        (ContinuesTooFar, "test_a_continuation_is_what_was_inserted_after_the_key"),
+        (ContinuesWhatIsGone, "test_a_continuation_is_what_was_inserted_after_the_key"),
+        (ContinuationTouches, "test_continuation_changes_nothing"),
         (ShowsTheCallersKey, "test_the_cache_keeps_copies"),
         (KeepsTheCallersPages, "test_the_cache_keeps_copies"),
         (TellsTheCallersKey, "test_the_cache_keeps_copies"),
@@ -390,7 +448,8 @@ def test_every_public_name_is_there(name: str):
 
 def test_kits_of_host_side_contracts_import_no_torch():
     program = (
-        "import sys; from graftlm.testing import EvictionStrategyConformance, NaiveCache, PrefixCacheConformance, "
+        "import sys; from graftlm.testing import DrafterConformance, EvictionStrategyConformance, NaiveCache, "
+        "PrefixCacheConformance, "
         "SchedulingPolicyConformance, run_conformance; "
         "print({'torch', 'pytest', 'hypothesis'} & set(sys.modules))"
     )

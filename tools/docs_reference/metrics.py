@@ -28,7 +28,7 @@ def metric_families() -> Iterator[Metric]:
     """Yield every metric, as a server exposes it that has answered a request and whose cache has lower tiers."""
     replicas = ReplicaSet(["scheduler-0"], can_recover=False)
     values: dict[str, Any] = dict.fromkeys(EngineStats.__dataclass_fields__, 0)
-    values |= {"eviction_age_s": 0.0, "tiers": TierStats()}
+    values |= {"eviction_age_s": 0.0, "tiers": TierStats(), "drafts": {"suffix": (0, 0)}}
     replicas.replicas[0].load = Load(
         process="scheduler-0", stats=EngineStats(**values), histograms=StepMetrics().snapshot()
     )

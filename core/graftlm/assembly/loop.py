@@ -8,15 +8,16 @@ from graftlm.assembly.kv_allocation import AllocatedKV
 from graftlm.assembly.target import Target
 from graftlm.assembly.tiers import TierParts
 from graftlm.config import EngineConfig
-from graftlm.contracts import PrefixCache, SchedulingContext
+from graftlm.contracts import DrafterContext, PrefixCache, SchedulingContext
 from graftlm.execution.executor import executor_for
 from graftlm.execution.spare_core_runner import SpareCoreRunner
 from graftlm.grammar.grammar_choice import Grammars
 from graftlm.memory import KVManager, LowerTiers, PagePool, RequestTable
 from graftlm.observers import Observer, Observers
-from graftlm.registry import Registry
+from graftlm.registry import AUTO, Registry
 from graftlm.runtime.spare_core import SpareCore
 from graftlm.scheduling import JumpForward, Scheduler, SchedulerLimits
+from graftlm.speculation import Speculator
 from graftlm.step_loop import StepLoop
 from graftlm.tokenization import Tokenizer
 
@@ -45,7 +46,7 @@ def make_loop(
     jump_forward = JumpForward(tokenizer) if config.grammar.jump_forward else None
     runner, is_cpu = device_parts.runner, target.device.type == "cpu"
     return StepLoop(
-        _scheduler(config, registry, make_cache(), kv, tiers, jump_forward),
+        _scheduler(config, registry, target, make_cache(), kv, tiers, jump_forward),
         executor_for(
             SpareCoreRunner(runner, spare_core) if is_cpu else runner,
             target.device.type,
@@ -67,6 +68,7 @@ def make_loop(
 def _scheduler(
     config: EngineConfig,
     registry: Registry,
+    target: Target,
     cache: PrefixCache,
     kv: AllocatedKV,
     tiers: TierParts | None,
@@ -79,4 +81,20 @@ def _scheduler(
     provider = registry.provider("scheduling", settings.policy.name)
     policy = registry.create("scheduling", provider, settings.policy.options, SchedulingContext(), config.origins)
     limits = SchedulerLimits(settings.max_queued_requests, settings.prefill_tokens_per_step, settings.mix_chunks)
-    return Scheduler(manager, policy, limits, time.monotonic, jump_forward)
+    speculator = _speculator(config, registry, target, manager)
+    return Scheduler(manager, policy, limits, time.monotonic, jump_forward, speculator)
+
+
+def _speculator(config: EngineConfig, registry: Registry, target: Target, manager: KVManager) -> Speculator | None:
+    """Create the configured drafters; None without."""
+    settings = config.speculation
+    name = settings.drafter.name
+    if name is None:
+        return None
+    providers = registry.available("drafter") if name == AUTO else [registry.provider("drafter", name)]
+    context = DrafterContext(lambda key, num: manager.cache.continuation(key, num), target.model_config.vocab_size)
+    drafters = {
+        provider.name: registry.create("drafter", provider, settings.drafter.options, context, config.origins)
+        for provider in providers
+    }
+    return Speculator(drafters, settings.max_drafts, target.model_config.vocab_size) if drafters else None

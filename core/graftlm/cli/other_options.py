@@ -84,7 +84,18 @@ OTHER_OPTIONS = (
         ("--tensor-parallel-size", "--tp-size", "--tp", "-tp"), note="one replica runs on one device; see parallel.data"
     ),
     OtherOption(("--pipeline-parallel-size", "--pp-size", "--pp", "-pp"), note="one replica runs on one device"),
-    OtherOption(("--speculative-config", "--speculative-algorithm"), note="graftlm has no speculative decoding"),
+    OtherOption(
+        ("--speculative-config", "--speculative-algorithm"),
+        "speculation.drafter",
+        "auto, radix or suffix; there are no draft models or heads",
+    ),
+    OtherOption(
+        ("--speculative-num-draft-tokens", "--speculative-num-steps"),
+        "speculation.max_drafts",
+        "a maximum; fewer are drafted where they do not pay",
+    ),
+    OtherOption(("--speculative-draft-model-path", "--speculative-draft-model"), note="there are no draft models"),
+    OtherOption(("--speculative-eagle-topk",), note="a draft is one sequence of tokens, not a tree"),
     OtherOption(("--enable-metrics",), note="metrics are always served, at /metrics"),
 )
 

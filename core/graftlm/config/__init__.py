@@ -10,6 +10,7 @@ from graftlm.config.sections import (
     BatchSettings,
     CacheSettings,
     ChatSettings,
+    DrafterSettings,
     EvictionSettings,
     ExecutionSettings,
     FileSettings,
@@ -24,6 +25,7 @@ from graftlm.config.sections import (
     SchedulingSettings,
     Section,
     ServerSettings,
+    SpeculationSettings,
 )
 
 __all__ = [
@@ -31,6 +33,7 @@ __all__ = [
     "BatchSettings",
     "CacheSettings",
     "ChatSettings",
+    "DrafterSettings",
     "EngineConfig",
     "EvictionSettings",
     "ExecutionSettings",
@@ -51,6 +54,7 @@ __all__ = [
     "Section",
     "ServerSettings",
     "Setting",
+    "SpeculationSettings",
     "canonical_host",
     "explain",
     "exposure_errors",

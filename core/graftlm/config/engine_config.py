@@ -27,6 +27,7 @@ from graftlm.config.sections import (
     SchedulingSettings,
     Section,
     ServerSettings,
+    SpeculationSettings,
 )
 from graftlm.config.yaml_source import read_override, read_yaml_file
 from graftlm.errors import ConfigError
@@ -51,6 +52,7 @@ class EngineConfig(Section):
     chat: ChatSettings = ChatSettings()
     lora: LoraSettings = LoraSettings()
     scheduling: SchedulingSettings = SchedulingSettings()
+    speculation: SpeculationSettings = SpeculationSettings()
     execution: ExecutionSettings = ExecutionSettings()
     memory: MemorySettings = MemorySettings()
     parallel: ParallelSettings = ParallelSettings()

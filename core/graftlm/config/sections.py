@@ -12,6 +12,7 @@ __all__ = [
     "BatchSettings",
     "CacheSettings",
     "ChatSettings",
+    "DrafterSettings",
     "EvictionSettings",
     "ExecutionSettings",
     "FileSettings",
@@ -27,6 +28,7 @@ __all__ = [
     "SchedulingSettings",
     "Section",
     "ServerSettings",
+    "SpeculationSettings",
 ]
 
 
@@ -196,6 +198,36 @@ class ChatSettings(Section):
         default="auto",
         description="The format of the model's reasoning; `auto`: determined from the chat template; `none`: reasoning "
         "stays in the content.",
+    )
+
+
+def _none_is_null(value: Any) -> Any:
+    return None if value == "none" else value
+
+
+class DrafterSettings(Section):
+    """The source of drafts."""
+
+    shorthand = "name"
+
+    name: Annotated[Name | None, BeforeValidator(_none_is_null)] = Field(
+        default=None,
+        description="A drafter; `auto`: all available ones, each asked where those of higher rank have no draft; "
+        "null or `none`: no speculation.",
+    )
+    options: Options = Field(default_factory=dict)
+
+
+class SpeculationSettings(Section):
+    """Speculative decoding: drafted tokens are verified in one step; the output stays the same."""
+
+    shorthand = "drafter"
+
+    drafter: DrafterSettings = DrafterSettings()
+    max_drafts: Annotated[int, Field(ge=1, le=64), BeforeValidator(_refuse_bool)] = Field(
+        default=15,
+        description="Maximum number of tokens that are drafted for a request in one step. Fewer are drafted, or none, "
+        "where verifying them takes longer than it saves.",
     )
 
 

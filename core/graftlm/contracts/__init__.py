@@ -24,6 +24,7 @@ from graftlm.contracts.chat_format import (
     ToolCallParser,
     ToolChoice,
 )
+from graftlm.contracts.drafting import Draft, Drafter, DrafterContext, DraftRequest
 from graftlm.contracts.eviction import EvictionContext, EvictionStrategy, NodeStats
 from graftlm.contracts.grammar import (
     MAX_CHOICES,
@@ -86,6 +87,10 @@ __all__ = [
     "ChatFormatContext",
     "CompiledGrammar",
     "ContentDelta",
+    "Draft",
+    "DraftRequest",
+    "Drafter",
+    "DrafterContext",
     "EvictionContext",
     "EvictionStrategy",
     "ForwardBatch",

@@ -40,6 +40,9 @@ __all__ = [
 NO_PAGES: NDArray[np.int32] = np.empty(0, dtype=np.int32)
 NO_PAGES.flags.writeable = False
 
+_NO_TOKENS: NDArray[np.int32] = np.empty(0, dtype=np.int32)
+_NO_TOKENS.flags.writeable = False
+
 
 @dataclass(frozen=True, slots=True)
 class PrefixKey:
@@ -202,6 +205,8 @@ class PrefixCache(ABC):
         - A match from a resumed handle gives the same result as a match from the start, without the pages up to that
           handle.
         - `probe` and `probe_again` return the same result and change nothing: not recency, hits or structure.
+        - `continuation` changes nothing; the key followed by its result is the start of an inserted key of the
+          namespace.
         - Until its time is over, a pinned prefix is evicted only if no unpinned leaf is left; the pin that ends first
           is evicted first. Pinned pages count as evictable.
         - Namespaces never share pages.
@@ -310,6 +315,19 @@ class PrefixCache(ABC):
         """
         num_pages = self.probe(key)
         return _Probed(num_pages) if num_pages else None
+
+    def continuation(self, key: PrefixKey, num_tokens: int) -> TokenIds:
+        """Return tokens that follow a key in the cache, for speculative decoding; change nothing.
+
+        Args:
+            key: the tokens; they need not be whole pages.
+            num_tokens: maximum number of tokens to return.
+
+        Returns: int32 [m]; tokens that were inserted after exactly this key in its namespace, the most recently used
+            ones where several follow. Empty if the key is not cached to its end, or nothing follows it. The default
+            implementation never finds a continuation.
+        """
+        return _NO_TOKENS
 
     def pin(self, key: PrefixKey, ttl_s: float) -> int:
         """Evict the cached part of a key last, for `ttl_s` seconds.

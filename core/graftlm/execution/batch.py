@@ -69,15 +69,14 @@ class BatchBuilder:
     def _bounds_and_samples(self, plan: StepPlan) -> tuple[Tensor, Tensor]:
         """Return `cu_seqlens_q` and `logits_idx`."""
         num_requests = len(plan.rows)
-        if num_requests == len(plan.sample_idx) == plan.num_tokens:  # usually decode: token i is of request i
+        if num_requests == plan.num_tokens == len(plan.sample_idx):  # usually decode: token i is of request i
             if len(self._idx) != num_requests:
                 self._bounds = to_device(np.arange(num_requests + 1, dtype=np.int32), self._device)
                 self._idx = to_device(np.arange(num_requests), self._device)
             return self._bounds, self._idx
         cu_seqlens_q = np.zeros(num_requests + 1, dtype=np.int32)
-        token_ends = plan.query_lens.cumsum(out=cu_seqlens_q[1:])
-        logits_idx = token_ends[plan.sample_idx].astype(np.int64) - 1
-        return to_device(cu_seqlens_q, self._device), to_device(logits_idx, self._device)
+        plan.query_lens.cumsum(out=cu_seqlens_q[1:])
+        return to_device(cu_seqlens_q, self._device), to_device(plan.sample_token_idx, self._device)
 
     def _input_ids(self, plan: StepPlan) -> Tensor:
         """Return the step's tokens, including sampled tokens that are only on the device."""

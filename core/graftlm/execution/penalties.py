@@ -8,7 +8,6 @@ from torch import Tensor
 from graftlm.execution.batch import to_device
 from graftlm.execution.device_rows import take_rows
 from graftlm.plan import RowSetup
-from graftlm.types import TokenIds
 
 __all__ = ["Penalties"]
 
@@ -18,8 +17,11 @@ class Penalties:
 
     The first penalized request allocates two tables. `counts`, int32 [R, V], has 2 * (occurrences in the output) plus 1
     if the prompt contains the token. `seen`, int64 [R, n], lists the tokens whose count is not 0, some of them
-    repeatedly, so that the work grows with a row's tokens and not with the vocabulary. The length of each list is known
-    on the host; the tokens are not.
+    repeatedly, so that the work grows with a row's tokens and not with the vocabulary:
+
+        seen    | the prompt's, once each | output token 0 | output token 1 | ... | drafts of this step
+
+    An output token's place follows from its position, so the host knows the length of a list without its tokens.
     """
 
     def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
@@ -27,7 +29,7 @@ class Penalties:
         self._device = device
         self._active = np.zeros(num_rows, dtype=np.bool_)
         self._settings = np.zeros((3, num_rows), dtype=np.float32)  # repetition, frequency, presence
-        self._num_seen = np.zeros(num_rows, dtype=np.int64)
+        self._offset = np.zeros(num_rows, dtype=np.int64)  # of an output token's place in `seen` from its position
         self._counts: Tensor | None = None
         self._seen = torch.zeros(num_rows, 0, dtype=torch.int64, device=device)
 
@@ -38,11 +40,11 @@ class Penalties:
         if not params.has_penalties:
             return
         self._settings[:, row] = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
-        prompt = np.unique(self._inside(setup.prompt_token_ids))
-        output, num_times = np.unique(self._inside(setup.output_token_ids), return_counts=True)
-        tokens = np.concatenate([prompt, output])
-        counts = np.concatenate([np.ones(len(prompt)), 2 * num_times]).astype(np.int32)
-        self._num_seen[row] = len(tokens)
+        inside = setup.prompt_token_ids < self._vocab_size  # a prompt may contain others
+        prompt = np.unique(setup.prompt_token_ids[inside])
+        tokens = np.concatenate([prompt, setup.output_token_ids]).astype(np.int64)
+        counts = np.where(np.arange(len(tokens)) < len(prompt), 1, 2).astype(np.int32)
+        self._offset[row] = len(prompt) - len(setup.prompt_token_ids)
         self._reserve(len(tokens))
         on_device = to_device(tokens, self._device)
         self._seen[row, : len(tokens)] = on_device
@@ -53,15 +55,34 @@ class Penalties:
         """Return which rows have penalties, bool [n]."""
         return self._active[rows]
 
-    def apply(self, logits: Tensor, rows: NDArray[np.int64]) -> None:
-        """Penalize logits, float32 [n, V] and contiguous, in place."""
+    def apply(
+        self,
+        logits: Tensor,
+        rows: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        drafts: NDArray[np.int64] | None = None,
+    ) -> None:
+        """Penalize logits in place.
+
+        Args:
+            logits: float32 [n, V], contiguous.
+            rows: int64 [n].
+            positions: int64 [n], positions of the sampled tokens.
+            drafts: int64 [n, k], the drafts just before each position, -1 past their number; None: there are none.
+        """
         local = np.flatnonzero(self._active[rows])
         if len(local) == 0:
             return
-        rows = rows[local]
-        tokens = self._tokens(rows)
+        rows, num_seen = rows[local], positions[local] + self._offset[rows[local]]
+        if drafts is not None:
+            drafts = drafts[local]
+            self._list_drafts(rows, num_seen, drafts)
+        tokens = self._tokens(rows, num_seen)
         cells = tokens + to_device(local * self._vocab_size, self._device)[:, None]
         counts = self._table().take(tokens + to_device(rows * self._vocab_size, self._device)[:, None])
+        if drafts is not None:
+            on_device = to_device(drafts, self._device)
+            counts = counts + 2 * (tokens[:, :, None] == on_device[:, None, :]).sum(dim=2, dtype=torch.int32)
         repetition, frequency, presence = to_device(self._settings[:, rows], self._device)[:, :, None]
         values = logits.take(cells)
         scaled = torch.where(values > 0, values / repetition, values * repetition)
@@ -70,22 +91,48 @@ class Penalties:
         values = values - frequency * num_times - presence * (num_times > 0)
         logits.put_(cells, values)  # duplicates of a token have the same value
 
-    def count(self, rows: NDArray[np.int64], token_ids: Tensor) -> None:
-        """Count each row's sampled token, int64 [n] on the device; rows without penalties are skipped."""
+    def count(
+        self,
+        rows: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        token_ids: Tensor,
+        counted: Tensor | None = None,
+    ) -> None:
+        """Count sampled tokens; those of rows without penalties are skipped.
+
+        Args:
+            rows, positions: int64 [n].
+            token_ids: int64 [n], on the device.
+            counted: bool [n], on the device: the tokens to count; None: all.
+        """
         local = np.flatnonzero(self._active[rows])
         if len(local) == 0:
             return
-        rows, tokens = rows[local], take_rows(token_ids, local)
+        rows, places = rows[local], positions[local] + self._offset[rows[local]]
+        tokens = take_rows(token_ids, local)
         cells = tokens + to_device(rows * self._vocab_size, self._device)
-        self._table().view(-1).index_add_(0, cells, torch.full_like(cells, 2, dtype=torch.int32))
-        self._reserve(int(self._num_seen[rows].max()) + 1)
-        places = rows * self._seen.shape[1] + self._num_seen[rows]
-        self._seen.view(-1).index_copy_(0, to_device(places, self._device), tokens)
-        self._num_seen[rows] += 1
+        twos = torch.full_like(cells, 2, dtype=torch.int32)
+        if counted is not None:
+            twos *= take_rows(counted, local)
+        self._table().view(-1).index_add_(0, cells, twos)
+        self._write(rows, places, tokens)
 
-    def _tokens(self, rows: NDArray[np.int64]) -> Tensor:
-        """Return the tokens of rows, int64 [n, m]; shorter rows are padded with their first token."""
-        num_seen = self._num_seen[rows]
+    def _list_drafts(self, rows: NDArray[np.int64], num_seen: NDArray[np.int64], drafts: NDArray[np.int64]) -> None:
+        """Write the drafts that samples follow to `seen`; they are counted if they are sampled."""
+        depths = (drafts >= 0).sum(axis=1)
+        latest = np.flatnonzero(depths)  # each adds its latest draft; the samples before add the others
+        ids = drafts[latest, depths[latest] - 1]
+        self._write(rows[latest], num_seen[latest] - 1, to_device(ids, self._device))
+
+    def _write(self, rows: NDArray[np.int64], places: NDArray[np.int64], tokens: Tensor) -> None:
+        """Write tokens, int64 [n] on the device, to places of rows of `seen`."""
+        if not len(rows):
+            return
+        self._reserve(int(places.max()) + 1)
+        self._seen.view(-1).index_copy_(0, to_device(rows * self._seen.shape[1] + places, self._device), tokens)
+
+    def _tokens(self, rows: NDArray[np.int64], num_seen: NDArray[np.int64]) -> Tensor:
+        """Return the first `num_seen` tokens listed for rows, int64 [n, m]; padded with the row's first token."""
         width = max(1, int(num_seen.max()))
         self._reserve(width)
         tokens = self._seen[:, :width].index_select(0, to_device(rows, self._device))
@@ -105,7 +152,3 @@ class Penalties:
             grown = self._seen.new_zeros(num_rows, max(num_tokens, 2 * size))
             grown[:, :size] = self._seen
             self._seen = grown
-
-    def _inside(self, token_ids: TokenIds) -> NDArray[np.int64]:
-        """Return the ids below the vocabulary size; a prompt may contain others."""
-        return token_ids[token_ids < self._vocab_size].astype(np.int64)

@@ -64,28 +64,55 @@ class RowProcessors:
         """Return which rows have processors, bool [n]."""
         return self._active[rows]
 
-    def apply(self, logits: Tensor, rows: NDArray[np.int64]) -> dict[int, str]:
-        """Run each row's processors on its logits, float32 [n, V], in place.
+    def apply(
+        self,
+        logits: Tensor,
+        samples: NDArray[np.int64],
+        rows: NDArray[np.int64],
+        drafted: Mapping[int, NDArray[np.int64]],
+    ) -> dict[int, str]:
+        """Run each row's processors on its logits, in place.
 
-        Returns: row -> reason of its failure. The processors of a failed row are removed.
+        Args:
+            logits: float32 [n, V].
+            samples: int64 [n], indices into S, ascending.
+            rows: int64 [S].
+            drafted: index into S -> the drafts that the sample follows, if there are some.
+
+        Returns: index into S -> reason of its failure. If the sample follows no drafts, the processors of its row are
+            removed.
         """
         failures: dict[int, str] = {}
-        for local in np.flatnonzero(self._active[rows]).tolist():
-            row = int(rows[local])
+        failed_rows: set[int] = set()
+        for local in np.flatnonzero(self._active[rows[samples]]).tolist():
+            sample = int(samples[local])
+            row = int(rows[sample])
+            if row in failed_rows:
+                continue
             try:
-                logits[local] = _process(self._rows[row], logits[local])
+                logits[local] = _process(self._rows[row], drafted.get(sample), logits[local])
             except RequestFailedError as error:
-                failures[row] = str(error)
-                self.clear_row(row)
+                failures[sample] = str(error)
+                if sample not in drafted:
+                    failed_rows.add(row)
+        for row in failed_rows:
+            self.clear_row(row)
         return failures
 
-    def record(self, rows: NDArray[np.int64], token_ids: Tensor) -> None:
-        """Append sampled tokens, int64 [n] on the device. Waits for the device if a row has processors."""
+    def record(self, rows: NDArray[np.int64], token_ids: Tensor, counted: Tensor | None) -> None:
+        """Append sampled tokens. Waits for the device if a row has processors.
+
+        Args:
+            token_ids: int64 [S], on the device.
+            counted: bool [S], on the device: the tokens to append; None: all.
+        """
         local = np.flatnonzero(self._active[rows])
         if len(local):
             tokens = token_ids.tolist()
+            is_counted = None if counted is None else counted.tolist()
             for i in local.tolist():
-                self._rows[int(rows[i])].output_token_ids.append(tokens[i])
+                if is_counted is None or is_counted[i]:
+                    self._rows[int(rows[i])].output_token_ids.append(tokens[i])
 
     def _create(self, name: str, options: Mapping[str, Any], context: LogitsContext) -> LogitsProcessor:
         try:
@@ -96,13 +123,15 @@ class RowProcessors:
             ) from error
 
 
-def _process(row: _Row, logits: Tensor) -> Tensor:
-    """Run a row's processors in order on its logits, float32 [V].
+def _process(row: _Row, drafts: NDArray[np.int64] | None, logits: Tensor) -> Tensor:
+    """Run a row's processors in order on its logits, float32 [V], after its output and some drafts.
 
     Raises:
         RequestFailedError: a processor raised, or returned something other than logits.
     """
     history = np.array(row.output_token_ids, dtype=np.int32)
+    if drafts is not None:
+        history = np.concatenate((history, drafts.astype(np.int32)))
     for name, processor in row.processors.items():
         try:
             result: object = processor.process(history.copy(), logits)

@@ -9,6 +9,7 @@ from graftlm.contracts import AttentionBackend, Model
 from graftlm.execution.adapter_layers import AdapterLayers
 from graftlm.execution.batch import BatchBuilder, to_device
 from graftlm.execution.block_mover import BlockMover
+from graftlm.execution.draft_samples import DraftSamples
 from graftlm.execution.graphs import ReplayedSteps
 from graftlm.execution.logprobs import TokenLogprobs, token_logprobs
 from graftlm.execution.readback import Readback, readback_from
@@ -163,10 +164,16 @@ class ModelRunner:
 
     def _sample(self, plan: StepPlan, hidden: Tensor) -> Sampled:
         logits = self._model.logits(hidden)
-        rows = plan.rows if len(plan.sample_idx) == len(plan.rows) else plan.rows[plan.sample_idx]
+        drafts = DraftSamples.of(plan)
+        samples_all = drafts is None and len(plan.sample_idx) == len(plan.rows)
+        rows = plan.rows if samples_all else plan.rows[plan.sample_idx]
         token_mask = None if plan.token_mask is None else plan.token_mask.wait()
-        sampled = self._sampler.sample(logits, rows, plan.sample_positions, token_mask)
-        self._last_tokens.index_copy_(0, self._batches.rows_on_device(rows), sampled.token_ids)
+        sampled = self._sampler.sample(logits, rows, plan.sample_positions, token_mask, drafts)
+        if drafts is None or sampled.counted is None:
+            self._last_tokens.index_copy_(0, self._batches.rows_on_device(rows), sampled.token_ids)
+        else:
+            latest = drafts.latest(sampled.token_ids, sampled.counted)
+            self._last_tokens.index_copy_(0, self._batches.rows_on_device(rows[drafts.lasts]), latest)
         return sampled
 
     def _prompt_logprobs(
@@ -191,8 +198,7 @@ def _last_of_each(plan: StepPlan, hidden: Tensor, device: torch.device) -> Tenso
     """Return the hidden states of the sampled tokens, [S, hidden]."""
     if len(plan.sample_idx) == plan.num_tokens:
         return hidden
-    ends = plan.query_lens.cumsum(dtype=np.int64)
-    return hidden.index_select(0, to_device(ends[plan.sample_idx] - 1, device))
+    return hidden.index_select(0, to_device(plan.sample_token_idx, device))
 
 
 def _fetch_sampled(sampled: Sampled, readback: Readback) -> _SampledOnHost:

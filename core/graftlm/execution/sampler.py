@@ -11,6 +11,7 @@ from torch import Tensor
 from graftlm.errors import RequestError
 from graftlm.execution.batch import to_device
 from graftlm.execution.device_rows import put_rows, take_rows
+from graftlm.execution.draft_samples import DraftSamples
 from graftlm.execution.logprobs import TokenLogprobs, token_logprobs
 from graftlm.execution.native_masks import NativeMasks
 from graftlm.execution.native_sampling import DrawSettings, NativeSampling
@@ -34,19 +35,21 @@ _MIN_TEMPERATURE: Final = 1e-6
 
 
 class Sampled(msgspec.Struct, frozen=True, eq=False):
-    """The sampler's result for S rows. The tensors are on the device and may not be computed yet.
+    """The sampler's result, S samples. The tensors are on the device and may not be computed yet.
 
     Attributes:
-        token_ids: int64 [S], each below V, also in failed rows.
-        failed: bool [S], rows whose logits contain NaN or +inf, or no finite number.
-        processor_errors: index into S -> other error of that row; known on the host.
+        token_ids: int64 [S], each below V, also where sampling failed.
+        failed: bool [S], samples whose logits contain NaN or +inf, or no finite number.
+        processor_errors: index into S -> other error of that sample; known on the host.
         logprobs: None if no row returns logprobs; 0 in rows that do not return them.
+        counted: bool [S], samples that follow only drafts that were sampled; None without drafts.
     """
 
     token_ids: Tensor
     failed: Tensor
     processor_errors: dict[int, str]
     logprobs: TokenLogprobs | None
+    counted: Tensor | None = None
 
 
 class Sampler:
@@ -55,7 +58,8 @@ class Sampler:
     The parameters are on the host, so each stage runs only for the rows that need it. No stage waits for the device,
     except for rows with logits processors. If all rows are greedy, sampling is one pass over the logits.
 
-    A row's token depends on its logits, parameters, seed, position and earlier tokens, not on the rest of the batch.
+    A token depends on its logits, its row's parameters and seed, its position and the tokens before it, not on the rest
+    of the batch. At a position after drafts it is the token that would be sampled there if the drafts had been.
 
     Args:
         num_rows: R, rows of the request table.
@@ -123,34 +127,38 @@ class Sampler:
         rows: NDArray[np.int32],
         positions: NDArray[np.int64],
         token_mask: TokenMask | None = None,
+        drafts: DraftSamples | None = None,
     ) -> Sampled:
-        """Sample the next token of each row.
+        """Sample S tokens.
 
         Args:
             logits: [S, V], any floating dtype; not changed.
-            rows: int32 [S], unique.
+            rows: int32 [S], the row of each sample; unique, but for rows with drafts.
             positions: int64 [S], positions of the sampled tokens.
-            token_mask: allowed tokens of some rows; it has precedence over all other parameters.
+            token_mask: allowed tokens of some samples; it has precedence over all other parameters.
+            drafts: of the rows that have some; None: no row has.
 
-        Effects: adds the tokens to the penalties' counts and to the logits processors' history of their rows.
+        Effects: adds the tokens that count to the penalties' counts and to the logits processors' history of their
+            rows.
         """
         token_ids, failed = self._most_likely(logits)
         if token_mask is None and self._are_argmax_only(rows):
-            return Sampled(token_ids, failed, {}, None)
+            return Sampled(token_ids, failed, {}, None, None if drafts is None else drafts.counted(token_ids))
         at = rows.astype(np.int64)
         edited = self._edited(at, positions)
         edited_by_params = edited.copy()
         if token_mask is not None:
             edited[token_mask.idx] = True
         worked = np.flatnonzero(edited | ~self._greedy[at])
+        errors: dict[int, str] = {}
         if edited.any():
             scores = _own_floats(logits, worked)
-            self._edit(scores, at[worked], positions[worked])
+            errors = self._edit(scores, worked, at, positions, drafts)
             if token_mask is not None:
                 unedited = take_rows(logits, token_mask.idx) if edited_by_params[token_mask.idx].any() else None
                 masked = np.searchsorted(worked, token_mask.idx)
                 forbid(scores, masked, token_mask.bits, fallback=unedited, native=self._native_masks)
-            self._penalties.apply(scores, at[worked])
+            self._penalties.apply(scores, at[worked], positions[worked], *_prefixes(drafts, worked))
             ids, not_finite = self._most_likely(scores)
             drawn = np.flatnonzero(~self._greedy[at[worked]])
             if len(drawn):
@@ -159,10 +167,11 @@ class Sampler:
             failed = put_rows(failed, worked, take_rows(failed, worked) | not_finite)
         elif len(worked):
             token_ids = put_rows(token_ids, worked, self._draw(logits, worked, at[worked], positions[worked]))
-        self._penalties.count(at, token_ids)
-        self._processors.record(at, token_ids)
-        errors = {i: self._failures[row] for i, row in enumerate(at.tolist()) if row in self._failures}
-        return Sampled(token_ids, failed, errors, self._logprobs(logits, at, token_ids))
+        counted = None if drafts is None else drafts.counted(token_ids)
+        self._penalties.count(at, positions, token_ids, counted)
+        self._processors.record(at, token_ids, counted)
+        errors |= {i: self._failures[row] for i, row in enumerate(at.tolist()) if row in self._failures}
+        return Sampled(token_ids, failed, errors, self._logprobs(logits, at, token_ids), counted)
 
     def _are_argmax_only(self, rows: NDArray[np.int32]) -> bool:
         """Return whether all rows need only the argmax. The latest array with this result is cached."""
@@ -178,10 +187,31 @@ class Sampler:
         by_tokens = self._token_edits.active(rows, positions)
         return by_tokens | self._processors.active(rows) | self._penalties.active(rows)
 
-    def _edit(self, scores: Tensor, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> None:
-        """Apply logits processors, biases and min_tokens to logits, float32 [n, V], in place; masks come after."""
-        self._failures |= self._processors.apply(scores, rows)
-        self._token_edits.apply(scores, rows, positions)
+    def _edit(
+        self,
+        scores: Tensor,
+        worked: NDArray[np.int64],
+        rows: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        drafts: DraftSamples | None,
+    ) -> dict[int, str]:
+        """Apply logits processors, biases and min_tokens to logits, float32 [n, V], in place; masks come after.
+
+        Args:
+            worked: int64 [n], indices into S.
+            rows, positions: int64 [S].
+
+        Returns: index into S -> error of a sample after drafts, which the row fails with only if the sample counts.
+        """
+        errors: dict[int, str] = {}
+        drafted = {} if drafts is None else {i: drafts.prefix(i) for i in worked.tolist() if drafts.depths[i]}
+        for i, error in self._processors.apply(scores, worked, rows, drafted).items():
+            if i in drafted:
+                errors[i] = error
+            else:
+                self._failures[int(rows[i])] = error
+        self._token_edits.apply(scores, rows[worked], positions[worked])
+        return errors
 
     def _most_likely(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         native = self._native_sampling
@@ -222,3 +252,13 @@ def _own_floats(logits: Tensor, rows: NDArray[np.int64]) -> Tensor:
     """Return rows of logits as a float32 copy, which the caller may change."""
     scores = take_rows(logits, rows).float()
     return scores.clone() if scores is logits else scores
+
+
+def _prefixes(drafts: DraftSamples | None, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
+    """Return the drafts that some samples follow, int64 [n, k], -1 past their number; nothing without drafts."""
+    if drafts is None or not drafts.depths[samples].any():
+        return ()
+    depths = drafts.depths[samples]
+    places = np.arange(int(depths.max()))
+    at = np.minimum(drafts.firsts[samples, None] + 1 + places, len(drafts.before) - 1)
+    return (np.where(places < depths[:, None], drafts.before[at], -1),)

@@ -10,6 +10,7 @@ from graftlm.contracts import (
     AttentionCapabilities,
     CacheCapabilities,
     ChatFormatCapabilities,
+    Drafter,
     EvictionStrategy,
     GrammarBackend,
     KVStorage,
@@ -116,6 +117,15 @@ _ALL = (
         contract=SchedulingPolicy,
         name_path="scheduling.policy.name",
         options_path="scheduling.policy.options",
+    ),
+    Family(
+        key="drafter",
+        title="drafter",
+        hook="provide_drafters",
+        contract=Drafter,
+        name_path="speculation.drafter.name",
+        options_path="speculation.drafter.options",
+        is_optional=True,
     ),
     Family(
         key="storage",

@@ -9,10 +9,12 @@ from numpy.typing import NDArray
 from graftlm.errors import RequestError
 from graftlm.memory import KVManager
 from graftlm.plan import LogprobTable, StepPlan, StepResult
+from graftlm.scheduling.drafting import Drafting
 from graftlm.scheduling.forced_output import ForcedOutput
 from graftlm.scheduling.live_requests import LiveRequests
 from graftlm.scheduling.request import Request, RequestStatus
 from graftlm.scheduling.running import RunningRequests
+from graftlm.scheduling.steps_in_flight import StepInFlight
 from graftlm.scheduling.updates import Failure, Finish, RequestUpdate
 from graftlm.types import FinishReason, TokenLogprob
 
@@ -34,6 +36,7 @@ class Committer:
         live: LiveRequests,
         running: RunningRequests,
         forced_output: ForcedOutput,
+        drafting: Drafting | None,
         clock: Callable[[], float],
     ) -> None:
         self.num_sampled_tokens = 0
@@ -41,18 +44,19 @@ class Committer:
         self._live = live
         self._running = running
         self._forced_output = forced_output
+        self._drafting = drafting
         self._clock = clock
 
-    def commit(self, plan: StepPlan, requests: tuple[Request, ...], result: StepResult) -> None:
-        """Apply a step's result.
-
-        Args:
-            requests: those of the plan's rows, in this order.
-        """
+    def commit(self, step: StepInFlight, result: StepResult) -> None:
+        """Apply a step's result."""
+        plan, requests = step.plan, step.requests
         if plan.prompt_spans:
             self._report_prompt_logprobs(plan, requests, result.prompt_logprobs)
         if plan.pool_spans:
             self._commit_pooled(plan, requests, result.pooled)
+        if step.drafts:
+            self._commit_drafted(step, result)
+            return
         now = self._clock()
         token_ids, errors, table = result.token_ids.tolist(), result.errors, result.logprobs
         sampling = requests
@@ -69,6 +73,73 @@ class Committer:
                 logprobs = (_read_logprob(table, i, token_ids[i], request.params.logprobs),)
             self._commit_token(request, token_ids[i], logprobs, now)
 
+    def _commit_drafted(self, step: StepInFlight, result: StepResult) -> None:
+        """Apply the samples of a step with drafts: of each request, those that follow only accepted drafts."""
+        plan, now = step.plan, self._clock()
+        token_ids = result.token_ids.tolist()
+        idx = plan.sample_idx
+        starts = np.flatnonzero(np.diff(idx, prepend=-1)).tolist()
+        for start, end in zip(starts, [*starts[1:], len(idx)], strict=True):
+            request = step.requests[idx[start]]
+            if not request.uses_sample_of(plan.step_id):
+                continue
+            draft = None if request.row is None else step.drafts.get(request.row)
+            drafted = [] if draft is None else draft.token_ids.tolist()
+            sampled = token_ids[start:end]
+            num_accepted = next((i for i, token_id in enumerate(drafted) if sampled[i] != token_id), len(drafted))
+            if draft is not None and self._drafting is not None:
+                self._drafting.observe(request, draft, num_accepted)
+            self._commit_samples(step, request, start, sampled[: num_accepted + 1], result, now)
+
+    def _commit_samples(
+        self, step: StepInFlight, request: Request, start: int, token_ids: list[int], result: StepResult, now: float
+    ) -> None:
+        """Commit one or several tokens of a request, up to one that ends it or after which output is forced.
+
+        Args:
+            start: index into S of the first one.
+        """
+        table, row = self._kv.table, request.held_row
+        committed: list[int] = []
+        logprobs: list[TokenLogprob] = []
+        for i, token_id in enumerate(token_ids, start=start):
+            error = result.errors.get(i)
+            if error is not None:
+                self._report_tokens(request, committed, logprobs)
+                self._fail_untrusted(request, error)
+                return
+            if result.logprobs is not None and request.params.logprobs is not None:
+                logprobs.append(_read_logprob(result.logprobs, i, token_id, request.params.logprobs))
+            request.append(token_id)
+            committed.append(token_id)
+            self.num_sampled_tokens += 1
+            if request.first_token_s is None:
+                request.first_token_s = now
+            table.computed[row] = request.num_tokens - 1
+            table.known[row] = request.num_tokens
+            finish = self._finish(request, token_id)
+            if finish is not None:
+                self._live.finish(request, finish, tuple(committed), tuple(logprobs))
+                return
+            if request.grammar is not None:
+                self._report_tokens(request, committed, logprobs)
+                committed, logprobs = [], []
+                self._forced_output.extend(request, now)
+                if not request.uses_sample_of(step.plan.step_id):
+                    return
+        self._report_tokens(request, committed, logprobs)
+
+    def _report_tokens(self, request: Request, token_ids: list[int], logprobs: list[TokenLogprob]) -> None:
+        if token_ids:
+            self._live.updates.append(RequestUpdate.of(request, tuple(token_ids), tuple(logprobs)))
+
+    def _finish(self, request: Request, token_id: int) -> Finish | None:
+        """Decide whether a request's latest token ends it; an error of its grammar does."""
+        try:
+            return _finish_after(request, token_id)
+        except RequestError as error:
+            return Finish(FinishReason.ERROR, error=str(error), failure=Failure.REQUEST)
+
     def _commit_token(self, request: Request, token_id: int, logprobs: tuple[TokenLogprob, ...], now: float) -> None:
         request.append(token_id)
         self.num_sampled_tokens += 1
@@ -77,10 +148,7 @@ class Committer:
         if not (request.is_watched or token_id in request.stop_token_ids or request.num_tokens >= request.max_len):
             self._live.updates.append(RequestUpdate.of(request, (token_id,), logprobs))
             return
-        try:
-            finish = _finish_after(request, token_id)
-        except RequestError as error:  # of its grammar
-            finish = Finish(FinishReason.ERROR, error=str(error), failure=Failure.REQUEST)
+        finish = self._finish(request, token_id)
         if finish is not None:
             self._live.finish(request, finish, (token_id,), logprobs)
             return

@@ -108,6 +108,34 @@ class RequestGrammar:
         _guarded(lambda: self.matcher.fill_bitmask(bits[None], 0))
         check_allowed(bits)
 
+    def masks_along(self, token_ids: Sequence[int]) -> NDArray[np.int32]:
+        """Return the bitmasks after each of some tokens, as far as they are allowed and do not end the grammar.
+
+        Effects: none; the state is the same afterwards.
+
+        Returns: int32 [n, ceil(V / 32)] for the first n tokens.
+
+        Raises:
+            RequestFailedError: the backend failed.
+        """
+        matcher = self.matcher
+        bits = np.zeros((len(token_ids), self.num_words), dtype=np.int32)
+
+        def walk() -> tuple[int, int]:
+            for i, token_id in enumerate(token_ids):
+                if not matcher.accept(token_id):
+                    return i, i
+                if matcher.finished:
+                    return i, i + 1
+                matcher.fill_bitmask(bits, i)
+                if not bits[i].any():
+                    return i, i + 1
+            return len(token_ids), len(token_ids)
+
+        num_allowed, num_accepted = _guarded(walk)
+        _guarded(lambda: matcher.rollback(num_accepted))
+        return bits[:num_allowed]
+
     def forced_text(self) -> str:
         """Return the text that must come next, "" if there is a choice.
 

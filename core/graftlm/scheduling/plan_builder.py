@@ -11,6 +11,7 @@ from graftlm.contracts import StepCopies
 from graftlm.memory import RequestTable, RowWindows
 from graftlm.plan import LateMask, PoolSpan, PromptLogprobSpan, RowSetup, StepPlan, WindowTables
 from graftlm.scheduling.request import Request
+from graftlm.types import TokenIds
 
 __all__ = ["FEW_ROWS", "Chunk", "DecodeRows", "build_plan"]
 
@@ -24,6 +25,7 @@ class Chunk:
 
     Attributes:
         reads: positions whose prompt log-probabilities, or whose hidden states, are wanted.
+        drafts: int32 [n], the tokens before `end` that are drafted, not known; None without.
     """
 
     request: Request
@@ -31,6 +33,7 @@ class Chunk:
     start: int
     end: int
     reads: range = range(0)
+    drafts: TokenIds | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,7 @@ def build_plan(
         take_copies: from the slots that the step writes, int64 [T], to the copies that go with it.
 
     Effects: counts the decoding rows' tokens as computed, and samples as known. (Chunks were counted as computed when
-    their pages were reserved.)
+    their pages were reserved.) Drafts count as neither; of the samples of a row with drafts, the first one counts.
     """
     if not chunks:
         return _decode_plan(step_id, table, page_size, decoding, setups, windows, take_copies)
@@ -106,7 +109,9 @@ def build_plan(
     out_pages, offsets = table.page_table[token_rows, positions // page_size], positions % page_size
     out_slots = _slots(out_pages, offsets, page_size)
     page_table = table.page_table[rows, : int(table.num_pages[rows].max())]
-    sample_idx = np.flatnonzero(ends == table.known[rows])
+    num_drafts = _num_drafts(num_decodes, chunks)
+    known_ends = ends if num_drafts is None else ends - num_drafts
+    sample_idx = np.flatnonzero(known_ends == table.known[rows])
     prompt_spans, pool_spans = _spans(chunks, token_starts[num_decodes:])
     if pool_spans:  # a request for an embedding has caught up too, but may not generate
         sampling = rows[sample_idx]
@@ -114,6 +119,11 @@ def build_plan(
     sampling = rows[sample_idx]
     table.known[sampling] += 1
     table.on_device[sampling] = True
+    sample_positions = ends[sample_idx]
+    if num_drafts is not None:
+        sample_idx, depths = _with_drafts(sample_idx, num_drafts)
+        sampling = rows[sample_idx]
+        sample_positions = known_ends[sample_idx] + depths
     return StepPlan(
         step_id=step_id,
         rows=rows,
@@ -126,7 +136,7 @@ def build_plan(
         out_slots=out_slots,
         num_decodes=int(np.count_nonzero(query_lens == 1)),
         sample_idx=sample_idx,
-        sample_positions=ends[sample_idx],
+        sample_positions=sample_positions,
         setups=setups,
         prompt_spans=prompt_spans,
         pool_spans=pool_spans,
@@ -134,7 +144,24 @@ def build_plan(
         window=_window_tables(windows, rows, page_table.shape[1], out_pages, offsets, page_size),
         copies=take_copies(out_slots),
         adapter_slots=_adapter_slots(table, rows),
+        num_drafts=num_drafts,
     )
+
+
+def _num_drafts(num_decodes: int, chunks: list[Chunk]) -> NDArray[np.int32] | None:
+    """Return the number of drafts of each request, int32 [B]; None if there are no drafts."""
+    if all(chunk.drafts is None for chunk in chunks):
+        return None
+    return np.array([0] * num_decodes + [0 if c.drafts is None else len(c.drafts) for c in chunks], dtype=np.int32)
+
+
+def _with_drafts(
+    sample_idx: NDArray[np.int64], num_drafts: NDArray[np.int32]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the request of each sample, with one more sample for each draft, and the drafts that each follows."""
+    counts = num_drafts[sample_idx].astype(np.int64) + 1
+    ends = counts.cumsum()
+    return sample_idx.repeat(counts), np.arange(ends[-1]) - (ends - counts).repeat(counts)
 
 
 def _decode_plan(
@@ -238,8 +265,14 @@ def _input_ids(num_decodes: int, chunks: list[Chunk], num_tokens: int) -> NDArra
     input_ids = np.zeros(num_tokens, dtype=np.int64)
     at = num_decodes
     for chunk in chunks:
-        input_ids[at : at + chunk.end - chunk.start] = chunk.request.token_ids[chunk.start : chunk.end]
-        at += chunk.end - chunk.start
+        end = at + chunk.end - chunk.start
+        if chunk.drafts is None:
+            input_ids[at:end] = chunk.request.token_ids[chunk.start : chunk.end]
+        else:
+            first_draft = end - len(chunk.drafts)
+            input_ids[at:first_draft] = chunk.request.token_ids[chunk.start :]
+            input_ids[first_draft:end] = chunk.drafts
+        at = end
     return input_ids
 
 

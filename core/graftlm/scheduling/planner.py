@@ -1,5 +1,7 @@
 """Which requests take part in the next step, with how many tokens."""
 
+from collections.abc import Callable, Mapping, Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,8 +14,12 @@ from graftlm.scheduling.plan_builder import FEW_ROWS, Chunk, DecodeRows, build_p
 from graftlm.scheduling.queue import WaitingQueue
 from graftlm.scheduling.request import Request, RequestStatus
 from graftlm.scheduling.running import RunningRequests
+from graftlm.types import TokenIds
 
-__all__ = ["Planner"]
+__all__ = ["DraftRows", "Planner"]
+
+#: From the requests that decode in a step to the drafts of some of their rows, int32 [n] each.
+DraftRows = Callable[[Sequence[Request]], Mapping[int, TokenIds]]
 
 
 class Planner:
@@ -63,8 +69,11 @@ class Planner:
         self._decoding = DecodeRows.of(np.empty(0, dtype=np.int32), kv.table)  # of the last plan
         self._admission = AdmissionControl(kv.table, kv.page_size)
 
-    def plan(self, step_id: int, now: float) -> StepPlan | None:
+    def plan(self, step_id: int, now: float, draft: DraftRows | None = None) -> StepPlan | None:
         """Return the next step; None if no request can continue.
+
+        Args:
+            draft: drafts for the rows of a step without prefill, if all their tokens are known on the host; else None.
 
         Effects: reserves pages, counts the step's tokens as computed and its samples as known, publishes the prompt
         tokens that it writes to the cache, admits and retracts requests.
@@ -86,6 +95,8 @@ class Planner:
             decode_rows = decode_rows[:0]
         if not len(decode_rows) and not chunks:
             return None
+        if draft is not None and not chunks and len(decode_rows):
+            decode_rows = self._add_drafts(draft, decode_rows, chunks)
         if decode_rows is not self._decoding.rows:
             self._decoding = DecodeRows.of(decode_rows, self._kv.table)
         setups = tuple(self._setups.values())
@@ -103,6 +114,25 @@ class Planner:
         self._kv.settle_step()
         self._admission.step_planned()
         return plan
+
+    def _add_drafts(self, draft: DraftRows, decode_rows: NDArray[np.int32], chunks: list[Chunk]) -> NDArray[np.int32]:
+        """Plan the rows that have drafts as chunks; return the others. A draft without free pages is dropped."""
+        kv = self._kv
+        requests = self._running.at(decode_rows)
+        drafts = draft(requests)
+        drafted: list[int] = []
+        for request in requests:
+            row = request.held_row
+            token_ids = drafts.get(row)
+            if token_ids is None:
+                continue
+            start, end = request.num_tokens - 1, request.num_tokens + len(token_ids)
+            if kv.pages_for(end) - int(kv.table.num_pages[row]) > kv.pool.num_free or not kv.extend(row, end):
+                continue
+            chunks.append(Chunk(request, row, start, end, drafts=token_ids))
+            kv.table.computed[row] = request.num_tokens
+            drafted.append(row)
+        return decode_rows[~np.isin(decode_rows, drafted)] if drafted else decode_rows
 
     def break_standstill(self) -> None:
         """Retract the least important running request, because each waits for pages of another."""

@@ -65,6 +65,8 @@ class Request:
         passed_over_s: clock reading when a later arrival was first admitted in front of it, or None.
         is_aged: whether it has been passed over for so long that it is admitted first.
         jump_forward_tokens: output tokens that were not sampled, because the grammar forced them.
+        drafted_tokens: tokens that drafters proposed and steps verified.
+        accepted_draft_tokens: of these, those that became output.
         valid_from_step: samples of steps before this one are dropped, because its output was changed meanwhile.
         cached_tokens: prompt tokens found in the cache, counted until its first retraction.
         cached_host_tokens, cached_storage_tokens: of these, those loaded from lower tiers of the cache.
@@ -101,6 +103,8 @@ class Request:
     cached_host_tokens: int = 0
     cached_storage_tokens: int = 0
     jump_forward_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_draft_tokens: int = 0
     valid_from_step: int = 0
     num_retractions: int = 0
     queue_number: int = 0
@@ -193,7 +197,9 @@ class Request:
     def usage(self) -> Usage:
         """Its token counts so far."""
         lower = self.cached_host_tokens, self.cached_storage_tokens
-        return Usage(self.prompt_len, self.num_output_tokens, self.cached_tokens, *lower, self.jump_forward_tokens)
+        drafted = self.drafted_tokens, self.accepted_draft_tokens
+        forced = self.jump_forward_tokens
+        return Usage(self.prompt_len, self.num_output_tokens, self.cached_tokens, *lower, forced, *drafted)
 
     def awaits_prefetch(self, now: float) -> bool:
         """Return whether it still waits for its prefetch."""

@@ -1,6 +1,7 @@
 """The requests that hold a row, most important first."""
 
 from bisect import insort
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,16 +15,20 @@ __all__ = ["RunningRequests"]
 class RunningRequests:
     """Assigns rows of the request table to requests, and takes them back.
 
+    Args:
+        on_leave: called with each row that a request leaves.
+
     Attributes:
         requests: highest priority first, then earliest arrival; the last one is the first to be retracted.
     """
 
-    def __init__(self, kv: KVManager) -> None:
+    def __init__(self, kv: KVManager, on_leave: Callable[[int], None] | None = None) -> None:
         self.requests: list[Request] = []
         self._rows: NDArray[np.int32] | None = None  # None: rebuild on the next access
         self._all: tuple[Request, ...] = ()  # as `requests`; valid while `_rows` is set
         self._kv = kv
         self._by_row: dict[int, Request] = {}
+        self._on_leave = on_leave
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -82,8 +87,10 @@ class RunningRequests:
 
     def clear(self) -> None:
         """Take every request out of its row without touching the KV memory, which is replaced."""
-        for request in self._by_row.values():
+        for row, request in self._by_row.items():
             request.row = None
+            if self._on_leave is not None:
+                self._on_leave(row)
         self.requests.clear()
         self._by_row.clear()
         self._rows = None
@@ -94,6 +101,8 @@ class RunningRequests:
         del self._by_row[row]
         self.requests.remove(request)
         self._rows = None
+        if self._on_leave is not None:
+            self._on_leave(row)
         return row
 
 

@@ -1,8 +1,11 @@
 """The life of requests: queued, planned into steps, committed, finished."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from graftlm.contracts import PrefixCache, SchedulingPolicy
 from graftlm.errors import AdapterNotFoundError, GrammarError, NeverFitsError, QueueFullError
@@ -11,19 +14,21 @@ from graftlm.plan import StepPlan, StepResult
 from graftlm.scheduling.committer import Committer
 from graftlm.scheduling.compiling_grammars import CompilingGrammars
 from graftlm.scheduling.deadlines import Deadlines
+from graftlm.scheduling.drafting import Drafting, PlannedDraft
 from graftlm.scheduling.forced_output import ForcedOutput
 from graftlm.scheduling.jump_forward import JumpForward
 from graftlm.scheduling.live_requests import LiveRequests
-from graftlm.scheduling.planner import Planner
+from graftlm.scheduling.planner import DraftRows, Planner
 from graftlm.scheduling.prefetches import Prefetches
 from graftlm.scheduling.queue import WaitingQueue
 from graftlm.scheduling.recovery import Recovery
 from graftlm.scheduling.request import Request
 from graftlm.scheduling.running import RunningRequests
-from graftlm.scheduling.step_masks import fill_masks
-from graftlm.scheduling.steps_in_flight import StepsInFlight
+from graftlm.scheduling.step_masks import fill_masks, insert_masks
+from graftlm.scheduling.steps_in_flight import StepInFlight, StepsInFlight
 from graftlm.scheduling.updates import Failure, Finish, RequestUpdate
-from graftlm.types import FinishReason
+from graftlm.speculation import DraftCounts, Speculator
+from graftlm.types import FinishReason, TokenIds
 
 __all__ = ["Scheduler", "SchedulerCounters", "SchedulerLimits"]
 
@@ -56,6 +61,7 @@ class SchedulerCounters:
     cached_host_tokens: int
     cached_storage_tokens: int
     jump_forward_tokens: int
+    drafts: Mapping[str, DraftCounts]
 
 
 class Scheduler:
@@ -65,10 +71,10 @@ class Scheduler:
 
         add -> WaitingQueue -> plan -> RunningRequests -> plan -> StepsInFlight -> commit -> RequestUpdate
                CompilingGrammars      Planner                     fill_mask        Committer
-               Prefetches, Deadlines                                               ForcedOutput
+               Prefetches, Deadlines  Drafting                                     ForcedOutput
 
     `LiveRequests` holds it from `add` to its end. Steps are committed in the order in which they were planned; one step
-    may be planned while another is in flight.
+    may be planned while another is in flight, unless `awaits_commit`.
     """
 
     def __init__(
@@ -78,12 +84,14 @@ class Scheduler:
         limits: SchedulerLimits,
         clock: Callable[[], float],
         jump_forward: JumpForward | None = None,
+        speculator: Speculator | None = None,
     ) -> None:
         """Create the parts that requests share.
 
         Args:
             clock: seconds, monotonic.
             jump_forward: finds output that a grammar forces; None samples all output.
+            speculator: drafts tokens that steps verify; None samples one token of a request in each step.
         """
         self.kv = kv
         self._limits = limits
@@ -92,7 +100,8 @@ class Scheduler:
         self._deadlines = Deadlines()
         self._grammars = CompilingGrammars()
         self._prefetches = Prefetches(kv)
-        self._running = RunningRequests(kv)
+        self._drafting = None if speculator is None else Drafting(speculator)
+        self._running = RunningRequests(kv, None if speculator is None else speculator.close)
         self._queue = WaitingQueue(policy, lambda: kv.cache, kv.page_size)
         self._live = LiveRequests(self._running, self._queue, self._grammars, self._prefetches, clock)
         self._planner = Planner(
@@ -106,7 +115,7 @@ class Scheduler:
         self._forced_output = ForcedOutput(
             jump_forward, self._live, self._queue, self._planner, lambda: self._in_flight.num_planned
         )
-        self._committer = Committer(kv, self._live, self._running, self._forced_output, clock)
+        self._committer = Committer(kv, self._live, self._running, self._forced_output, self._drafting, clock)
         self._recovery = Recovery(kv, self._live, self._running, self._planner, self._prefetches, self._in_flight)
 
     @property
@@ -128,6 +137,20 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether a request is unfinished, a step uncommitted, or an update not taken."""
         return bool(len(self._live) or len(self._in_flight) or self._live.updates)
+
+    @property
+    def awaits_commit(self) -> bool:
+        """Whether the step in flight must be committed before the next one is planned.
+
+        It verifies drafts, so the host does not know how many tokens it yields; or the next one could verify some.
+        """
+        step = self._in_flight.first
+        if self._drafting is None or step is None:
+            return False
+        if step.drafts:
+            return True
+        samples_all = len(step.plan.sample_idx) == len(step.requests) == len(self._running)
+        return samples_all and self._drafting.is_worth_waiting(step.requests)
 
     @property
     def next_deadline_s(self) -> float | None:
@@ -156,6 +179,7 @@ class Scheduler:
             cached_host_tokens=self._planner.cached_host_tokens,
             cached_storage_tokens=self._planner.cached_storage_tokens,
             jump_forward_tokens=self._forced_output.num_tokens,
+            drafts={} if self._drafting is None else self._drafting.speculator.counts,
         )
 
     def add(self, request: Request) -> None:
@@ -197,13 +221,16 @@ class Scheduler:
         if self.kv.tiers is not None:
             self.kv.tiers.begin_plan()
             self._prefetches.begin_plan(now)
-        plan = self._planner.plan(self._in_flight.num_planned, now)
+        drafts: dict[int, PlannedDraft] = {}
+        plan = self._planner.plan(self._in_flight.num_planned, now, self._draft_into(drafts))
         self._prefetches.release()
         if plan is None:
             if self._running.requests and not len(self._in_flight):
                 self._planner.break_standstill()
             return None
-        self._in_flight.add(plan, self._running.at(plan.rows))
+        requests = self._running.at(plan.rows)
+        used = {} if plan.num_drafts is None else {row: drafts[row] for row in plan.rows[plan.num_drafts > 0].tolist()}
+        self._in_flight.add(StepInFlight(plan, requests, used))
         return plan
 
     def fill_mask(self) -> None:
@@ -211,17 +238,20 @@ class Scheduler:
 
         Call it after each commit: what a grammar allows depends on all tokens before.
         """
-        first = self._in_flight.first
-        if first is None:
+        step = self._in_flight.first
+        if step is None:
             return
-        plan, requests = first
-        mask = plan.token_mask
+        plan, mask = step.plan, step.plan.token_mask
         if mask is None or mask.bits.done():
             return
-        sampling = [requests[b] for b in plan.sample_idx[mask.idx].tolist()]
+        masked_idx = plan.sample_idx[mask.idx]
+        is_first = np.diff(masked_idx, prepend=-1) != 0  # the others follow drafts, and their masks are known
+        sampling = [step.requests[b] for b in masked_idx[is_first].tolist()]
         grammars = [request.grammar if request.uses_sample_of(plan.step_id) else None for request in sampling]
         num_words = next(request.grammar.num_words for request in sampling if request.grammar is not None)
         bits, errors = fill_masks(grammars, num_words)
+        if len(sampling) < len(masked_idx):
+            bits = insert_masks(bits, is_first, [_draft_masks(step, request) for request in sampling])
         mask.bits.set_result(bits)
         for i, error in errors.items():
             self._live.fail(sampling[i], str(error), Failure.REQUEST)
@@ -234,10 +264,12 @@ class Scheduler:
 
         Returns: every update since the last commit.
         """
-        requests = self._in_flight.remove_first(plan)
+        step = self._in_flight.remove_first(plan)
         if plan.copies is not None and self.kv.tiers is not None:
             self.kv.tiers.copies_done(plan.copies)
-        self._committer.commit(plan, requests, result)
+        elif self._drafting is not None and not plan.num_prefill_tokens:
+            self._drafting.speculator.costs.observe(plan.num_tokens, result.model_s)
+        self._committer.commit(step, result)
         return self.take_updates()
 
     def fail(self, plan: StepPlan, error: str) -> list[RequestUpdate]:
@@ -248,7 +280,7 @@ class Scheduler:
 
         Returns: every update since the last commit.
         """
-        self._recovery.fail_step(self._in_flight.remove_first(plan), error)
+        self._recovery.fail_step(self._in_flight.remove_first(plan).requests, error)
         return self.take_updates()
 
     def retract_all(self) -> None:
@@ -285,6 +317,18 @@ class Scheduler:
         """Return the updates since the last call."""
         return self._live.take_updates()
 
+    def _draft_into(self, drafts: dict[int, PlannedDraft]) -> DraftRows | None:
+        """Return a function that drafts for the next step and adds to `drafts`; None while a step is in flight."""
+        drafting = self._drafting
+        if drafting is None or len(self._in_flight):
+            return None
+
+        def draft(requests: Sequence[Request]) -> dict[int, TokenIds]:
+            drafts.update(drafting.draft(requests))
+            return {row: found.token_ids for row, found in drafts.items()}
+
+        return draft
+
     def _expire(self, now: float) -> None:
         for request in self._deadlines.expired(now, len(self._live)):
             reason = f"timed out after {now - request.arrival_s:.3f} s"
@@ -297,3 +341,9 @@ class Scheduler:
             else:
                 failure = Failure.GRAMMAR if isinstance(error, GrammarError) else Failure.REQUEST
                 self._live.fail(request, str(error), failure)
+
+
+def _draft_masks(step: StepInFlight, request: Request) -> NDArray[np.int32] | None:
+    """Return the masks after a request's drafts; None if the step verifies none of it."""
+    draft = None if request.row is None else step.drafts.get(request.row)
+    return None if draft is None else draft.masks

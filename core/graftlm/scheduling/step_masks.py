@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from graftlm.errors import RequestError
 from graftlm.scheduling.grammar import FillBitmasks, RequestGrammar, check_allowed
 
-__all__ = ["fill_masks"]
+__all__ = ["fill_masks", "insert_masks"]
 
 _ANY = np.int32(-1)
 
@@ -43,6 +43,25 @@ def fill_masks(
     for i in errors:
         bits[i] = _ANY
     return bits, errors
+
+
+def insert_masks(
+    bits: NDArray[np.int32], is_first: NDArray[np.bool_], drafted: Sequence[NDArray[np.int32] | None]
+) -> NDArray[np.int32]:
+    """Return the masks of all samples, int32 [M, W]: of each request the first one, then those after its drafts.
+
+    Args:
+        bits: int32 [m, W], the first mask of each of m requests.
+        is_first: bool [M], which of the samples are the requests' first.
+        drafted: the masks after each request's drafts; None where they no longer matter, and any token is allowed.
+    """
+    whole = np.full((len(is_first), bits.shape[1]), _ANY, dtype=np.int32)
+    whole[is_first] = bits
+    (starts,) = is_first.nonzero()
+    for start, masks in zip(starts.tolist(), drafted, strict=True):
+        if masks is not None:
+            whole[start + 1 : start + 1 + len(masks)] = masks
+    return whole
 
 
 def _fill_together(

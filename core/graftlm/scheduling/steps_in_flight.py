@@ -1,12 +1,29 @@
 """The steps that have been planned and not committed."""
 
 from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from graftlm.errors import InvariantError
 from graftlm.plan import StepPlan
+from graftlm.scheduling.drafting import PlannedDraft
 from graftlm.scheduling.request import Request
 
-__all__ = ["StepsInFlight"]
+__all__ = ["StepInFlight", "StepsInFlight"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepInFlight:
+    """A planned step.
+
+    Attributes:
+        requests: in the order of the plan's rows.
+        drafts: that it verifies, by row.
+    """
+
+    plan: StepPlan
+    requests: tuple[Request, ...]
+    drafts: Mapping[int, PlannedDraft] = field(default_factory=dict)
 
 
 class StepsInFlight:
@@ -18,35 +35,35 @@ class StepsInFlight:
 
     def __init__(self) -> None:
         self.num_planned = 0
-        self._steps: deque[tuple[StepPlan, tuple[Request, ...]]] = deque()
+        self._steps: deque[StepInFlight] = deque()
 
     def __len__(self) -> int:
         return len(self._steps)
 
     @property
-    def first(self) -> tuple[StepPlan, tuple[Request, ...]] | None:
-        """The next step to commit, with its requests in the order of the plan's rows; None without steps."""
+    def first(self) -> StepInFlight | None:
+        """The next step to commit; None without steps."""
         return self._steps[0] if self._steps else None
 
-    def add(self, plan: StepPlan, requests: tuple[Request, ...]) -> None:
+    def add(self, step: StepInFlight) -> None:
         """Append a planned step."""
-        for request in requests:
+        for request in step.requests:
             request.num_in_flight += 1
-        self._steps.append((plan, requests))
+        self._steps.append(step)
         self.num_planned += 1
 
-    def remove_first(self, plan: StepPlan) -> tuple[Request, ...]:
-        """Remove the first step; return its requests.
+    def remove_first(self, plan: StepPlan) -> StepInFlight:
+        """Remove the first step and return it.
 
         Raises:
             InvariantError: `plan` is not the first step.
         """
-        expected, requests = self._steps.popleft()
-        if expected is not plan:
-            raise InvariantError(f"step {plan.step_id} is committed before step {expected.step_id}")
-        for request in requests:
+        step = self._steps.popleft()
+        if step.plan is not plan:
+            raise InvariantError(f"step {plan.step_id} is committed before step {step.plan.step_id}")
+        for request in step.requests:
             request.num_in_flight -= 1
-        return requests
+        return step
 
     def clear(self) -> None:
         """Forget every step."""

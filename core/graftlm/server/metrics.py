@@ -159,6 +159,7 @@ class _ReplicaCollector(Collector):
         for name, text, read in _GAUGES:
             yield _family(GaugeMetricFamily, name, text, {(n,): read(s) for n, s in reports.items()})
         yield from _caches(reports)
+        yield from _drafts(reports)
         yield from _tiers({n: s.tiers for n, s in reports.items() if s.tiers is not None})
         yield from self._histograms()
 
@@ -186,6 +187,17 @@ def _caches(reports: dict[str, EngineStats]) -> Iterator[Metric]:
     ages = {(name,): stats.eviction_age_s for name, stats in reports.items() if stats.eviction_age_s is not None}
     text = "Time between the last use of the last evicted page and its eviction."
     yield _family(GaugeMetricFamily, "eviction_age_seconds", text, ages)
+
+
+def _drafts(reports: dict[str, EngineStats]) -> Iterator[Metric]:
+    """Yield what speculation reports, by drafter."""
+    drafts = {(name, drafter): counts for name, s in reports.items() for drafter, counts in s.drafts.items()}
+    if not drafts:
+        return
+    text = "Tokens that a drafter drafted and steps verified."
+    yield _family(CounterMetricFamily, "drafted_tokens", text, {k: v[0] for k, v in drafts.items()}, "drafter")
+    text = "Drafted tokens that became output."
+    yield _family(CounterMetricFamily, "accepted_draft_tokens", text, {k: v[1] for k, v in drafts.items()}, "drafter")
 
 
 def _tiers(reports: dict[str, TierStats]) -> Iterator[Metric]:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from graftlm.testing.cache_rig import CacheRig, prompt
     from graftlm.testing.chat_format import ReasoningFormatConformance, ToolCallFormatConformance
     from graftlm.testing.conformance import Conformance, ConformanceResult, iter_conformance, run_conformance
+    from graftlm.testing.drafter import DrafterConformance, ScriptedDrafter
     from graftlm.testing.event_mirror import EventMirror
     from graftlm.testing.eviction import EvictionStrategyConformance
     from graftlm.testing.fake_grammar import FakeGrammarBackend
@@ -37,6 +38,7 @@ __all__ = [
     "CacheRig",
     "Conformance",
     "ConformanceResult",
+    "DrafterConformance",
     "EventMirror",
     "EvictionStrategyConformance",
     "FakeGrammarBackend",
@@ -57,6 +59,7 @@ __all__ = [
     "RecordingStrategy",
     "SchedulingPolicyConformance",
     "ScriptedApi",
+    "ScriptedDrafter",
     "ScriptedModel",
     "TickingClock",
     "ToolCallFormatConformance",
@@ -73,6 +76,7 @@ _HOME = {
     "CacheRig": "graftlm.testing.cache_rig",
     "Conformance": "graftlm.testing.conformance",
     "ConformanceResult": "graftlm.testing.conformance",
+    "DrafterConformance": "graftlm.testing.drafter",
     "EventMirror": "graftlm.testing.event_mirror",
     "EvictionStrategyConformance": "graftlm.testing.eviction",
     "FakeGrammarBackend": "graftlm.testing.fake_grammar",
@@ -93,6 +97,7 @@ _HOME = {
     "RecordingStrategy": "graftlm.testing.recording",
     "SchedulingPolicyConformance": "graftlm.testing.scheduling",
     "ScriptedApi": "graftlm.testing.scripted_api",
+    "ScriptedDrafter": "graftlm.testing.drafter",
     "ScriptedModel": "graftlm.testing.scripted_api",
     "TickingClock": "graftlm.testing.recording",
     "ToolCallFormatConformance": "graftlm.testing.chat_format",

@@ -15,7 +15,7 @@ from graftlm.contracts import (
     ProbePlace,
     WindowEviction,
 )
-from graftlm.types import PageIds
+from graftlm.types import PageIds, TokenIds
 
 __all__ = ["BlockView", "LentArrays"]
 
@@ -99,6 +99,14 @@ class LentArrays(PrefixCache):
         """Probe again with a copy of the key."""
         lent = _copied(key)
         found = self._cache.probe_again(lent, place)
+        _overwrite(lent)
+        return found
+
+    def continuation(self, key: PrefixKey, num_tokens: int) -> TokenIds:
+        """Continue a copy of the key; the result may be a view of the key, so it is copied, too."""
+        lent = _copied(key)
+        found = self._cache.continuation(lent, num_tokens)
+        found = found.copy() if isinstance(found, np.ndarray) else found
         _overwrite(lent)
         return found
 
@@ -228,6 +236,10 @@ class BlockView(PrefixCache):
         """Probe again, in blocks."""
         found = self._cache.probe_again(key, None if place is None else self._inner(place))
         return None if found is None else self._outer(found)
+
+    def continuation(self, key: PrefixKey, num_tokens: int) -> TokenIds:
+        """Of the cache."""
+        return self._cache.continuation(key, num_tokens)
 
     def pin(self, key: PrefixKey, ttl_s: float) -> int:
         """Pin, in blocks."""

@@ -122,15 +122,15 @@ class FakeDevice:
             self._digests[int(plan.out_slots[t])] = _absorb(before, int(input_ids[t]))
         self._attend_to_windows(plan, token_rows)
         pooled = tuple([self._pool(plan, span) for span in plan.pool_spans])
-        last = np.cumsum(plan.query_lens) - 1
         mask = None if plan.token_mask is None else plan.token_mask.wait()
         masks = {} if mask is None else dict(zip(mask.idx, mask.bits, strict=True))
         sampled = [
-            _next_token(self._digests[int(plan.out_slots[last[b]])], self._vocab_size, masks.get(i))
-            for i, b in enumerate(plan.sample_idx.tolist())
+            _next_token(self._digests[int(plan.out_slots[t])], self._vocab_size, masks.get(i))
+            for i, t in enumerate(plan.sample_token_idx.tolist())
         ]
         token_ids = np.array(sampled, dtype=np.int32)
-        self._last_tokens[plan.rows[plan.sample_idx]] = token_ids
+        for i in _counted(plan, sampled):
+            self._last_tokens[plan.rows[plan.sample_idx[i]]] = sampled[i]
         bad = self.fail_rows.get(plan.step_id)
         errors = {} if bad is None or bad >= len(sampled) else {bad: "logits are not finite"}
         spans = tuple(_zeros(len(span.targets), span.num_top) for span in plan.prompt_spans)
@@ -161,6 +161,17 @@ class FakeDevice:
     def _slot(self, page_table: NDArray[np.int32], b: int, position: int) -> int:
         page = int(page_table[b, position // self._page_size])
         return page * self._page_size + position % self._page_size
+
+
+def _counted(plan: StepPlan, sampled: Sequence[int]) -> list[int]:
+    """Return the samples that follow only drafts that were sampled: indices into S, ascending."""
+    before = plan.input_ids[plan.sample_token_idx].tolist()
+    counted: list[int] = []
+    for i, b in enumerate(plan.sample_idx.tolist()):
+        is_first = i == 0 or plan.sample_idx[i - 1] != b
+        if is_first or (counted[-1] == i - 1 and sampled[i - 1] == before[i]):
+            counted.append(i)
+    return counted
 
 
 def _zeros(num_tokens: int, num_top: int) -> LogprobTable:

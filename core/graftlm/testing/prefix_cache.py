@@ -9,7 +9,7 @@ from unittest import SkipTest
 
 import numpy as np
 
-from graftlm.contracts import CacheContext, EvictionStrategy, PrefixCache
+from graftlm.contracts import CacheContext, EvictionStrategy, PrefixCache, PrefixKey
 from graftlm.testing.cache_rig import CacheRig, as_list
 from graftlm.testing.cache_views import BlockView, LentArrays
 from graftlm.testing.conformance import Conformance
@@ -412,6 +412,42 @@ class PrefixCacheConformance(Conformance, ABC):
             assert rig.cache.probe(rig.key(*letters)) == expected
         assert rig.cache.probe(rig.key(1, 2, namespace="tenant")) == 0
         assert (rig.snapshot(), rig.cache.version, rig.strategy.num_hits) == (before, version, hits)
+
+    def test_continuation_changes_nothing(self, page_size: int) -> None:
+        """`continuation` changes nothing: neither recency nor hits nor structure."""
+        rig = self.reusing_rig(page_size)
+        rig.insert(rig.key(1, 2, 3, 4))
+        rig.insert(rig.key(1, 2, 5))
+        before, version, hits = rig.snapshot(), rig.cache.version, rig.strategy.num_hits
+        for key in (rig.key(1, 2, 3, 4), rig.key(1, 2, 9), rig.key(1, 2, namespace="tenant")):
+            for length in range(len(key.token_ids) + 1):
+                rig.cache.continuation(replace(key, token_ids=key.token_ids[:length]), 3)
+        assert (rig.snapshot(), rig.cache.version, rig.strategy.num_hits) == (before, version, hits)
+
+    def test_a_continuation_is_what_was_inserted_after_the_key(self, page_size: int) -> None:
+        """The key followed by its continuation is the start of an inserted key of the namespace."""
+        rig = self.rig(page_size)
+        letters: dict[str, list[tuple[int, ...]]] = {"": [(1, 2, 3, 4), (1, 2, 5), (6,)], "tenant": [(1, 2, 7), (8,)]}
+        inserted = {
+            namespace: [rig.key(*some, namespace=namespace) for some in group] for namespace, group in letters.items()
+        }
+        for key in [key for group in inserted.values() for key in group]:
+            rig.insert(key)
+        asked = [rig.key(*some, tail=1) for group in letters.values() for some in group]
+        for namespace in ("", "tenant", "nobody"):
+            texts = [key.token_ids.tolist() for key in inserted.get(namespace, ())]
+            for key in asked:
+                for length in range(len(key.token_ids) + 1):
+                    for num_tokens in (0, 1, rig.page_size + 1, 1000):
+                        part = PrefixKey(key.token_ids[:length].copy(), namespace)
+                        found = as_list(rig.cache.continuation(part, num_tokens))
+                        assert len(found) <= num_tokens, f"{len(found)} tokens, of which {num_tokens} were asked for"
+                        whole = part.token_ids.tolist() + found
+                        assert not found or any(text[: len(whole)] == whole for text in texts), (
+                            f"tokens {found} were not inserted after {part.token_ids.tolist()} in {namespace!r}"
+                        )
+        rig.cache.reset()
+        assert as_list(rig.cache.continuation(rig.key(1), 9)) == [], "reset() left a continuation"
 
     def test_version_grows_with_every_change_of_content(self, page_size: int) -> None:
         """`version` grows whenever the answer of `probe` may have changed."""

@@ -96,6 +96,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         self.free = list(range(_NUM_PAGES))
         self.requests: list[_Request] = []
         self.places: dict[_Prefix, ProbePlace | None] = {}
+        self.inserted: set[_Prefix] = set()
         self.seen = (self.cache.version, frozenset(self.model.pages))
 
     # -- what happens
@@ -133,6 +134,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
             return
         own = [self.free.pop() for _ in range(end - start)]
         key = PrefixKey(request.key.token_ids[: end * self.page_size].copy(), request.key.namespace)
+        self.inserted.add((key.namespace, key.token_ids.tobytes()))
         held = self.model.match(key)
         result = self.cache.insert(key, np.array(own, dtype=np.int32), request.handle)
         assert result.existing_pages == len(held), "existing_pages is not what the cache held"
@@ -208,6 +210,19 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         num_pages = 0 if place is None else place.num_pages
         assert num_pages == len(self.model.match(key)), "probe_again() disagrees with match()"
         assert self.rig.snapshot() == before, "probe_again() changed something"
+
+    @rule(letters=_LETTERS, tail=st.integers(0, 3), namespace=_NAMESPACES, num_tokens=st.integers(0, 9))
+    def continuation(self, letters: list[int], tail: int, namespace: str, num_tokens: int) -> None:
+        """A drafter asks."""
+        key = PrefixKey(prompt(self.page_size, *letters, tail=tail % self.page_size), namespace)
+        before = self.rig.snapshot()
+        found = self.cache.continuation(key, num_tokens)
+        whole = key.token_ids.tobytes() + found.tobytes()
+        assert len(found) <= num_tokens, "continuation() returned too many tokens"
+        assert not len(found) or any(other == namespace and text.startswith(whole) for other, text in self.inserted), (
+            "continuation() returned tokens that were not inserted after the key"
+        )
+        assert self.rig.snapshot() == before, "continuation() changed something"
 
     @invariant()
     def old_places_are_good_places(self) -> None:

@@ -21,6 +21,7 @@ _KITS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "attention": ("graftlm.testing.attention", "AttentionBackendConformance"),
         "cache": ("graftlm.testing.prefix_cache", "PrefixCacheConformance"),
+        "drafter": ("graftlm.testing.drafter", "DrafterConformance"),
         "eviction": ("graftlm.testing.eviction", "EvictionStrategyConformance"),
         "grammar": ("graftlm.testing.grammar", "GrammarBackendConformance"),
         "logits_processor": ("graftlm.testing.logits", "LogitsProcessorConformance"),

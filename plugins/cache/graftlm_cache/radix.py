@@ -29,7 +29,8 @@ from graftlm.contracts import (
 )
 from graftlm.errors import InvariantError
 from graftlm.records import CacheEvent
-from graftlm.types import PageIds
+from graftlm.types import PageIds, TokenIds
+from graftlm_cache.continuation import NO_TOKENS, find_continuation
 from graftlm_cache.events import parent_id, removed_event, split_event, stored_event
 from graftlm_cache.leaf_heap import LeafHeap
 from graftlm_cache.node import ITEM_BYTES, RadixNode, common_pages, join_pages
@@ -97,6 +98,13 @@ class RadixCache(PrefixCache):
                 return place if place.is_current else find_place(node, self._whole_pages(key), self._page_bytes)
         root = self._roots.get(key.namespace)
         return None if root is None else find_place(root, self._whole_pages(key), self._page_bytes)
+
+    def continuation(self, key: PrefixKey, num_tokens: int) -> TokenIds:
+        """Return tokens that follow a key in the tree; see `PrefixCache.continuation`."""
+        root = self._roots.get(key.namespace)
+        if root is None:
+            return NO_TOKENS
+        return find_continuation(root, key.token_ids.tobytes(), num_tokens, self._page_bytes)
 
     def insert(self, key: PrefixKey, pages: PageIds, handle: PrefixHandle) -> InsertResult:
         """Add the pages that the tree does not have yet; see `PrefixCache.insert`.

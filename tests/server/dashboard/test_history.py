@@ -17,7 +17,7 @@ class Clock:
 
 
 def report(replica, **values):
-    stats = EngineStats(**dict.fromkeys(EngineStats.__dataclass_fields__, 0) | {"tiers": None} | values)
+    stats = EngineStats(**dict.fromkeys(EngineStats.__dataclass_fields__, 0) | {"tiers": None, "drafts": {}} | values)
     replica.load = Load(process=replica.name, stats=stats, histograms={})
 
 

@@ -75,6 +75,8 @@ class AnswerWriter:
             "cached_tokens": output.usage.cached_tokens,
             "cached_tokens_details": output.usage.cached_tokens_by_tier,
             "jump_forward_tokens": completion.jump_forward_tokens,
+            "drafted_tokens": completion.drafted_tokens,
+            "accepted_draft_tokens": completion.accepted_draft_tokens,
             "weight_version": weight_version,
         }
         if self._request.unenforced:

@@ -123,6 +123,11 @@ class SamplingRequest(WireModel):
         description="If false, every token under a grammar is sampled, also where the grammar leaves no choice. If "
         "null or true, the server's `grammar.jump_forward` applies.",
     )
+    speculation: bool | None = Field(
+        default=None,
+        description="False drafts no tokens. Null and true: as the server's `speculation` section says. The answer is "
+        "the same.",
+    )
     logit_bias: (
         dict[Annotated[int, Field(strict=False, ge=0)], Annotated[float, Field(ge=-1000, le=1000), NUMBER]] | None
     ) = Field(default=None, description="Token id (as a string) -> number that is added to the token's logit.")

@@ -58,6 +58,12 @@ class MetaInfo(_Body):
     jump_forward_tokens: int = Field(
         description="Number of the completion's tokens that were not sampled, because a grammar forced them."
     )
+    drafted_tokens: int = Field(
+        description="Tokens that speculation drafted and steps verified; 0 until the completion has ended."
+    )
+    accepted_draft_tokens: int = Field(
+        description="Of the completion's tokens, those that were drafted; 0 until the completion has ended."
+    )
     unenforced: list[str] | None = Field(
         default=None,
         description="Keywords of a JSON schema that are not enforced, with their paths; only without `strict`.",

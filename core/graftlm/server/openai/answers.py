@@ -66,10 +66,18 @@ class CachedTokens(msgspec.Struct, frozen=True):
     cached_tokens_by_tier: dict[str, int]
 
 
-class ForcedTokens(msgspec.Struct, frozen=True):
-    """Number of the answer's tokens that were not sampled, because a grammar forced them."""
+class CompletionDetails(msgspec.Struct, frozen=True):
+    """How the answer's tokens were made.
+
+    Attributes:
+        jump_forward_tokens: tokens that were not sampled, because a grammar forced them.
+        drafted_tokens: tokens that speculation drafted and steps verified.
+        accepted_draft_tokens: of the answer's tokens, those that were drafted.
+    """
 
     jump_forward_tokens: int
+    drafted_tokens: int
+    accepted_draft_tokens: int
 
 
 class UsageBody(msgspec.Struct, frozen=True):
@@ -79,7 +87,7 @@ class UsageBody(msgspec.Struct, frozen=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
-    completion_tokens_details: ForcedTokens
+    completion_tokens_details: CompletionDetails
 
 
 class TokenBody(msgspec.Struct, frozen=True):
@@ -377,5 +385,9 @@ def sum_usage(usages: Sequence[Usage]) -> UsageBody:
     cached = sum(usage.cached_tokens for usage in usages)
     tiers = [usage.cached_tokens_by_tier for usage in usages] or [Usage().cached_tokens_by_tier]
     by_tier = {tier: sum(counts[tier] for counts in tiers) for tier in tiers[0]}
-    forced = ForcedTokens(sum(usage.jump_forward_tokens for usage in usages))
-    return UsageBody(prompt, completion, prompt + completion, CachedTokens(cached, by_tier), forced)
+    details = CompletionDetails(
+        sum(usage.jump_forward_tokens for usage in usages),
+        sum(usage.drafted_tokens for usage in usages),
+        sum(usage.accepted_draft_tokens for usage in usages),
+    )
+    return UsageBody(prompt, completion, prompt + completion, CachedTokens(cached, by_tier), details)

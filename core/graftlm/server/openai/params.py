@@ -49,6 +49,7 @@ _SAME: Final = (
     "strict",
     "grammar_backend",
     "jump_forward",
+    "speculation",
     "n",
 )
 

@@ -230,6 +230,11 @@ class SamplingFields(OpenAIModel):
         description="If false, every token under a grammar is sampled, also where the grammar leaves no choice. If "
         "null or true, the server's `grammar.jump_forward` applies.",
     )
+    speculation: bool | None = Field(
+        default=None,
+        description="False drafts no tokens. Null and true: as the server's `speculation` section says. The answer is "
+        "the same.",
+    )
     logits_processors: LogitsProcessors | None = Field(
         default=None, description="Name of a logits processor that a plugin provides -> its options."
     )

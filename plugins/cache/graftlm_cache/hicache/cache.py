@@ -22,7 +22,7 @@ from graftlm.contracts import (
 )
 from graftlm.errors import InvariantError
 from graftlm.records import TierStats
-from graftlm.types import PageIds
+from graftlm.types import PageIds, TokenIds
 from graftlm_cache.hicache.block_keys import BlockKeys
 from graftlm_cache.hicache.host_tier import HostBlock, HostTier
 from graftlm_cache.hicache.residents import Residents
@@ -168,6 +168,10 @@ class HierarchicalCache(TieredPrefixCache):
     def probe_again(self, key: PrefixKey, place: ProbePlace | None) -> ProbePlace | None:
         """Probe from the end of the last probe of this key; see `PrefixCache.probe_again`."""
         return self._device.probe_again(key, place)
+
+    def continuation(self, key: PrefixKey, num_tokens: int) -> TokenIds:
+        """Return tokens that follow a key in the device tier; see `PrefixCache.continuation`."""
+        return self._device.continuation(key, num_tokens)
 
     def pin(self, key: PrefixKey, ttl_s: float) -> int:
         """Pin a prefix on the device for `ttl_s` seconds; see `PrefixCache.pin`."""

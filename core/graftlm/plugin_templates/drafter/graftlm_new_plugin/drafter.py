@@ -1,0 +1,61 @@
+"""The drafter: each token is the one that followed the same tokens last time in the request."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from graftlm.contracts import Draft, Drafter, DraftRequest, Options
+from pydantic import Field
+
+__all__ = ["Followers", "FollowersOptions"]
+
+_CONFIDENCE: Final = 0.5
+
+
+class FollowersOptions(Options):
+    """What a configuration may give under `speculation.drafter.options`."""
+
+    context_tokens: int = Field(default=2, ge=1, description="Number of tokens that a follower is looked up by.")
+
+
+@dataclass(slots=True)
+class _Row:
+    """What one request contains: context -> the token that followed it last, and the number of tokens read so far."""
+
+    followers: dict[tuple[int, ...], int] = field(default_factory=dict)
+    num_read: int = 0
+
+
+class Followers(Drafter):
+    """Keeps a table per row; a call reads only the tokens that are new. Other requests' tokens are never used."""
+
+    def __init__(self, options: FollowersOptions) -> None:
+        self._context_tokens = options.context_tokens
+        self._rows: dict[int, _Row] = {}
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft | None]:
+        """Return what the followers of each request's latest tokens spell."""
+        return [self._draft(request) for request in requests]
+
+    def close(self, row: int) -> None:
+        """Forget a request."""
+        self._rows.pop(row, None)
+
+    def _draft(self, request: DraftRequest) -> Draft | None:
+        row = self._rows.setdefault(request.row, _Row())
+        self._read(row, request)
+        context = tuple(request.token_ids[-self._context_tokens :].tolist())
+        found: list[int] = []
+        while len(found) < request.limit and (follower := row.followers.get(context)) is not None:
+            found.append(follower)
+            context = (*context[1:], follower)
+        return Draft(np.array(found, dtype=np.int32), _CONFIDENCE) if found else None
+
+    def _read(self, row: _Row, request: DraftRequest) -> None:
+        """Add the tokens since the last call; the array is only valid during the call, so nothing of it is kept."""
+        start = max(0, min(row.num_read, len(request.token_ids)) - self._context_tokens)
+        token_ids = request.token_ids[start:].tolist()
+        for end in range(self._context_tokens, len(token_ids)):
+            row.followers[tuple(token_ids[end - self._context_tokens : end])] = token_ids[end]
+        row.num_read = len(request.token_ids)

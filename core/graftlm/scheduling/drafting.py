@@ -1,0 +1,117 @@
+"""Drafts for the requests that decode: which requests may have some, and what their grammars allow of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graftlm.contracts import DraftRequest
+from graftlm.errors import RequestError
+from graftlm.scheduling.request import Request
+from graftlm.speculation import SourcedDraft, Speculator
+from graftlm.types import TokenIds
+
+__all__ = ["Drafting", "PlannedDraft"]
+
+_NO_MASKS: Final[NDArray[np.int32]] = np.empty((0, 0), dtype=np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedDraft:
+    """A draft that a step verifies.
+
+    Attributes:
+        source: the draft, cut at what may come next.
+        masks: int32 [n, ceil(V / 32)], allowed tokens after each of its n tokens; [0, 0] without a grammar.
+    """
+
+    source: SourcedDraft
+    masks: NDArray[np.int32]
+
+    @property
+    def token_ids(self) -> TokenIds:
+        """int32 [n], at least one."""
+        return self.source.token_ids
+
+
+class Drafting:
+    """Drafts tokens for running requests, and learns from what was accepted.
+
+    Args:
+        speculator: asks the drafters.
+    """
+
+    def __init__(self, speculator: Speculator) -> None:
+        self.speculator = speculator
+
+    def draft(self, requests: Sequence[Request]) -> dict[int, PlannedDraft]:
+        """Return drafts for requests that decode in the step that is being planned, by row.
+
+        Args:
+            requests: all of their tokens are known on the host: no step is in flight.
+        """
+        if not self.speculator.may_pay(len(requests)):
+            return {}
+        by_row = {request.held_row: request for request in requests}
+        proposed = self.speculator.propose(self._asked(requests, 0))
+        planned: dict[int, PlannedDraft] = {}
+        for row, draft in self.speculator.choose(len(requests), proposed).items():
+            found = _cut(by_row[row], draft)
+            if found is not None:
+                planned[row] = found
+        return planned
+
+    def is_worth_waiting(self, requests: Sequence[Request]) -> bool:
+        """Return whether to commit the step in flight before the next one is planned, so that drafts can be verified.
+
+        Args:
+            requests: those of the step in flight, which samples one token of each. The draft of that token is a guess
+                at what will be committed; the drafts after it are what the next step could verify.
+        """
+        if not self.speculator.may_pay(len(requests)):
+            return False
+        proposed = self.speculator.propose(self._asked(requests, 1))
+        later = {
+            row: SourcedDraft(draft.drafter, draft.token_ids[1:], draft.confidence)
+            for row, draft in proposed.items()
+            if len(draft.token_ids) > 1
+        }
+        return bool(self.speculator.choose(len(requests), later))
+
+    def observe(self, request: Request, draft: PlannedDraft, num_accepted: int) -> None:
+        """Learn how many tokens of a draft were accepted."""
+        request.drafted_tokens += len(draft.token_ids)
+        request.accepted_draft_tokens += num_accepted
+        if request.row is not None:
+            self.speculator.observe(request.row, draft.source, num_accepted)
+
+    def _asked(self, requests: Sequence[Request], num_unknown: int) -> list[DraftRequest]:
+        """Return what drafters are asked for: the requests that may have drafts, after `num_unknown` further tokens."""
+        asked = []
+        for request in requests:
+            # The token after the last accepted draft is sampled, so a draft ends one token before the limit.
+            room = request.max_len - request.num_tokens - 1 - num_unknown
+            if room > 0 and request.row is not None and request.params.speculation is not False:
+                limit = min(self.speculator.max_drafts, room) + num_unknown
+                asked.append(DraftRequest(request.row, request.namespace, request.token_ids, limit))
+        return asked
+
+
+def _cut(request: Request, draft: SourcedDraft) -> PlannedDraft | None:
+    """Return what may come next of a draft: it ends before a stop token, and where the request's grammar ends it."""
+    token_ids = draft.token_ids
+    stops = [i for i, token_id in enumerate(token_ids.tolist()) if token_id in request.stop_token_ids]
+    if stops:
+        token_ids = token_ids[: stops[0]]
+    masks = _NO_MASKS
+    if request.grammar is not None and len(token_ids):
+        try:
+            masks = request.grammar.masks_along(token_ids.tolist())
+        except RequestError:
+            return None  # the step without drafts reports it, if it recurs
+        token_ids = token_ids[: len(masks)]
+    if not len(token_ids):
+        return None
+    return PlannedDraft(SourcedDraft(draft.drafter, token_ids, draft.confidence), masks)

@@ -1,0 +1,67 @@
+"""How many tokens to draft: as many as raise the expected number of tokens per second."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graftlm.speculation.step_costs import StepCosts
+
+__all__ = ["DraftBudget"]
+
+#: The expected gain below which nothing is drafted: the estimates are not more exact.
+_MIN_GAIN: Final = 1.03
+
+
+class DraftBudget:
+    """Chooses the lengths of the drafts of one step.
+
+    A step of B requests yields B tokens without drafts. A drafted token adds the probability that it is accepted, which
+    falls with its place in the draft, and the time of a larger step. The tokens with the highest probabilities are
+    taken as long as the expected number of tokens per second grows.
+
+    Args:
+        costs: of steps, by number of tokens.
+        max_drafts: maximum length of a draft in tokens.
+    """
+
+    def __init__(self, costs: StepCosts, max_drafts: int) -> None:
+        self.max_drafts = max_drafts
+        self._costs = costs
+
+    def lengths(
+        self, num_rows: int, probabilities: Sequence[float], limits: Sequence[int], overhead_s: float = 0.0
+    ) -> list[int]:
+        """Return the number of tokens to verify of each of m drafts.
+
+        Args:
+            num_rows: B, requests that decode in the step, at least m.
+            probabilities: of a token of each draft, if those before it are accepted.
+            limits: tokens of each draft.
+            overhead_s: time that drafting costs besides the larger step.
+        """
+        places = np.arange(1, max(limits, default=0) + 1)
+        survival = np.asarray(probabilities, dtype=np.float64)[:, None] ** places
+        survival[places > np.asarray(limits)[:, None]] = 0.0
+        flat = survival.ravel()
+        order = np.argsort(-flat, kind="stable")
+        order = order[: np.count_nonzero(flat)]
+        if not len(order):
+            return [0] * len(limits)
+        num_taken = self._best(num_rows, flat[order], overhead_s)
+        lengths = np.bincount(order[:num_taken] // len(places), minlength=len(limits))
+        return [int(length) for length in lengths]
+
+    def may_pay(self, num_rows: int, overhead_s: float = 0.0) -> bool:
+        """Return whether drafts could pay in a step of `num_rows` requests if nearly all of them were accepted."""
+        return self._best(num_rows, np.repeat(0.95 ** np.arange(1, self.max_drafts + 1), num_rows), overhead_s) > 0
+
+    def _best(self, num_rows: int, survival: NDArray[np.float64], overhead_s: float) -> int:
+        """Return how many of the drafted tokens, most probable first, give the highest expected throughput."""
+        seconds = self._costs.estimate(num_rows + np.arange(len(survival) + 1))
+        seconds[1:] += overhead_s
+        throughput = num_rows + np.concatenate(([0.0], np.cumsum(survival)))
+        throughput /= seconds
+        best = int(throughput.argmax())
+        return best if throughput[best] >= _MIN_GAIN * throughput[0] else 0

@@ -1,0 +1,166 @@
+"""Asks drafters for drafts, and chooses how much of them is verified."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from graftlm.contracts import Draft, Drafter, DraftRequest
+from graftlm.speculation.acceptance import Acceptance
+from graftlm.speculation.draft_budget import DraftBudget
+from graftlm.speculation.step_costs import StepCosts
+from graftlm.types import TokenIds
+
+__all__ = ["DraftCounts", "SourcedDraft", "Speculator"]
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SourcedDraft:
+    """A checked draft.
+
+    Attributes:
+        drafter: name of its drafter.
+        token_ids: int32 [n], at least one.
+        confidence: as in `Draft`.
+    """
+
+    drafter: str
+    token_ids: TokenIds
+    confidence: float
+
+
+@dataclass(frozen=True, slots=True)
+class DraftCounts:
+    """Sums since the start.
+
+    Attributes:
+        drafted: tokens that were verified.
+        accepted: of these, those that became output.
+    """
+
+    drafted: int = 0
+    accepted: int = 0
+
+
+class Speculator:
+    """The drafters of an engine, in order: each is asked for the requests for which those before it had no draft.
+
+    A drafter that fails for a request is not asked for it again, and its request goes on without.
+
+    Args:
+        drafters: by name, in order.
+        max_drafts: maximum length of a draft in tokens.
+        vocab_size: V.
+        budget: chooses the lengths of drafts; None: by the measured costs of steps.
+    """
+
+    def __init__(
+        self, drafters: Mapping[str, Drafter], max_drafts: int, vocab_size: int, budget: DraftBudget | None = None
+    ) -> None:
+        self.costs = StepCosts()
+        self.max_drafts = max_drafts
+        self._drafters = dict(drafters)
+        self._vocab_size = vocab_size
+        self._budget = DraftBudget(self.costs, max_drafts) if budget is None else budget
+        self._acceptance = Acceptance()
+        self._failed: dict[int, set[str]] = {}  # row -> drafters
+        self._open: set[int] = set()
+        self._counts = {name: DraftCounts() for name in drafters}
+
+    @property
+    def counts(self) -> dict[str, DraftCounts]:
+        """Sums since the start, by drafter."""
+        return dict(self._counts)
+
+    def may_pay(self, num_rows: int) -> bool:
+        """Return whether drafts could pay in a step of `num_rows` requests, before any drafter is asked."""
+        return self._budget.may_pay(num_rows)
+
+    def propose(self, requests: Sequence[DraftRequest]) -> dict[int, SourcedDraft]:
+        """Return the drafts of the requests for which a drafter has one, by row."""
+        found: dict[int, SourcedDraft] = {}
+        for name, drafter in self._drafters.items():
+            asked = [r for r in requests if r.row not in found and name not in self._failed.get(r.row, ())]
+            if asked:
+                self._open.update(request.row for request in asked)
+                found |= self._ask(name, drafter, asked)
+        return found
+
+    def choose(self, num_rows: int, drafts: Mapping[int, SourcedDraft]) -> dict[int, SourcedDraft]:
+        """Return the parts of drafts that are worth verifying, by row.
+
+        Args:
+            num_rows: requests that decode in the step.
+        """
+        if not drafts:
+            return {}
+        rates = [self._acceptance.probability(row, d.drafter, d.confidence) for row, d in drafts.items()]
+        lengths = self._budget.lengths(num_rows, rates, [len(draft.token_ids) for draft in drafts.values()])
+        return {
+            row: SourcedDraft(draft.drafter, draft.token_ids[:length], draft.confidence)
+            for (row, draft), length in zip(drafts.items(), lengths, strict=True)
+            if length
+        }
+
+    def observe(self, row: int, draft: SourcedDraft, num_accepted: int) -> None:
+        """Learn how many tokens of a verified draft were accepted."""
+        num_drafted = len(draft.token_ids)
+        self._acceptance.observe(row, draft.drafter, draft.confidence, num_drafted, num_accepted)
+        counts = self._counts[draft.drafter]
+        self._counts[draft.drafter] = DraftCounts(counts.drafted + num_drafted, counts.accepted + num_accepted)
+
+    def close(self, row: int) -> None:
+        """Forget a request that has left its row."""
+        if row not in self._open:
+            return
+        self._open.discard(row)
+        self._acceptance.close(row)
+        self._failed.pop(row, None)
+        for name, drafter in self._drafters.items():
+            try:
+                drafter.close(row)
+            except Exception:  # a plugin's code
+                _logger.exception("drafter %r failed to close a request", name)
+
+    def _ask(self, name: str, drafter: Drafter, requests: Sequence[DraftRequest]) -> dict[int, SourcedDraft]:
+        try:
+            answers = drafter.propose(requests)
+            if len(answers) != len(requests):
+                raise ValueError(f"propose() returned {len(answers)} entries for {len(requests)} requests")
+            checked = [self._checked(request, draft) for request, draft in zip(requests, answers, strict=True)]
+        except Exception as error:  # a plugin's code: asking for each request alone finds the one that causes it
+            if len(requests) > 1:
+                return {row: draft for r in requests for row, draft in self._ask(name, drafter, [r]).items()}
+            self._failed.setdefault(requests[0].row, set()).add(name)
+            _logger.warning(
+                "drafter %r failed; its request goes on without it: %s: %s", name, type(error).__name__, error
+            )
+            return {}
+        return {
+            request.row: SourcedDraft(name, token_ids, draft.confidence)
+            for request, draft, token_ids in zip(requests, answers, checked, strict=True)
+            if draft is not None and token_ids is not None
+        }
+
+    def _checked(self, request: DraftRequest, draft: Draft | None) -> TokenIds | None:
+        """Return a draft's tokens, cut to the request's limit; None without any.
+
+        Raises:
+            TypeError, ValueError: it is no draft.
+        """
+        if draft is None:
+            return None
+        if not isinstance(draft, Draft):
+            raise TypeError(f"propose() returned {type(draft).__name__}, expected Draft or None")
+        token_ids = np.asarray(draft.token_ids)
+        if token_ids.ndim != 1 or token_ids.dtype != np.int32:
+            raise TypeError(f"a draft is {token_ids.dtype} {list(token_ids.shape)}, expected int32 [n]")
+        if not 0.0 <= draft.confidence <= 1.0:
+            raise ValueError(f"a draft's confidence is {draft.confidence}, expected 0 to 1")
+        token_ids = token_ids[: request.limit]
+        if len(token_ids) and (token_ids.min() < 0 or token_ids.max() >= self._vocab_size):
+            raise ValueError(f"a draft has tokens outside the vocabulary of {self._vocab_size}")
+        return token_ids if len(token_ids) else None

@@ -1,0 +1,35 @@
+"""Drafts from the prefix cache: the tokens that follow the request's own in the radix tree.
+
+A finished request leaves its output in the cache. A request with the same prompt and the same output so far is at a
+place in the tree whose children are what others generated there: a regenerated answer, a retry, an agent that replays
+its steps, a fork that says the same.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from graftlm.contracts import Draft, Drafter, DraftRequest, PrefixKey
+from graftlm.types import TokenIds
+
+__all__ = ["RadixDrafter"]
+
+_CONFIDENCE: Final = 0.9
+
+
+class RadixDrafter(Drafter):
+    """Looks up each request's tokens in the prefix cache; it keeps no state.
+
+    Args:
+        continuation: as in `DrafterContext`.
+    """
+
+    def __init__(self, continuation: Callable[[PrefixKey, int], TokenIds]) -> None:
+        self._continuation = continuation
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft | None]:
+        """Return what follows each request's tokens in the cache."""
+        drafts: list[Draft | None] = []
+        for request in requests:
+            found = self._continuation(PrefixKey(request.token_ids, request.namespace), request.limit)
+            drafts.append(Draft(found, _CONFIDENCE) if len(found) else None)
+        return drafts

