@@ -101,8 +101,14 @@ def test_lengths_fit_the_context(context_len, longest):
             "--workload: there is no 'unshard'. Available: shared-prefix, multi-turn",
         ),
         (["ablation", "--off", "cash"], "--off: there is no 'cash'. Available: prefix_cache, overlap"),
-        (["roofline", "--batch", "1,x"], "--batch must be numbers above 0 between commas, as in 1,16, got '1,x'"),
-        (["roofline", "--prefill", "0"], "--prefill must be numbers above 0 between commas, as in 1,16, got '0'"),
+        (
+            ["roofline", "--batch", "1,x"],
+            "--batch must be numbers above 0 separated by commas, such as 1,16, got '1,x'",
+        ),
+        (
+            ["roofline", "--prefill", "0"],
+            "--prefill must be numbers above 0 separated by commas, such as 1,16, got '0'",
+        ),
         (["roofline", "--plot", "a.pdf"], "--plot writes PNG or SVG files, got a.pdf; name it a.png"),
         (["roofline", "--context", "5000", "--prefill", "2048"], "decode, batch 1, context 5,000: left out"),
     ],

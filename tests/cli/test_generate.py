@@ -101,6 +101,6 @@ def test_chat_continues_after_a_refused_request(capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO(f"/help\n{'x ' * 300}\nWhat is 3 + 4?\n"))
     code, out, err = run(capsys, "chat", "--set", "model.context_len=64")
     assert code == 0
-    assert "error: unknown command /help; /reset starts over, /exit leaves" in err
+    assert "error: unknown command /help; use /reset for a new conversation, /exit to exit" in err
     assert "error: the prompt has" in err
     assert out.splitlines() == ["3 + 4 = 7."]

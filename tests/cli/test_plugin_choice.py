@@ -39,15 +39,29 @@ def verdicts(family, **config):
 @pytest.mark.parametrize(
     ("family", "config", "chosen", "reason", "other", "verdict"),
     [
-        ("attention", {}, "torch_native", "highest rank", "strange", "it takes page sizes 4, cache.page_size is 1"),
-        ("attention", {"cache": {"page_size": 4}}, "strange", "highest rank", "torch_native", "strange has the higher"),
-        ("attention", {"cache": {"page_size": 4}}, "strange", "highest rank", "early", "strange has the higher rank"),
+        (
+            "attention",
+            {},
+            "torch_native",
+            "highest rank",
+            "strange",
+            "it supports page sizes 4, but cache.page_size is 1",
+        ),
+        ("attention", {"cache": {"page_size": 4}}, "strange", "highest rank", "torch_native", "strange has a higher"),
+        ("attention", {"cache": {"page_size": 4}}, "strange", "highest rank", "early", "strange has a higher rank"),
         ("eviction", {}, "lru", "cache.eviction.name names it", "nowhere", "no luck on cpu"),
-        ("eviction", {"cache": {"eviction": "auto"}}, "lru", "is auto", "fifo", "lru has the higher rank"),
-        ("eviction", {"cache": {"eviction": "fifo"}}, "fifo", "names it", "lru", "could be used; name it to have it"),
+        ("eviction", {"cache": {"eviction": "auto"}}, "lru", "is auto", "fifo", "lru has a higher rank"),
+        (
+            "eviction",
+            {"cache": {"eviction": "fifo"}},
+            "fifo",
+            "names it",
+            "lru",
+            "could be used; the configuration has to name it",
+        ),
         ("model", {}, "llama", "is auto", "qwen", "does not support LlamaForCausalLM"),
         ("quantization", {}, None, "model.quantization.name is null", "int8", "could be used"),
-        ("tool_calls", {}, "hermes", "the chat template is nobody's", "mistral", "has none of its markers"),
+        ("tool_calls", {}, "hermes", "no format fits the chat template", "mistral", "has none of its markers"),
         ("reasoning", {}, None, "none fits", "think", "has none of its markers"),
         ("storage", {}, None, "names none", "file", "could be used"),
         ("logits_processor", {}, None, "requests name", None, None),
@@ -143,7 +157,10 @@ def step_finished(record):
 
 @pytest.mark.parametrize(
     ("prefer", "outcome"),
-    [("{}", "refused until plugins.prefer says"), ("{cache/chunk: rival_chunk}", "plugins.prefer takes that of rival")],
+    [
+        ("{}", "cannot be used until plugins.prefer selects"),
+        ("{cache/chunk: rival_chunk}", "plugins.prefer selects rival"),
+    ],
 )
 def test_a_name_offered_by_two_distributions_is_reported(prefer, outcome, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

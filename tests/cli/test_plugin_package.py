@@ -222,7 +222,7 @@ def test_templates_have_the_current_api_version(family):
     "name", ["", "Cache", "my_cache", "-a", "a-", "a--b", "1a", "auto", "a" * 31, "a.b", "ä", "../x", "a b"]
 )
 def test_an_invalid_package_name_is_refused(name):
-    with pytest.raises(ConfigError, match="lower case letters, digits and single '-'"):
+    with pytest.raises(ConfigError, match="lower-case letters, digits and single '-'"):
         PluginPackage.of("cache", name)
 
 
@@ -230,20 +230,20 @@ def test_existing_files_are_not_overwritten(tmp_path):
     package = PluginPackage.of("eviction", "twice")
     write_plugin_package(package, tmp_path / "here")
     before = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*")}
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="exists already"):
         write_plugin_package(package, tmp_path / "here")
     assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*")} == before
 
 
 def test_a_name_that_would_hide_an_installed_module_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="'graftlm_cache' is installed already"):
+    with pytest.raises(ConfigError, match="'graftlm_cache' is already installed"):
         write_plugin_package(PluginPackage.of("cache", "cache"), tmp_path / "here")
     assert not (tmp_path / "here").exists()
 
 
 def test_a_folder_that_cannot_be_created_is_an_error(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="cannot be made"):
+    with pytest.raises(ConfigError, match="cannot be created"):
         write_plugin_package(PluginPackage.of("cache", "any"), tmp_path / "file" / "below")
 
 
@@ -275,7 +275,7 @@ def test_a_name_of_an_installed_plugin_is_refused_without_force(capsys, tmp_path
     monkeypatch.chdir(tmp_path)
     status, _, err = command(capsys, "new", "cache", "radix")
     assert (status, list(tmp_path.iterdir())) == (2, [])
-    assert "The prefix cache 'radix' is provided by graftlm " in err
+    assert "The prefix cache 'radix' is already provided by graftlm " in err
     assert command(capsys, "new", "cache", "radix", "--force")[0] == 0
 
 

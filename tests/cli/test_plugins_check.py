@@ -155,7 +155,7 @@ def test_a_name_in_only_one_family_needs_no_family(check):
 def test_a_name_in_several_families_needs_the_family(check):
     status, out, err = check("priority")
     assert (status, out) == (2, "")
-    assert err == "error: 'priority' is provided in several families: eviction, scheduling. Check FAMILY/priority.\n"
+    assert err == "error: 'priority' is in several families: eviction, scheduling. Give FAMILY/priority.\n"
 
 
 def test_a_grammar_backend_is_checked_with_the_cases_that_it_supports(check):
@@ -231,17 +231,17 @@ def test_a_model_is_checked_with_a_checkpoint(check, tmp_path):
         (("eviction/lruu",), "Unknown eviction strategy 'lruu'. Available: "),
         (("eviction/lruu",), "Did you mean 'lru'?"),
         (("evictoin/lru",), f"families are: {', '.join(FAMILIES)}. Did you mean 'eviction/lru'?"),
-        (("lruu",), "'lruu' is no FAMILY/NAME"),
+        (("lruu",), "'lruu' is not a valid FAMILY/NAME"),
         (("eviction/",), "Did you mean 'eviction/NAME'?"),
         (("eviction/fancy", "--module", "check_plugin", "--device", "cpu"), "cannot run here: needs a CUDA device"),
         (("model/llama",), "needs a checkpoint of model 'llama' (architectures: LlamaForCausalLM"),
         (("model/llama", "--checkpoint", "nowhere"), "nowhere is no folder of a checkpoint; it has no config.json"),
         (("eviction/weighed", "--module", "check_plugin", "--options", "wieght=2"), "cache.eviction.options.wieght"),
         (("eviction/weighed", "--module", "check_plugin", "--options", "weight"), "expected KEY=VALUE"),
-        (("eviction/weighed", "--module", "check_plugin", "--options", "weight=[1"), "is no YAML"),
+        (("eviction/weighed", "--module", "check_plugin", "--options", "weight=[1"), "is not valid YAML"),
         (
             ("eviction/weighed", "--module", "check_plugin", "--options", "a=1", "--options", "a.b=1"),
-            "sets something in 'a', which another one gave a value",
+            "sets a key in 'a', but another option set it to a value",
         ),
         (("storage/file",), "storage.file.path: "),
         (("scheduling/fcfs", "--module", "no_such_module_here"), "no_such_module_here"),

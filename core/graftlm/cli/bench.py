@@ -1,4 +1,4 @@
-"""`graftlm bench serve`: measures servers; `bench_engine` has the commands that measure an engine."""
+"""`graftlm bench serve`, which measures servers. `bench_engine` has the commands that measure an engine."""
 
 import asyncio
 import math
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-#: Exit status when the server cannot be measured, or requests failed.
+#: Exit status if the server cannot be measured, or if requests failed.
 _FAILED = 1
 
 _MAX_SOCKETS = 65536
 
-#: Columns when nobody looks: wide enough that a row of a table stays one line.
+#: Number of columns if the output is not a terminal. Each row of a table fits into one line.
 _PIPE_WIDTH = 160
 
 app = typer.Typer(help="Measure servers and engines.", no_args_is_help=True, rich_markup_mode=None)
@@ -35,14 +35,16 @@ app.command("ablation")(bench_engine.ablation)
 
 @app.command()
 def serve(
-    url: Annotated[str, typer.Option("--url", help="The server, as in http://127.0.0.1:30000.")],
+    url: Annotated[str, typer.Option("--url", help="The server's URL, such as http://127.0.0.1:30000.")],
     api: Annotated[
         Literal["native", "openai-completions", "openai-chat"],
-        typer.Option("--api", help="Which interface; native is /generate."),
+        typer.Option("--api", help="The interface to use; native is /generate."),
     ] = "native",
     model: Annotated[
         str | None,
-        typer.Option("--model", metavar="NAME", help="In OpenAI's requests; asked of the server when absent."),
+        typer.Option(
+            "--model", metavar="NAME", help="The model's name in OpenAI's requests; by default, the server is asked."
+        ),
     ] = None,
     dataset: Annotated[
         Path | None,
@@ -51,69 +53,88 @@ def serve(
         ),
     ] = None,
     random: Annotated[
-        bool, typer.Option("--random", help="Draw prompts at random: what happens without --dataset.")
+        bool, typer.Option("--random", help="Use random prompts, which is the default without --dataset.")
     ] = False,
     num_prompts: Annotated[
-        int | None, typer.Option("--num-prompts", help="Requests; 200, or as many as the dataset has.")
+        int | None, typer.Option("--num-prompts", help="Number of requests; 200, or the size of the dataset.")
     ] = None,
     request_rate: Annotated[
         float, typer.Option("--request-rate", metavar="RPS", help="Arrivals per second; inf: as fast as possible.")
     ] = math.inf,
     burstiness: Annotated[
-        float, typer.Option("--burstiness", help="Of arrivals: 1 is Poisson, less comes in bursts, more is regular.")
+        float,
+        typer.Option(
+            "--burstiness", help="Of the arrivals: 1 is a Poisson process, less gives bursts, more gives regular ones."
+        ),
     ] = 1.0,
     concurrency: Annotated[
-        int | None, typer.Option("--concurrency", metavar="N", help="Requests under way at most; no bound when absent.")
+        int | None,
+        typer.Option("--concurrency", metavar="N", help="Most requests that run at the same time; default: no limit."),
     ] = None,
     prompt_tokens: Annotated[
-        int, typer.Option("--prompt-tokens", help="Length of random prompts, shared prefix included.")
+        int, typer.Option("--prompt-tokens", help="Length of random prompts, including the shared prefix.")
     ] = 512,
-    output_tokens: Annotated[int, typer.Option("--output-tokens", help="To generate per request.")] = 128,
+    output_tokens: Annotated[
+        int, typer.Option("--output-tokens", help="Number of tokens to generate per request.")
+    ] = 128,
     shared_prefix_tokens: Annotated[
-        int, typer.Option("--shared-prefix-tokens", help="Of a random prompt, the tokens it shares with others.")
+        int,
+        typer.Option(
+            "--shared-prefix-tokens", help="Length of the prefix that random prompts share with other prompts."
+        ),
     ] = 0,
-    num_prefixes: Annotated[int, typer.Option("--num-prefixes", help="Different shared prefixes.")] = 1,
-    warmup: Annotated[int, typer.Option("--warmup", help="Requests that come before and do not count.")] = 1,
-    seed: Annotated[int, typer.Option("--seed", help="Of prompts and arrivals.")] = 0,
+    num_prefixes: Annotated[int, typer.Option("--num-prefixes", help="Number of different shared prefixes.")] = 1,
+    warmup: Annotated[
+        int, typer.Option("--warmup", help="Number of requests before the measurement, which are not counted.")
+    ] = 1,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the prompts and arrivals.")] = 0,
     ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos/--respect-eos", help="Go on to --output-tokens, or end where the model does.")
+        bool,
+        typer.Option(
+            "--ignore-eos/--respect-eos",
+            help="Always generate --output-tokens, or stop at the end-of-sequence token.",
+        ),
     ] = True,
-    temperature: Annotated[float, typer.Option("--temperature", help="0 takes the most likely token.")] = 0.0,
+    temperature: Annotated[float, typer.Option("--temperature", help="0 selects the most likely token.")] = 0.0,
     api_key: Annotated[
         str | None, typer.Option("--api-key", envvar="GRAFTLM_API_KEY", help="Sent as a bearer token, never saved.")
     ] = None,
-    timeout_s: Annotated[float, typer.Option("--timeout-s", help="A request that takes longer has failed.")] = 600.0,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout-s", help="A request that takes more seconds counts as failed.")
+    ] = 600.0,
     percentiles: Annotated[
-        str, typer.Option("--percentiles", metavar="P,P,...", help="Which ones to report.")
+        str, typer.Option("--percentiles", metavar="P,P,...", help="The percentiles to report.")
     ] = "50,90,99",
     vocab_size: Annotated[
         int | None,
-        typer.Option("--vocab-size", help="Of the model, for random prompts; asked of the server when absent."),
+        typer.Option(
+            "--vocab-size", help="The model's vocabulary size, for random prompts; by default, the server is asked."
+        ),
     ] = None,
     flush_cache: Annotated[
         bool, typer.Option("--flush-cache", help="Empty the server's prefix cache before the measurement.")
     ] = False,
     output: Annotated[Path | None, typer.Option("--output", metavar="FILE", help="Save the result as JSON.")] = None,
     save_chunks: Annotated[
-        bool, typer.Option("--save-chunks", help="Save the time of every chunk too, in large files.")
+        bool, typer.Option("--save-chunks", help="Also save the time of every chunk, which makes large files.")
     ] = False,
-    label: Annotated[str | None, typer.Option("--label", metavar="TEXT", help="Says what this run is.")] = None,
+    label: Annotated[str | None, typer.Option("--label", metavar="TEXT", help="A description of this run.")] = None,
     compare: Annotated[
-        Path | None, typer.Option("--compare", metavar="FILE", help="A saved result to print ratios to.")
+        Path | None, typer.Option("--compare", metavar="FILE", help="A saved result; ratios to it are printed.")
     ] = None,
     allow_failures: Annotated[
-        bool, typer.Option("--allow-failures", help="Exit with 0 though requests failed.")
+        bool, typer.Option("--allow-failures", help="Exit with 0 even if requests failed.")
     ] = False,
 ) -> None:
     """Send requests to a server and report latencies and throughput.
 
-    Without --request-rate and --concurrency, all requests are sent at once. Exits with 1 when the server cannot be
-    measured or a request failed, with 2 when the arguments are wrong.
+    Without --request-rate and --concurrency, all requests are sent at once. Exits with 1 if the server cannot be
+    measured or a request failed, with 2 if the arguments are wrong.
     """
     from graftlm.bench import BenchSettings, check_writable, load_report, print_report, save_report
 
     if random and dataset is not None:
-        fail(["--random and --dataset exclude each other"])
+        fail(["--random and --dataset cannot be combined"])
     settings = BenchSettings(
         url=url,
         api=api,
@@ -151,7 +172,11 @@ def serve(
 
 
 def _run(settings: "BenchSettings", api_key: str | None, allow_failures: bool) -> "Report":
-    """Run, with a progress bar on standard error; ends the process when the server cannot be measured."""
+    """Run the benchmark, with a progress bar on standard error.
+
+    Raises:
+        typer.Exit: with status 1, the server cannot be measured.
+    """
     from rich.console import Console
 
     from graftlm.bench import BenchError, load_progress, run_benchmark
@@ -173,13 +198,13 @@ def _run(settings: "BenchSettings", api_key: str | None, allow_failures: bool) -
 
 
 def _allow_many_sockets() -> None:
-    """Let this process open more files, where the system has such a limit: each request under way has a connection."""
-    with suppress(ImportError, OSError, ValueError):  # not raised, it shows as failed requests, which say why
+    """Raise this process's limit of open files, if the system has one: each running request has a connection."""
+    with suppress(ImportError, OSError, ValueError):  # a limit that is too low shows as requests that failed
         import resource
 
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = _MAX_SOCKETS if hard == resource.RLIM_INFINITY else min(_MAX_SOCKETS, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+        target = _MAX_SOCKETS if hard == resource.RLIM_INFINITY else min(_MAX_SOCKETS, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, target), hard))
 
 
 def _console() -> "Console":
@@ -192,4 +217,4 @@ def _percentiles(text: str) -> tuple[float, ...]:
     try:
         return tuple(sorted({float(part) for part in text.split(",")}))
     except ValueError:
-        fail([f"--percentiles must be numbers between commas, as in 50,90,99, got {text!r}"])
+        fail([f"--percentiles must be numbers separated by commas, such as 50,90,99, got {text!r}"])

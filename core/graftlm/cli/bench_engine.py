@@ -1,4 +1,4 @@
-"""`graftlm bench offline`, `roofline`, `ablation`: measure an engine in this process."""
+"""`graftlm bench offline`, `roofline` and `ablation`, which measure an engine in this process."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
 
 __all__ = ["ablation", "offline", "roofline"]
 
-#: Columns when nobody looks: wide enough that a row of a table stays one line.
+#: Number of columns if the output is not a terminal. Each row of a table fits into one line.
 _PIPE_WIDTH = 160
 
 ModelOption = Annotated[
-    str | None, typer.Option("--model", metavar="PATH", help="The checkpoint; goes over the configuration's.")
+    str | None, typer.Option("--model", metavar="PATH", help="The checkpoint; overrides the configuration's.")
 ]
 JsonOption = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Save all figures as JSON.")]
 PlotOption = Annotated[
-    Path | None, typer.Option("--plot", metavar="FILE", help="Draw them, as PNG or SVG; needs matplotlib.")
+    Path | None, typer.Option("--plot", metavar="FILE", help="Draw the figures, as PNG or SVG; needs matplotlib.")
 ]
 ScaleOption = Annotated[float, typer.Option("--scale", min=0.0, help="Factor on the number of requests.")]
-SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Of the prompts.")]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of the prompts.")]
 WorkloadOption = Annotated[
-    list[str] | None, typer.Option("--workload", metavar="NAME,...", help="Only these. Repeatable.")
+    list[str] | None, typer.Option("--workload", metavar="NAME,...", help="Run only these workloads. Repeatable.")
 ]
-RoundsOption = Annotated[int, typer.Option("--rounds", min=1, help="Turns that everything has.")]
+RoundsOption = Annotated[int, typer.Option("--rounds", min=1, help="Number of times that each measurement is made.")]
 ProgressOption = Annotated[
-    bool | None, typer.Option("--progress/--no-progress", help="Show a bar. [default: on a terminal]")
+    bool | None, typer.Option("--progress/--no-progress", help="Show a progress bar. [default: on a terminal]")
 ]
 
 
@@ -54,9 +54,10 @@ def offline(
     as_json: JsonOption = None,
     progress: ProgressOption = None,
 ) -> None:
-    """Run workloads on an engine in this process, without a server; the fastest run of each counts.
+    """Run workloads on an engine in this process, without a server. The fastest run of each workload is reported.
 
-    With --compare, a second engine takes turns with the first, so that both meet the machine in the same state.
+    With --compare, runs of a second engine alternate with those of the first. So changes in the state of the machine
+    affect both.
     """
     from contextlib import ExitStack
 
@@ -71,7 +72,7 @@ def offline(
     if compare:
         variants[" ".join(compare)] = [*settings, *compare]
     with ExitStack() as stack:
-        engines = {name: stack.enter_context(Engine(load_config(config, of_one))) for name, of_one in variants.items()}
+        engines = {name: stack.enter_context(Engine(load_config(config, values))) for name, values in variants.items()}
         path = engines["base"].config.model.path
         advance = stack.enter_context(_bar(progress)(rounds * len(names) * len(engines)))
         runs = fastest(alternate(engines, names, scale=scale, seed=seed, rounds=rounds, on_run=advance))
@@ -85,22 +86,24 @@ def roofline(
     model: ModelOption = None,
     config: ConfigOption = None,
     overrides: SetOption = None,
-    batch: Annotated[str, typer.Option("--batch", metavar="N,...", help="Requests of the decode steps.")] = "1,16",
+    batch: Annotated[
+        str, typer.Option("--batch", metavar="N,...", help="Numbers of requests in the decode steps.")
+    ] = "1,16",
     context: Annotated[
-        int, typer.Option("--context", min=1, help="Tokens of context of a request that decodes.")
+        int, typer.Option("--context", min=1, help="Number of context tokens of each request that decodes.")
     ] = 512,
     prefill: Annotated[
-        str, typer.Option("--prefill", metavar="N,...", help="Tokens of the prefill chunks.")
+        str, typer.Option("--prefill", metavar="N,...", help="Numbers of tokens in the prefill chunks.")
     ] = "512,4096",
     rounds: RoundsOption = 7,
     as_json: JsonOption = None,
     plot: PlotOption = None,
     progress: ProgressOption = None,
 ) -> None:
-    """Say for each operator of a step what it moves and computes, how long it takes, and how near its ceiling that is.
+    """Measure each operator of a step: bytes moved, operations, time, and the share of the hardware's ceiling.
 
-    The ceilings are measured in the same run: how fast memory is read, and how fast matrices are multiplied in the
-    model's dtype.
+    The ceilings are measured in the same run: the bandwidth of memory, and the speed of matrix products in the model's
+    dtype.
     """
     from graftlm.bench.roofline import (
         Effort,
@@ -134,7 +137,7 @@ def roofline(
     _save(found, as_json)
     if plot is not None:
         save_roofline_plot(found, plot)
-        print(f"drawn as {plot}")
+        print(f"plot saved as {plot}")
 
 
 def ablation(
@@ -144,7 +147,7 @@ def ablation(
     workloads: WorkloadOption = None,
     off: Annotated[
         list[str] | None,
-        typer.Option("--off", metavar="NAME,...", help="Only these parts are switched off. Repeatable."),
+        typer.Option("--off", metavar="NAME,...", help="Switch off only these parts. Repeatable."),
     ] = None,
     scale: ScaleOption = 1.0,
     seed: SeedOption = 0,
@@ -153,10 +156,10 @@ def ablation(
     plot: PlotOption = None,
     progress: ProgressOption = None,
 ) -> None:
-    """Run workloads on an engine as it is and with one part switched off at a time, in turns.
+    """Run workloads on an unchanged engine and on engines with one part switched off, alternately.
 
     Parts: prefix_cache, overlap, prepacking, fused_ops, chunk_mixing, jump_forward, graphs. All engines are loaded at
-    once.
+    the same time.
     """
     from graftlm.bench.ablation import SWITCHES, print_ablation, run_ablation, save_ablation_plot
     from graftlm.bench.offline import WORKLOADS
@@ -179,7 +182,7 @@ def ablation(
     _save(found, as_json)
     if plot is not None:
         save_ablation_plot(found, plot)
-        print(f"drawn as {plot}")
+        print(f"plot saved as {plot}")
 
 
 def _settings(model: str | None, overrides: list[str] | None) -> list[str]:
@@ -187,7 +190,7 @@ def _settings(model: str | None, overrides: list[str] | None) -> list[str]:
 
 
 def _names(texts: list[str] | None, known: Iterable[str], default: Iterable[str], option: str) -> list[str]:
-    """Return the names in an option's values, each once."""
+    """Return the names in the values of an option, without repetitions; the default names if there are none."""
     names = list(dict.fromkeys(part.strip() for text in texts or () for part in text.split(",")))
     unknown = [name for name in names if name not in known]
     if unknown:
@@ -198,12 +201,16 @@ def _names(texts: list[str] | None, known: Iterable[str], default: Iterable[str]
 def _counts(text: str, option: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) for part in parts):
-        fail([f"{option} must be numbers above 0 between commas, as in 1,16, got {text!r}"])
+        fail([f"{option} must be numbers above 0 separated by commas, such as 1,16, got {text!r}"])
     return [int(part) for part in parts]
 
 
 def _check_results(as_json: Path | None, plot: Path | None) -> None:
-    """Find out, before a long run, whether its results can be saved."""
+    """Check before a long run that its results can be saved.
+
+    Raises:
+        GraftlmError: a file cannot be written, or matplotlib is missing.
+    """
     from graftlm.bench import check_writable
     from graftlm.plotting import check_plotting
 

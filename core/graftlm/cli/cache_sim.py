@@ -1,4 +1,4 @@
-"""`graftlm cache-sim`: judges prefix caches and eviction strategies on recorded requests."""
+"""`graftlm cache-sim`, which compares prefix caches and eviction strategies on recorded requests."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 __all__ = ["cache_sim"]
 
-#: Columns when nobody looks: wide enough that a row of a table stays one line.
+#: Number of columns if the output is not a terminal. Each row of a table fits into one line.
 _PIPE_WIDTH = 200
 
-#: In place of a strategy's name: each that can run here.
+#: Name that stands for all caches or strategies that can run on this machine.
 _ALL = "all"
 
 
@@ -33,8 +33,8 @@ def cache_sim(
         typer.Option(
             "--capacity",
             metavar="TOKENS,...",
-            help="As in 500K,2M, or a share of all different tokens of the trace, as in 10%. Repeatable. "
-            "[default: 1%,2%,5%,10%]",
+            help="Capacities in tokens, such as 500K,2M, or as a share of all distinct tokens of the trace, such as "
+            "10%. Repeatable. [default: 1%,2%,5%,10%]",
         ),
     ] = None,
     evictions: Annotated[
@@ -42,24 +42,33 @@ def cache_sim(
         typer.Option(
             "--eviction",
             metavar="NAME,...",
-            help="Eviction strategies, with options as in slru:protected_share=0.5; all: each there is. Repeatable.",
+            help="Eviction strategies, with options as in slru:protected_share=0.5; `all` stands for all of them. "
+            "Repeatable.",
         ),
     ] = None,
     caches: Annotated[
         list[str] | None,
-        typer.Option("--cache", metavar="NAME,...", help="Prefix caches, with options likewise. Repeatable."),
+        typer.Option("--cache", metavar="NAME,...", help="Prefix caches, with options as for --eviction. Repeatable."),
     ] = None,
     page_size: Annotated[
         int | None,
         typer.Option(
-            "--page-size", min=1, help="Tokens in a page; divides the trace's blocks, and is one when absent."
+            "--page-size",
+            min=1,
+            help="Number of tokens in a page; a divisor of the trace's block length, which is the default.",
         ),
     ] = None,
     block_tokens: Annotated[
-        int, typer.Option("--block-tokens", min=1, help="Tokens for each hash id, in traces that do not say.")
+        int,
+        typer.Option(
+            "--block-tokens", min=1, help="Number of tokens for each hash id, for traces that do not contain it."
+        ),
     ] = 512,
     in_flight: Annotated[
-        int, typer.Option("--in-flight", min=0, metavar="N", help="Keep the last N requests locked, as running ones.")
+        int,
+        typer.Option(
+            "--in-flight", min=0, metavar="N", help="Lock the prefixes of the last N requests, as if they still ran."
+        ),
     ] = 0,
     as_json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Save all figures as JSON.")] = None,
     plot: Annotated[
@@ -68,13 +77,13 @@ def cache_sim(
     config: ConfigOption = None,
     overrides: SetOption = None,
     progress: Annotated[
-        bool | None, typer.Option("--progress/--no-progress", help="Show a bar. [default: on a terminal]")
+        bool | None, typer.Option("--progress/--no-progress", help="Show a progress bar. [default: on a terminal]")
     ] = None,
 ) -> None:
     """Replay recorded requests through caches and eviction strategies, and compare hit rates with the offline optimum.
 
-    No model is loaded. The configuration's `cache` section is what is compared where --cache, --eviction and
-    --page-size do not say, and its `plugins` section loads plugins that are not installed.
+    No model is loaded. The configuration's `cache` section gives the values of --cache, --eviction and --page-size
+    where these are not set. Its `plugins` section loads plugins that are not installed.
     """
     from graftlm.cache_sim import (
         Study,
@@ -115,7 +124,7 @@ def cache_sim(
         print(f"saved as {as_json}")
     if plot is not None:
         save_plot(found, plot)
-        print(f"drawn as {plot}")
+        print(f"plot saved as {plot}")
 
 
 def _run(study: Study, traces: list[Trace], progress: bool | None) -> list[TraceStudy]:
@@ -127,7 +136,7 @@ def _run(study: Study, traces: list[Trace], progress: bool | None) -> list[Trace
 
 
 def _choices(texts: list[str] | None, settings: EngineConfig, registry: Registry, family: str) -> list[Choice]:
-    """Return what the command line names, or else the configuration."""
+    """Return the choices on the command line; if there are none, the configuration's choice."""
     from graftlm.cache_sim import Choice, parse_choices
 
     if not texts:
@@ -142,7 +151,7 @@ def _choices(texts: list[str] | None, settings: EngineConfig, registry: Registry
 
 
 def _configured_page_size(settings: EngineConfig) -> int | None:
-    """Return the page size that a configuration gives; the default of engines says nothing of a trace."""
+    """Return the page size that a configuration sets; None if it is the default, which is for engines, not traces."""
     return settings.cache.page_size if settings.sources["cache.page_size"] != "default" else None
 
 

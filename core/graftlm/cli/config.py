@@ -1,4 +1,4 @@
-"""`graftlm config`: the schema of a configuration, its values and their sources, and what is wrong with it."""
+"""`graftlm config`: the schema of configurations, the values in effect and their sources, and checks."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ __all__ = ["app"]
 ElsewhereOption = Annotated[
     bool,
     typer.Option(
-        "--elsewhere", help="Leave out the files, devices and disks of this machine: the file is meant for another one."
+        "--elsewhere",
+        help="Do not check files, devices and disks of this machine, since the configuration is for another one.",
     ),
 ]
 
-app = typer.Typer(help="Look at configurations.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Show and check configurations.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command()
@@ -43,9 +44,9 @@ def show(file: ConfigFile, overrides: SetOption = None) -> None:
 
 @app.command()
 def check(file: ConfigFile, overrides: SetOption = None, elsewhere: ElsewhereOption = False) -> None:
-    """Check a configuration: its keys and values, the names of plugins, their options, and what this machine lacks.
+    """Check a configuration: keys, values, names and options of plugins, and whether it fits this machine.
 
-    Reads the checkpoint's configuration, no weights. Exits with 2 when something is wrong.
+    Reads the checkpoint's configuration, but no weights. Exits with 2 if there is an error.
     """
     from graftlm.assembly.machine_check import check_machine
     from graftlm.errors import ConfigError
@@ -56,7 +57,7 @@ def check(file: ConfigFile, overrides: SetOption = None, elsewhere: ElsewhereOpt
         config = load_config(file, overrides)
     except ConfigError as error:
         problems = str(error).splitlines()
-        try:  # plugins' names and options can be checked where nothing but unknown keys is wrong
+        try:  # if all problems are unknown keys, the names and options of plugins can still be checked
             config = load_config(file, overrides, leave_out_unknown=True)
         except ConfigError:
             fail(problems)
@@ -70,8 +71,8 @@ def check(file: ConfigFile, overrides: SetOption = None, elsewhere: ElsewhereOpt
 
 
 def annotated_yaml(settings: list[Setting]) -> list[str]:
-    """Write settings as lines of YAML, each value with its source as a comment."""
-    rows: list[tuple[str, str]] = []  # (line, source); a section's own line has none
+    """Return settings as lines of YAML, each value with its source as a comment."""
+    rows: list[tuple[str, str]] = []  # (line, source); the source is "" for the line of a section
     parents: tuple[str | int, ...] = ()
     for setting in settings:
         keys = setting.keys
@@ -85,7 +86,7 @@ def annotated_yaml(settings: list[Setting]) -> list[str]:
 
 
 def _scalar(value: Any) -> str:
-    """Write a key, a scalar or a list as YAML in one line; JSON's strings are YAML's in double quotes."""
+    """Return a key, a scalar or a list as one line of YAML. JSON strings are valid YAML strings in double quotes."""
     import yaml
 
     if isinstance(value, str):

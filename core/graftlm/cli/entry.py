@@ -1,6 +1,6 @@
-"""The `graftlm` command: its sub-commands, and how errors reach the terminal.
+"""The `graftlm` command: its sub-commands, and the printing of errors.
 
-Commands import what they need when they run, so that `graftlm --help` answers at once.
+Commands import other modules when they run, so that `graftlm --help` is fast.
 """
 
 import sys
@@ -37,8 +37,8 @@ app.command("cache-sim")(cache_sim.cache_sim)
 app.add_typer(plugins.app, name="plugins")
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(is_set: bool) -> None:
+    if is_set:
         typer.echo(f"graftlm {__version__}")
         raise typer.Exit
 
@@ -53,10 +53,14 @@ def _root(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; None takes the process's arguments.
+    """Run the command line.
+
+    Args:
+        arguments: the arguments after the program's name; None: those of the process.
 
     Raises:
-        SystemExit: always; 0 when all went well, 2 when the arguments, the configuration or a plugin is wrong.
+        SystemExit: always. The status is 0 for success, and 2 if the arguments, the configuration or a plugin is wrong.
+            Some commands use 1 for other failures.
     """
     try:
         with watching(KernelWatch(print_line)):

@@ -19,10 +19,12 @@ __all__ = ["chat", "generate"]
 ModelOption = Annotated[
     str | None, typer.Option("--model", metavar="PATH", help="A checkpoint folder, or `demo`, the bundled model.")
 ]
-MaxTokensOption = Annotated[int, typer.Option("--max-tokens", help="Tokens to generate at most.")]
-TemperatureOption = Annotated[float, typer.Option("--temperature", help="0 takes the most likely token.")]
-TopPOption = Annotated[float, typer.Option("--top-p", help="Keep the likeliest tokens of this total probability.")]
-TopKOption = Annotated[int | None, typer.Option("--top-k", help="Keep this many likeliest tokens.")]
+MaxTokensOption = Annotated[int, typer.Option("--max-tokens", help="Most tokens to generate.")]
+TemperatureOption = Annotated[float, typer.Option("--temperature", help="0 selects the most likely token.")]
+TopPOption = Annotated[
+    float, typer.Option("--top-p", help="Keep the most likely tokens whose total probability reaches this.")
+]
+TopKOption = Annotated[int | None, typer.Option("--top-k", help="Keep this number of the most likely tokens.")]
 SeedOption = Annotated[int | None, typer.Option("--seed", help="Makes sampling reproducible.")]
 SystemOption = Annotated[str | None, typer.Option("--system", help="A system prompt.")]
 
@@ -82,7 +84,7 @@ def chat(
     top_k: TopKOption = None,
     seed: SeedOption = None,
 ) -> None:
-    """Talk with a model. /reset starts over, /exit or end of input leaves, Ctrl-C stops an answer."""
+    """Chat with a model. /reset begins a new conversation, /exit or the end of input exits, Ctrl-C stops an answer."""
     from graftlm.types import SamplingParams
 
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
@@ -95,7 +97,8 @@ def chat(
                 messages = _opening(system)
                 continue
             if line.startswith("/"):
-                print(f"error: unknown command {line.split()[0]}; /reset starts over, /exit leaves", file=sys.stderr)
+                message = f"error: unknown command {line.split()[0]}; use /reset for a new conversation, /exit to exit"
+                print(message, file=sys.stderr)
                 continue
             question: Message = {"role": "user", "content": line}
             answer = _answer(engine, [*messages, question], params)
@@ -117,10 +120,10 @@ def _opening(system: str | None) -> "list[Message]":
 
 
 def _lines() -> Iterator[str]:
-    """Yield what the user types, without empty lines; prompts only on a terminal."""
+    """Yield the user's lines, without empty ones. A prompt is shown only on a terminal."""
     interactive = sys.stdin.isatty()
     if interactive:
-        with suppress(ImportError):  # Windows has none
+        with suppress(ImportError):  # readline does not exist on Windows
             import readline  # noqa: F401  # gives input() a history and line editing
     while True:
         try:
@@ -132,7 +135,7 @@ def _lines() -> Iterator[str]:
 
 
 def _answer(engine: "Engine", messages: "list[Message]", params: "SamplingParams") -> str | None:
-    """Print an answer as it comes; None when the request was refused."""
+    """Print an answer while it is generated, and return it; None if the request was refused."""
     from graftlm.errors import RequestError
 
     output: RequestOutput | None = None

@@ -1,4 +1,4 @@
-"""What commands share: the arguments that name a configuration, how it is loaded, and the form of errors."""
+"""The common parts of commands: options for the configuration, its loading, and the printing of errors."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ConfigFile", "ConfigOption", "SetOption", "TargetArgument", "fail", "load_config", "split_target", "warn"]
 
-#: Exit status when the arguments, the configuration or a plugin is wrong.
+#: Exit status if the arguments, the configuration or a plugin is wrong.
 USAGE_ERROR = 2
 
 _MAX_LINE_CHARS = 2000
@@ -26,46 +26,48 @@ TargetArgument = Annotated[
     typer.Argument(
         metavar="[FILE|MODEL]",
         help="A configuration in YAML, or a model: a checkpoint folder, a .gguf file, `demo`, or the name of a model "
-        "in the local Hugging Face cache. Without it, the defaults.",
+        "in the local Hugging Face cache. Without it, the default configuration is used.",
     ),
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="PATH=VALUE", help="Override a value, as in cache.page_size=16. Repeatable."),
+    typer.Option("--set", metavar="PATH=VALUE", help="Override a value, such as cache.page_size=16. Repeatable."),
 ]
 
 
 def load_config(
     file: Path | None, overrides: Sequence[str] | None, *, modules: Sequence[str] = (), **fields: Any
 ) -> "EngineConfig":
-    """Load the configuration of a command, so that the plugins it names are found beside it.
+    """Load the configuration of a command, and make the folders of its plugin modules importable.
 
     Args:
-        file: in YAML; None for the defaults.
-        overrides: what `--set` gave.
-        modules: what `--module` gave.
-        fields: sections that other options gave.
+        file: a YAML file; None for the defaults.
+        overrides: the values of `--set`.
+        modules: the values of `--module`.
+        fields: sections that other options set.
 
-    Effects: if it names modules of plugins, `sys.path` ends with the file's folder and the current one. The script
-    `graftlm` has neither there. They come last, so that no file in them hides a module that is installed.
+    Effects: if there are modules of plugins, the file's folder and the current folder are appended to `sys.path`, which
+    does not contain them in the script `graftlm`. They come last, so that their files do not hide installed modules.
 
     Raises:
-        ConfigError: something is wrong with it.
+        ConfigError: the configuration is wrong.
     """
     from graftlm.config import EngineConfig
 
     config = EngineConfig.load(file, overrides or (), **fields)
     if modules or config.plugins.modules:
-        beside = [] if file is None else [str(file.absolute().parent)]
-        sys.path += [folder for folder in dict.fromkeys([*beside, str(Path.cwd())]) if folder not in sys.path]
+        file_folder = [] if file is None else [str(file.absolute().parent)]
+        sys.path += [folder for folder in dict.fromkeys([*file_folder, str(Path.cwd())]) if folder not in sys.path]
     return config
 
 
 def split_target(target: str | None, model: str | None) -> tuple[Path | None, str | None]:
-    """Return the configuration file and the model that a command's argument and `--model` name.
+    """Return the configuration file and the model of a command; None for each that is not given.
 
     Args:
-        target: ends with .yaml or .yml, or is a file that is no .gguf file: a configuration; else a model.
+        target: the command's argument. It is a configuration if it ends with .yaml or .yml, or is an existing file that
+            does not end with .gguf. Otherwise it is a model.
+        model: the value of `--model`.
     """
     if target is None:
         return None, model
@@ -73,7 +75,7 @@ def split_target(target: str | None, model: str | None) -> tuple[Path | None, st
     if path.suffix in (".yaml", ".yml") or (path.is_file() and path.suffix != ".gguf"):
         return path, model
     if model is not None and model != target:
-        fail([f"two models are named: {target} and --model {model}"])
+        fail([f"two models are given: {target} and --model {model}"])
     return None, target
 
 
@@ -84,7 +86,7 @@ def warn(lines: Iterable[str]) -> None:
 
 
 def fail(lines: Iterable[str]) -> NoReturn:
-    """Print errors to stderr, long lines without their middle, and exit."""
+    """Print errors to stderr and exit with status 2. The middle of long lines is left out."""
     for line in lines:
         print(f"error: {shortened(line, _MAX_LINE_CHARS)}", file=sys.stderr)
     sys.exit(USAGE_ERROR)

@@ -1,4 +1,4 @@
-"""Options of other servers' command lines, and the settings of graftlm that have their meaning."""
+"""Options of other servers' command lines, and graftlm's settings with the same meaning."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ class OtherOption:
     """An option of vLLM, SGLang or both.
 
     Attributes:
-        names: as typed, the long one first.
-        setting: what replaces it, PATH or PATH=VALUE; None: graftlm has no such feature.
-        note: what differs, or why there is none.
+        names: the option's names on the command line, a long one first.
+        setting: graftlm's setting, as PATH or PATH=VALUE; None: graftlm does not have this feature.
+        note: the difference of the setting, or the reason why there is none.
     """
 
     names: tuple[str, ...]
@@ -27,7 +27,7 @@ class OtherOption:
     note: str = ""
 
     def advice(self, name: str) -> str:
-        """Return what to do instead of an option."""
+        """Return a message that says what to use instead of the option `name`."""
         if self.setting is None:
             return f"graftlm serve has no option {name}: {self.note}"
         value = "" if "=" in self.setting else "=VALUE"
@@ -103,13 +103,13 @@ _BY_NAME = {name: option for option in OTHER_OPTIONS for name in option.names}
 
 
 class ServeCommand(typer.core.TyperCommand):
-    """A command that answers other servers' options with the setting to use."""
+    """A command that refuses other servers' options, and names the settings to use instead."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
         """Parse the command line.
 
         Raises:
-            SystemExit: an option is another server's.
+            SystemExit: the command line contains an option of another server.
         """
         own = {name for parameter in self.params for name in parameter.opts}
         lines = [_BY_NAME[name].advice(name) for name in _given(args) if name in _BY_NAME and name not in own]
@@ -120,7 +120,7 @@ class ServeCommand(typer.core.TyperCommand):
 
 
 def _given(args: Sequence[Any]) -> list[str]:
-    """Return the names of options, without repetition, up to a "--"."""
+    """Return the names of the options before a "--", without repetitions."""
     words = list(args)
     words = words[: words.index("--")] if "--" in words else words
     return list(dict.fromkeys(word.partition("=")[0] for word in words if word.startswith("-")))

@@ -1,4 +1,4 @@
-"""Why a configuration gets the plugin that it gets: what was chosen in a family, and why the others were not."""
+"""Explanation of the choice of a plugin: the chosen one of a family, and the reasons against the others."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,18 +13,20 @@ from graftlm.registry import AUTO, FAMILIES, Candidate, Family, Registry, select
 
 __all__ = ["Choice", "explain_choice"]
 
+#: Returns the reason why a provider cannot be used; None if it can.
 _Misfit = Callable[[Provider[Any]], str | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a configuration gets of a family.
+    """The choice of a provider for a family.
 
     Attributes:
-        name: of the provider; None when there is none.
-        reason: why this one.
-        candidates: every name of the family, best first.
-        is_auto: whether rank decided; otherwise a name did.
+        family: the family.
+        name: name of the chosen provider; None if there is none.
+        reason: the reason for the choice.
+        candidates: all providers of the family, best first.
+        is_auto: whether the choice follows from the ranks; otherwise the configuration names the provider.
     """
 
     family: Family
@@ -34,7 +36,7 @@ class Choice:
     is_auto: bool
 
     def verdicts(self) -> Iterator[tuple[Candidate, str]]:
-        """Yield each candidate with what became of it."""
+        """Yield each candidate with a verdict: "chosen", or the reason why it was not chosen."""
         for candidate in self.candidates:
             if candidate.name == self.name:
                 yield candidate, "chosen" if candidate.obstacle is None else f"chosen, but: {candidate.obstacle}"
@@ -44,27 +46,27 @@ class Choice:
     def _passed_over(self, candidate: Candidate) -> str:
         chosen = next((one for one in self.candidates if one.name == self.name), None)
         if not self.is_auto or chosen is None or chosen.provider is None or candidate.provider is None:
-            return "could be used; name it to have it"
+            return "could be used; the configuration has to name it"
         if candidate.provider.rank < chosen.provider.rank:
-            return f"passed over: {chosen.name} has the higher rank"
-        return f"passed over: {chosen.name} has the same rank, and comes first by name"
+            return f"not chosen: {chosen.name} has a higher rank"
+        return f"not chosen: {chosen.name} has the same rank, and its name comes first in the alphabet"
 
 
 def explain_choice(config: EngineConfig, registry: Registry, key: str) -> Choice:
-    """Explain the choice of a family as the engine makes it. No weights are read.
+    """Return the engine's choice for a family, with its reasons. No weights are read.
 
     Args:
-        key: of the family.
+        key: key of the family.
 
     Raises:
-        GraftlmError: the checkpoint cannot be read, or its model not be made.
+        GraftlmError: the checkpoint cannot be read, or its model cannot be created.
     """
-    asked = _asked_of(key, config, registry)
-    choice = _choice(config, registry, FAMILIES[key], registry.candidates(key, fits=asked.misfit))
+    requirements = _requirements(key, config, registry)
+    choice = _choice(config, registry, FAMILIES[key], registry.candidates(key, fits=requirements.misfit))
     return replace(
         choice,
-        reason=choice.reason + asked.caveat,
-        candidates=[_with_refusal(one, asked) if one.name == choice.name else one for one in choice.candidates],
+        reason=choice.reason + requirements.caveat,
+        candidates=[_with_refusal(one, requirements) if one.name == choice.name else one for one in choice.candidates],
     )
 
 
@@ -72,38 +74,41 @@ def _choice(config: EngineConfig, registry: Registry, family: Family, candidates
     key = family.key
     selected = next((one for one in selections(config) if one.family.key == key), None)
     if selected is None:
-        return Choice(family, None, _why_none(family), candidates, is_auto=False)
+        return Choice(family, None, _reason_for_none(family), candidates, is_auto=False)
     path = selected.family.name_path or key
     given = config.origins.get(tuple(path.split(".")))
     origin = "the default" if given is None else given.source
     if selected.name != AUTO:
         return Choice(family, selected.name, f"{path} names it ({origin})", candidates, is_auto=False)
     best = next((one.name for one in candidates if one.obstacle is None), None)
-    reason = f"{path} is auto ({origin}): the highest rank of those that run here and fit"
-    if best is None and key == "tool_calls":  # there, a format that no template names is better than none
+    reason = f"{path} is auto ({origin}): it has the highest rank of those that fit and run on this machine"
+    if best is None and key == "tool_calls":  # a format that the template does not use is better than none
         best = next((provider.name for provider in registry.available(key)), None)
-        reason = f"{path} is auto ({origin}), and the chat template is nobody's: the highest rank that runs here"
+        reason = (
+            f"{path} is auto ({origin}), and no format fits the chat template: it has the highest rank of those that "
+            "run on this machine"
+        )
     if best is None:
         reason = f"{path} is auto ({origin}), and none fits"
     return Choice(family, best, reason, candidates, is_auto=True)
 
 
-def _why_none(family: Family) -> str:
+def _reason_for_none(family: Family) -> str:
     if family.key == "logits_processor":
-        return "requests name the ones that they want"
+        return "requests name the logits processors to use"
     if family.key == "storage":
         return "cache.options.storage.name names none"
     return f"{family.name_path} is null"
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """What the engine asks of a family's providers beside whether they can run.
+class _Requirements:
+    """The engine's requirements for the providers of a family, besides that they can run on this machine.
 
     Attributes:
-        misfit: asked of each; None: nothing is.
-        refusal: asked of the chosen one, at last; None: nothing is.
-        caveat: what could not be asked; goes behind a reason.
+        misfit: called for each provider; None: there is no such requirement.
+        refusal: called for the chosen provider only; None: there is no such requirement.
+        caveat: text about requirements that could not be checked, which is appended to a reason.
     """
 
     misfit: _Misfit | None = None
@@ -111,72 +116,77 @@ class _Asked:
     caveat: str = ""
 
 
-def _with_refusal(candidate: Candidate, asked: _Asked) -> Candidate:
-    if asked.refusal is None or candidate.provider is None or candidate.obstacle is not None:
+def _with_refusal(candidate: Candidate, requirements: _Requirements) -> Candidate:
+    if requirements.refusal is None or candidate.provider is None or candidate.obstacle is not None:
         return candidate
-    return replace(candidate, obstacle=asked.refusal(candidate.provider))
+    return replace(candidate, obstacle=requirements.refusal(candidate.provider))
 
 
-def _asked_of(key: str, config: EngineConfig, registry: Registry) -> _Asked:
+def _requirements(key: str, config: EngineConfig, registry: Registry) -> _Requirements:
     if key not in ("attention", "model", "reasoning", "tool_calls"):
-        return _Asked()
+        return _Requirements()
     path = resolve_checkpoint(config.model.path)
     if key in ("reasoning", "tool_calls"):
         from graftlm.chat.chat_formats import template_misfit
         from graftlm.tokenization import Tokenizer
 
         tokenizer = Tokenizer.load(path, trust_remote_code=config.model.trust_remote_code)
-        return _Asked(template_misfit(tokenizer.chat_template))
+        return _Requirements(template_misfit(tokenizer.chat_template))
     model_config = load_model_config(path)
     if key == "model":
-        return _asked_of_models(config, registry, model_config, path)
-    return _asked_of_attention(config, registry, model_config, path)
+        return _model_requirements(config, registry, model_config, path)
+    return _attention_requirements(config, registry, model_config, path)
 
 
-def _asked_of_models(config: EngineConfig, registry: Registry, model_config: ModelConfig, path: Path) -> _Asked:
-    def serves_nothing(provider: Provider[Any]) -> str:
+def _model_requirements(
+    config: EngineConfig, registry: Registry, model_config: ModelConfig, path: Path
+) -> _Requirements:
+    def does_not_serve(provider: Provider[Any]) -> str:
         return f"does not serve {' or '.join(model_config.architectures)}"
 
     def refusal(provider: Provider[Any]) -> str | None:
         try:
-            _twin(config, registry, model_config, path, provider)
+            _meta_model(config, registry, model_config, path, provider)
         except GraftlmError as error:
             return str(error)
         return None
 
     misfit = registry.model_misfit(model_config.architectures)
-    if config.model.architecture != AUTO:  # what is named is asked in earnest, whatever it claims
-        return _Asked(_of_others(config.model.architecture, misfit or serves_nothing), refusal)
-    return _Asked(misfit or serves_nothing, refusal)
+    if config.model.architecture != AUTO:  # the named provider is tried, also if it does not declare the architecture
+        return _Requirements(_exempt(config.model.architecture, misfit or does_not_serve), refusal)
+    return _Requirements(misfit or does_not_serve, refusal)
 
 
-def _of_others(name: str, misfit: _Misfit) -> _Misfit:
+def _exempt(name: str, misfit: _Misfit) -> _Misfit:
+    """Return `misfit` for all providers except the one of this name, which always fits."""
     return lambda provider: None if provider.name == name else misfit(provider)
 
 
-def _asked_of_attention(config: EngineConfig, registry: Registry, model_config: ModelConfig, path: Path) -> _Asked:
+def _attention_requirements(
+    config: EngineConfig, registry: Registry, model_config: ModelConfig, path: Path
+) -> _Requirements:
     from graftlm.assembly.plugin_choices import attention_misfit
     from graftlm.checkpoint import torch_dtype
 
     dtype = torch_dtype(config.model.dtype, model_config)
     provider = registry.model_for(model_config.architectures, config.model.architecture)
-    model = _twin(config, registry, model_config, path, provider)
+    model = _meta_model(config, registry, model_config, path, provider)
     layers: Sequence[AttentionLayer] = ()
     caveat = ""
     try:
         layers = model.attention_layers
-    except ModelError:  # it can only be tried with numbers
-        caveat = "; what the model's layers need is found out by a trial run when the engine starts"
-    return _Asked(
+    except ModelError:  # only a run with real weights shows the layers
+        caveat = "; the needs of the model's layers are known only after a trial run at the engine's start"
+    return _Requirements(
         lambda provider: attention_misfit(provider.capabilities, config, registry.platform, layers, dtype),
         caveat=caveat,
     )
 
 
-def _twin(
+def _meta_model(
     config: EngineConfig, registry: Registry, model_config: ModelConfig, path: Path, provider: Provider[Model]
 ) -> Model:
-    """Create the model as the engine does, but without memory."""
+    """Create the model as the engine does, but on the device "meta", without memory."""
     import torch
 
     from graftlm.assembly.plugin_choices import create_model

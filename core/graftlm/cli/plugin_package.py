@@ -1,7 +1,7 @@
-"""New plugin packages: what `graftlm plugins new` writes.
+"""New plugin packages, which `graftlm plugins new` writes.
 
-The templates are packages that work as they stand, one for each family, called `new-plugin`. Writing one replaces that
-name, in its two spellings, and a few words about the family.
+There is a template for each family: a working package with the name `new-plugin`. When it is copied, this name is
+replaced, in its two spellings, and a few words about the family.
 """
 
 import re
@@ -20,7 +20,7 @@ __all__ = ["PluginPackage", "write_plugin_package"]
 _TEMPLATES: Final = Path(__file__).parents[1] / "plugin_templates"
 _NAME: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _MAX_NAME_LEN: Final = 30
-#: Family -> what `graftlm plugins check` needs besides the name: a checkpoint, or the template's required options.
+#: Family -> further arguments of `graftlm plugins check`: a checkpoint, or the template's required options.
 _CHECK_ARGUMENTS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {"model": ("--checkpoint tiny",), "storage": ("--options path=check.sqlite",)}
 )
@@ -28,11 +28,11 @@ _CHECK_ARGUMENTS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class PluginPackage:
-    """What a new package is about.
+    """A new plugin package.
 
     Attributes:
-        family: of what it provides.
-        name: what a configuration writes.
+        family: the family of its provider.
+        name: the name of its provider in configurations.
     """
 
     family: Family
@@ -43,28 +43,28 @@ class PluginPackage:
         """Return the package for a family's key and a plugin's name.
 
         Raises:
-            ConfigError: the name is not fit for a package.
+            ConfigError: the name is not valid.
         """
         if not _NAME.fullmatch(name) or len(name) > _MAX_NAME_LEN or name == "auto":
             raise ConfigError(
-                f"'{name}' cannot be a plugin's name. Expected up to {_MAX_NAME_LEN} lower case letters, digits and "
-                f"single '-', beginning with a letter, and not 'auto'; such as 'my-{family.replace('_', '-')}'."
+                f"'{name}' is not a valid plugin name. Expected at most {_MAX_NAME_LEN} lower-case letters, digits and "
+                f"single '-', starting with a letter, and not 'auto'; for example 'my-{family.replace('_', '-')}'."
             )
         return cls(FAMILIES[family], name)
 
     @property
     def distribution(self) -> str:
-        """What package indexes call it."""
+        """The name of the package in package indexes."""
         return f"graftlm-{self.name}"
 
     @property
     def module(self) -> str:
-        """What Python calls it."""
+        """The name of the package's module."""
         return f"graftlm_{self.name.replace('-', '_')}"
 
     @property
     def check_commands(self) -> tuple[str, ...]:
-        """The commands that check it, in its folder, once it is installed."""
+        """The commands that check the installed package, to be run in its folder."""
         check = " ".join(
             ["graftlm plugins check", f"{self.family.key}/{self.name}", *_CHECK_ARGUMENTS.get(self.family.key, ())]
         )
@@ -73,7 +73,7 @@ class PluginPackage:
         return f"python -m {self.module}.tiny_checkpoint tiny", check
 
     def files(self) -> Iterator[tuple[Path, str]]:
-        """Yield each file's path in the package, and its text."""
+        """Yield the path in the package, and the text, of each file."""
         for folder in (_TEMPLATES / "common", _TEMPLATES / self.family.key):
             for file in sorted(folder.rglob("*")):
                 if file.is_file() and "__pycache__" not in file.parts:
@@ -94,32 +94,33 @@ class PluginPackage:
             "CONTRACT": self.family.contract.__name__,
             '"graftlm>=0"': f'"graftlm>={__version__}"',
         }
-        for stand_in, word in words.items():
-            text = text.replace(stand_in, word)
+        for placeholder, word in words.items():
+            text = text.replace(placeholder, word)
         return text
 
 
 def write_plugin_package(package: PluginPackage, folder: Path) -> Path:
-    """Write a package that works: installable, selected by its `engine.yaml`, with tests that pass.
+    """Write a working package. Its `engine.yaml` selects the plugin, and its tests pass.
 
     Args:
-        folder: to be made; its parents are made, too.
+        folder: the folder to create, with its parents.
 
     Returns: the folder.
 
     Raises:
-        ConfigError: the folder is there already or cannot be made, or Python has a module of that name.
+        ConfigError: the folder exists or cannot be created, or a module of the package's name is installed.
     """
     if find_spec(package.module) is not None:
         raise ConfigError(
-            f"The module '{package.module}' is installed already: '{package.name}' would hide it. Take another name."
+            f"The module '{package.module}' is already installed, and the package '{package.name}' would hide it. "
+            "Choose another name."
         )
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
-        raise ConfigError(f"{folder} is there already. Give another folder with --path, or remove it.") from None
+        raise ConfigError(f"{folder} exists already. Give another folder with --path, or remove it.") from None
     except OSError as error:
-        raise ConfigError(f"{folder} cannot be made: {error.strerror}. Give another folder with --path.") from error
+        raise ConfigError(f"{folder} cannot be created: {error.strerror}. Give another folder with --path.") from error
     for path, text in package.files():
         file = folder / path
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""`graftlm plugins`: what is installed, where it comes from, whether it runs here and keeps its contract."""
+"""`graftlm plugins`: lists the installed plugins, explains choices, checks contracts, writes new packages."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-_PIPE_WIDTH = 200  # columns when nobody looks: wide enough that a line of the table stays one line
+#: Number of columns if the output is not a terminal. Each row of a table fits into one line.
+_PIPE_WIDTH = 200
 
-#: Lines of what hypothesis adds to an error, such as the history that led to it.
+#: Most lines to show of the notes that hypothesis adds to an error, such as the steps that led to it.
 _NOTES_SHOWN = 40
 
-#: Exit status when a plugin breaks its contract.
+#: Exit status if a plugin violates its contract.
 _BROKEN = 1
 
 _DeviceOption = Annotated[
-    Literal["auto", "cpu", "cuda"] | None, typer.Option("--device", help="Judge availability for this device.")
+    Literal["auto", "cpu", "cuda"] | None, typer.Option("--device", help="Check the availability for this device.")
 ]
 
 app = typer.Typer(help="List plugins, and check them.", invoke_without_command=True, rich_markup_mode=None)
@@ -48,7 +49,7 @@ def plugins(
     device: _DeviceOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """List every plugin: family, name, where it comes from, whether it runs here or why not; then who observes."""
+    """List all plugins: family, name, distribution, and whether they can run on this machine. Observers come last."""
     if context.invoked_subcommand is not None:
         if config or overrides or device or as_json:
             fail([f"give the options of `graftlm plugins {context.invoked_subcommand}` after its name"])
@@ -63,7 +64,10 @@ def plugins(
 @app.command()
 def check(
     which: Annotated[
-        str, typer.Argument(metavar="[FAMILY/]NAME", help="What to check, such as eviction/lru, or lru if only one is.")
+        str,
+        typer.Argument(
+            metavar="[FAMILY/]NAME", help="The plugin to check, such as eviction/lru; lru if no other family has it."
+        ),
     ],
     options: Annotated[
         list[str] | None,
@@ -74,15 +78,15 @@ def check(
         typer.Option("--module", metavar="MODULE", help="A module with a plugin that is not installed. Repeatable."),
     ] = None,
     checkpoint: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="A small checkpoint, to check a model with.")
+        Path | None, typer.Option(metavar="FOLDER", help="A small checkpoint, which the check of a model needs.")
     ] = None,
     config: ConfigOption = None,
     overrides: SetOption = None,
     device: _DeviceOption = None,
 ) -> None:
-    """Check that a plugin keeps its contract: run its family's conformance kit, and say how each sentence fared."""
+    """Check that a plugin keeps its contract: run its family's conformance kit, and print the result by sentence."""
     if not __debug__:
-        fail(["conformance kits are made of assertions, which python -O leaves out; run without it"])
+        fail(["conformance kits consist of assertions, which python -O removes; run without -O"])
     registry = _load(config, overrides or (), device, modules or ())
     family, provider = _find(registry, which)
     results = _results(registry, family, provider, options or (), checkpoint)
@@ -92,12 +96,14 @@ def check(
 
 @app.command()
 def why(
-    family: Annotated[str, typer.Argument(metavar="FAMILY", help="Such as attention; `graftlm plugins` lists them.")],
+    family: Annotated[
+        str, typer.Argument(metavar="FAMILY", help="A family, such as attention; `graftlm plugins` lists all.")
+    ],
     config: ConfigOption = None,
     overrides: SetOption = None,
     device: _DeviceOption = None,
 ) -> None:
-    """Explain which plugin of a family a configuration gets, and why the others are passed over."""
+    """Explain which plugin of a family a configuration selects, and why it does not select the others."""
     from rich.table import Table
     from rich.text import Text
 
@@ -121,16 +127,16 @@ def why(
 
 @app.command()
 def new(
-    family: Annotated[str, typer.Argument(metavar="FAMILY", help="What it is to provide, such as cache.")],
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What a configuration will write, such as my-cache.")],
+    family: Annotated[str, typer.Argument(metavar="FAMILY", help="The family of the new plugin, such as cache.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The plugin's name in configurations, such as my-cache.")],
     path: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The folder to make; graftlm-NAME when left out.")
+        Path | None, typer.Option(metavar="DIR", help="The folder to create; default: graftlm-NAME.")
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Take a name that an installed plugin of the family has.")
+        bool, typer.Option("--force", help="Permit the name of an installed plugin of the family.")
     ] = False,
 ) -> None:
-    """Write a plugin package that works: entry point, options, implementation, tests, README."""
+    """Write a working plugin package: entry point, options, implementation, tests, README."""
     from graftlm.cli.plugin_package import PluginPackage, write_plugin_package
 
     package = PluginPackage.of(_family(family), name)
@@ -138,7 +144,7 @@ def new(
         _check_free(_load(None, (), None), package.family, name)
     folder = write_plugin_package(package, path or Path(package.distribution))
     for line in (
-        f"{folder}: {package.family.title} '{name}', a package that works. Next:",
+        f"{folder}: a working package with the {package.family.title} '{name}'. Next:",
         f"  pip install -e {quote(f'{folder}[test]')}",
         f"  cd {quote(str(folder))}",
         *(f"  {command}" for command in package.check_commands),
@@ -149,11 +155,11 @@ def new(
 
 
 def _load(config: Path | None, overrides: Sequence[str], device: str | None, modules: Sequence[str] = ()) -> Registry:
-    """Load the plugins that a configuration and `--module` name.
+    """Load the plugins of a configuration and of `--module`.
 
     Raises:
         ConfigError: the configuration is wrong.
-        PluginLoadError: one of the modules cannot be loaded.
+        PluginLoadError: a module of `--module` cannot be loaded.
     """
     from graftlm.registry import Registry, probe_platform
 
@@ -161,24 +167,24 @@ def _load(config: Path | None, overrides: Sequence[str], device: str | None, mod
     plugins = settings.plugins.model_copy(update={"modules": [*settings.plugins.modules, *modules]})
     registry = Registry.load(plugins, platform=probe_platform(device or settings.model.device))
     for failure in registry.failures:
-        if failure.plugin.name in modules:  # asked for by name: it is not enough to list its error
+        if failure.plugin.name in modules:  # the user gave this module, so its error ends the command
             raise failure.error
     return registry
 
 
 def _check_free(registry: Registry, family: Family, name: str) -> None:
-    """Refuse a name that somebody has.
+    """Refuse a name that is in use.
 
     Raises:
-        ConfigError: an installed plugin provides it.
+        ConfigError: an installed plugin of the family has the name.
     """
     from graftlm.errors import ConfigError
 
     if owners := _owners(registry, family.key, name):
         raise ConfigError(
-            f"The {family.title} '{name}' is provided by {' and by '.join(owners)} already: with a second one, a "
-            f"configuration that names it is refused until plugins.prefer says whose it means. "
-            f"Take another name, or give --force."
+            f"The {family.title} '{name}' is already provided by {' and by '.join(owners)}. If two distributions "
+            "provide a name, a configuration that uses it has to select one of them in plugins.prefer. Choose another "
+            "name, or use --force."
         )
 
 
@@ -196,19 +202,19 @@ def _conflicts(registry: Registry, choice: Choice) -> Iterator[str]:
     for candidate in choice.candidates:
         owners = _owners(registry, choice.family.key, candidate.name)
         if len(owners) > 1 and candidate.provider is not None:
-            outcome = f"plugins.prefer takes that of {candidate.distribution}"
+            outcome = f"plugins.prefer selects {candidate.distribution}"
         else:
-            outcome = "it is refused until plugins.prefer says whose it means"
+            outcome = "it cannot be used until plugins.prefer selects one of them"
         if len(owners) > 1:
             yield f"'{candidate.name}' is provided by {' and by '.join(owners)}; {outcome}"
 
 
 def _find(registry: Registry, which: str) -> tuple[str, Provider[Any]]:
-    """Return the family and the provider that FAMILY/NAME means.
+    """Return the family and the provider for FAMILY/NAME or NAME.
 
     Raises:
-        ConfigError: there is no such family.
-        PluginError: there is no such provider, or it cannot run here.
+        ConfigError: there is no such family, or several families have the name.
+        PluginError: there is no such provider, or it cannot run on this machine.
     """
     from graftlm.config import nearest
     from graftlm.errors import ConfigError
@@ -218,17 +224,17 @@ def _find(registry: Registry, which: str) -> tuple[str, Provider[Any]]:
     if not slash:
         having = [key for key in FAMILIES if which in registry.names(key)]
         if len(having) > 1:
-            raise ConfigError(f"'{which}' is provided in several families: {', '.join(having)}. Check FAMILY/{which}.")
+            raise ConfigError(f"'{which}' is in several families: {', '.join(having)}. Give FAMILY/{which}.")
         family, name = (having[0], which) if having else (which, "")
     if not (name and family in FAMILIES):
         close = nearest(family, FAMILIES)
         hint = f" Did you mean '{close}/{name or 'NAME'}'?" if close else ""
-        raise ConfigError(f"'{which}' is no FAMILY/NAME; families are: {', '.join(FAMILIES)}.{hint}")
+        raise ConfigError(f"'{which}' is not a valid FAMILY/NAME; families are: {', '.join(FAMILIES)}.{hint}")
     return family, registry.provider(family, name)
 
 
 def _family(text: str) -> str:
-    """Return the key of a family.
+    """Return the key of a family; `text` may contain "-" instead of "_".
 
     Raises:
         ConfigError: there is no such family.
@@ -248,10 +254,10 @@ def _family(text: str) -> str:
 def _results(
     registry: Registry, family: str, provider: Provider[Any], options: Sequence[str], checkpoint: Path | None
 ) -> Iterable[ConformanceResult]:
-    """Return the results of a provider's kit, which come as its tests end.
+    """Return the results of a provider's conformance kit, each as soon as its test has ended.
 
     Raises:
-        ConfigError: an option is wrong, or there is no kit for it.
+        ConfigError: an option is wrong, or there is no kit for the provider.
     """
     from graftlm.registry import FAMILIES
     from graftlm.testing import iter_conformance, provider_kit
@@ -269,10 +275,10 @@ def _results(
 
 
 def _read_options(texts: Sequence[str]) -> dict[str, Any]:
-    """Read `key=value` or `key.inner=value`.
+    """Return the options in texts of the form `key=value` or `key.inner=value`.
 
     Raises:
-        ConfigError: a text has no such form.
+        ConfigError: a text has another form, or two texts contradict each other.
     """
     import yaml
 
@@ -283,21 +289,25 @@ def _read_options(texts: Sequence[str]) -> dict[str, Any]:
         path, equals, value = text.partition("=")
         *parents, key = path.strip().split(".")
         if not equals or not all([*parents, key]):
-            raise ConfigError(f"--options: got '{text}', expected KEY=VALUE, as in weight=0.5")
+            raise ConfigError(f"--options: got '{text}', expected KEY=VALUE, such as weight=0.5")
         inner = options
         for parent in parents:
             inner = inner.setdefault(parent, {})
             if not isinstance(inner, dict):
-                raise ConfigError(f"--options: '{text}' sets something in '{parent}', which another one gave a value")
+                raise ConfigError(f"--options: '{text}' sets a key in '{parent}', but another option set it to a value")
         try:
             inner[key] = yaml.safe_load(value)
         except yaml.YAMLError as error:
-            raise ConfigError(f"--options: the value of '{text}' is no YAML: {' '.join(str(error).split())}") from error
+            message = f"--options: the value of '{text}' is not valid YAML: {' '.join(str(error).split())}"
+            raise ConfigError(message) from error
     return options
 
 
 def _print_results(results: Iterable[ConformanceResult]) -> bool:
-    """Print a line for each sentence when its cases have run. Returns whether all that ran passed, and any did."""
+    """Print a line for each sentence of the contract when its cases have run.
+
+    Returns: whether at least one sentence passed and none failed.
+    """
     from collections import Counter
 
     console = _console()
@@ -309,7 +319,7 @@ def _print_results(results: Iterable[ConformanceResult]) -> bool:
 
 
 def _print_sentence(console: Console, cases: list[ConformanceResult]) -> str:
-    """Print how the cases of one test went, with the first reason of each kind.
+    """Print the result of the cases of one test, with the reason of the first failed and the first skipped case.
 
     Returns: "passed", "failed" or "skipped".
     """
@@ -334,17 +344,20 @@ def _print_sentence(console: Console, cases: list[ConformanceResult]) -> str:
 
 
 def _reason(error: Exception) -> list[str]:
-    """Return what an error says, or the line that raised it, and where that stands; of a group, its first error."""
+    """Return lines that describe an error: its message or the line that raised it, the place, and its notes.
+
+    Of an exception group, the first error is described.
+    """
     from traceback import extract_tb
 
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     frames = extract_tb(error.__traceback__)
-    said = str(error) or next((frame.line or "" for frame in reversed(frames)), "")
-    lines = [line for line in f"{type(error).__name__}: {said}".splitlines() if line.strip()]
+    text = str(error) or next((frame.line or "" for frame in reversed(frames)), "")
+    lines = [line for line in f"{type(error).__name__}: {text}".splitlines() if line.strip()]
     notes = [line for note in getattr(error, "__notes__", ()) for line in note.splitlines()]
     if len(notes) > _NOTES_SHOWN:
-        notes[_NOTES_SHOWN:] = [f"... and {len(notes) - _NOTES_SHOWN} more lines, which pytest prints of the same kit"]
+        notes[_NOTES_SHOWN:] = [f"... and {len(notes) - _NOTES_SHOWN} more lines; pytest prints all of them"]
     return [*lines, *(f"at {frame.filename}:{frame.lineno}: {frame.line}" for frame in frames[-1:]), *notes]
 
 

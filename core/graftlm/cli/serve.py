@@ -16,20 +16,20 @@ def serve(
         str | None, typer.Option("--model", metavar="PATH", help="A checkpoint folder, or `demo`, the bundled model.")
     ] = None,
     host: Annotated[str | None, typer.Option("--host", help="Address to listen on; 0.0.0.0 for all.")] = None,
-    port: Annotated[int | None, typer.Option("--port", help="TCP port; 0 takes a free one.")] = None,
-    log_format: Annotated[str | None, typer.Option("--log-format", help="Form of log lines: text or json.")] = None,
+    port: Annotated[int | None, typer.Option("--port", help="TCP port; 0 selects a free one.")] = None,
+    log_format: Annotated[str | None, typer.Option("--log-format", help="Format of log lines: text or json.")] = None,
     log_level: Annotated[
-        str | None, typer.Option("--log-level", help="Least severe messages: debug, info, warning or error.")
+        str | None, typer.Option("--log-level", help="Lowest level to log: debug, info, warning or error.")
     ] = None,
     overrides: SetOption = None,
     is_dry: Annotated[
-        bool, typer.Option("--dry-run", help="Check everything but the weights, print the plan, and do not serve.")
+        bool, typer.Option("--dry-run", help="Check everything except the weights, print the plan, and do not serve.")
     ] = False,
 ) -> None:
     """Serve a model over HTTP: OpenAI's API, a native one, metrics and a dashboard.
 
-    Exits with 2, before it listens, when the configuration, a plugin or the checkpoint is wrong; with 1 when a process
-    died and was not started again.
+    Exits with 2 before it listens if the configuration, a plugin or the checkpoint is wrong. Exits with 1 if a process
+    died and was not restarted.
     """
     from graftlm.errors import EngineError
     from graftlm.server.serve import dry_run
@@ -46,7 +46,7 @@ def serve(
         return
     try:
         status = run(config, on_ready=lambda url: print(f"serving on {url}", flush=True))
-    except EngineError as error:  # nothing that another configuration would mend
+    except EngineError as error:  # not an error of the configuration, so the status is not 2
         print(f"error: {error}", file=sys.stderr)
         status = 1
     raise typer.Exit(status)

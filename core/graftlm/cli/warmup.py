@@ -1,4 +1,4 @@
-"""`graftlm warmup`: compiles and loads what a configuration will need, so that the next start does not wait."""
+"""`graftlm warmup`, which compiles the kernels that a configuration needs, so that the next start is faster."""
 
 import time
 from collections.abc import Sequence
@@ -25,10 +25,10 @@ def warmup(
     ] = None,
     overrides: SetOption = None,
 ) -> None:
-    """Load what a configuration needs, compile what the wheel does not hold, and print a table of the kernels.
+    """Compile the kernels that a configuration needs and that the wheel does not contain, and print a table of them.
 
-    It starts the engine as `graftlm serve` does, in this process, runs one request and ends. The next start finds every
-    kernel compiled. Exits with 2 when the configuration, a plugin or the checkpoint is wrong.
+    The command starts an engine in this process, as `graftlm serve` does, runs one request and ends. The next start
+    finds every kernel compiled. Exits with 2 if the configuration, a plugin or the checkpoint is wrong.
     """
     from graftlm.engine.engine import Engine
 
@@ -46,7 +46,7 @@ def warmup(
 
 
 def kernel_table(uses: Sequence[KernelUse]) -> list[str]:
-    """Return the lines of a table with one row for each kernel; one that was loaded twice has one row."""
+    """Return the lines of a table with one row for each kernel, also if it was loaded twice."""
     first: dict[Path, KernelUse] = {}
     for use in uses:
         first.setdefault(use.library, use)
@@ -59,7 +59,7 @@ def kernel_table(uses: Sequence[KernelUse]) -> list[str]:
 
 
 def _run_once(engine: "Engine") -> None:
-    """Run one request, so that what is loaded with the first one is loaded."""
+    """Run one request, so that kernels that are loaded by the first request are loaded."""
     from graftlm.errors import UnsupportedFeatureError
 
     prompt = [0]
