@@ -84,11 +84,15 @@ def test_layers_get_the_configured_operations(native_ops, kind, tmp_path):
         (
             "deepseek_v2",
             {"sinks": True},
-            "it cannot read values out of the keys",
+            "it cannot use a part of the keys as values",
         ),
-        ("gpt_oss", {"value_prefix": True}, "it has no attention sinks, the model needs them"),
-        ("gpt_oss", {"sinks": True, "sliding_window": False}, "it has no sliding window, the model needs one"),
-        ("llama", {"head_dims": (64,)}, "it takes head dims 64, the model has 16"),
+        ("gpt_oss", {"value_prefix": True}, "it does not support attention sinks, which the model needs"),
+        (
+            "gpt_oss",
+            {"sinks": True, "sliding_window": False},
+            "it does not support sliding windows, which the model needs",
+        ),
+        ("llama", {"head_dims": (64,)}, "it supports head dims 64, but the model has 16"),
     ],
 )
 def test_a_backend_without_a_capability_that_the_model_needs_is_refused(family, claims, reason, tmp_path):

@@ -45,8 +45,10 @@ def test_memory_up_to_the_free_size_is_accepted(num_tokens, caplog):
 def test_memory_above_the_free_size_causes_a_warning(num_tokens, caplog):
     check({"kv_tokens": num_tokens})
     (message,) = caplog.messages
-    assert f"memory.kv_tokens: {num_tokens:,} tokens take 0.0" in message
-    assert message.endswith("the memory has 0.03 GiB, of which 0.02 GiB are free. The largest value that fits is 8,192")
+    assert f"memory.kv_tokens: {num_tokens:,} tokens need 0.0" in message
+    assert message.endswith(
+        "but the memory has 0.03 GiB, of which 0.02 GiB are free. The largest value that fits is 8,192"
+    )
     assert caplog.records[0].levelno == logging.WARNING
 
 
@@ -79,7 +81,7 @@ def test_more_pages_than_page_ids_are_refused():
     memory = {"kv_tokens": 1 << 36}
     demand = replace(DEMAND, **memory)
     sizes = size_kv([FULL], torch.float16, demand)
-    with pytest.raises(ConfigError, match=r"more than 2,147,483,647 pages, expected 34,359,738,352 at most"):
+    with pytest.raises(ConfigError, match=r"more than 2,147,483,647 pages, expected at most 34,359,738,352"):
         check_kv_fits(EngineConfig(memory=memory), sizes, demand, have, [FULL], torch.float16)
 
 
@@ -96,7 +98,7 @@ def test_an_engine_refuses_kv_memory_above_the_machines_total(num_tokens, tmp_pa
 )
 def test_an_engine_refuses_host_memory_above_the_machines_total(options, name):
     cache = {"name": "hicache", "options": options}
-    with pytest.raises(ConfigError, match=rf"cache\.options\.{name}: .*beside .* of KV memory take"):
+    with pytest.raises(ConfigError, match=rf"cache\.options\.{name}: .* and .* of KV memory need"):
         Engine(model="demo", memory={"kv_tokens": 1024}, cache=cache)
 
 
@@ -113,8 +115,8 @@ def test_adapter_memory_above_the_total_is_refused():
             list(self.layer.weight_slots("model.layers.0."))
 
     config = EngineConfig(lora={"enabled": True, "max_loaded": 1024, "max_rank": 4096})
-    num_replicas = psutil.virtual_memory().total >> 30  # 1 GiB each; the adapters need 2 GiB
-    with pytest.raises(ConfigError, match=r"lora\.max_loaded: 1024 adapters of rank 4096 take 2\.00 GiB"):
+    num_replicas = psutil.virtual_memory().total >> 30  # 1 GiB each; the room takes 2 GiB
+    with pytest.raises(ConfigError, match=r"lora\.max_loaded: 1024 adapters of rank 4096 need 2\.00 GiB"):
         make_adapters(config, OneLayer(), num_replicas)
 
 

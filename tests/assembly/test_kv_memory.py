@@ -35,39 +35,39 @@ SPLIT = {"name": "swa_radix", "page_size": 16}
     [
         (
             [FULL], {}, HOST, StepMemory(), torch.float16,
-            "4,194,304 tokens of 2,048 bytes, what fits into memory.kv_fraction 0.5 of what is free "
+            "4,194,304 tokens of 2,048 bytes, limited to memory.kv_fraction 0.5 of the free memory "
             "(32.00 GiB of memory: 16.00 GiB free)",
         ),
         (
             [FULL], {"kv_fraction": 0.95}, DEVICE, STEPS, torch.float16,
-            "6,291,456 tokens of 2,048 bytes, what fits beside activations and graphs (80.00 GiB of memory: "
-            "60.00 GiB weights, 16.00 GiB free, 3.00 GiB of it kept for activations, 1.00 GiB for graphs)",
+            "6,291,456 tokens of 2,048 bytes, limited by the memory for activations and graphs (80.00 GiB of memory: "
+            "60.00 GiB weights, 16.00 GiB free, 3.00 GiB of it for activations, 1.00 GiB for graphs)",
         ),
         (
             [FULL], {"context_len": 4096}, DEVICE, STEPS, torch.float16,
-            "262,144 tokens of 2,048 bytes, all that 64 requests of 4,096 tokens can use (80.00 GiB of memory: "
-            "60.00 GiB weights, 16.00 GiB free, 3.00 GiB of it kept for activations, 1.00 GiB for graphs)",
+            "262,144 tokens of 2,048 bytes, enough for 64 requests of 4,096 tokens (80.00 GiB of memory: "
+            "60.00 GiB weights, 16.00 GiB free, 3.00 GiB of it for activations, 1.00 GiB for graphs)",
         ),
         (
             [FULL], {"kv_tokens": 1600}, DEVICE, StepMemory(), torch.float16,
-            "1,600 tokens of 2,048 bytes, as memory.kv_tokens says "
+            "1,600 tokens of 2,048 bytes, set by memory.kv_tokens "
             "(80.00 GiB of memory: 60.00 GiB weights, 16.00 GiB free)",
         ),
         (
             [FULL, WINDOWED], {"kv_tokens": 16000, "window_tokens": 1600, "span": WindowSpan(64, 16)},
             HOST, StepMemory(), torch.float16,
-            "16,000 tokens of 4,096 bytes, sliding-window layers keep 1,600 of them, as memory.kv_tokens says "
+            "16,000 tokens of 4,096 bytes, sliding-window layers keep 1,600 of them, set by memory.kv_tokens "
             "(32.00 GiB of memory: 16.00 GiB free)",
         ),
         (
             [FULL], {"kv_tokens": 1600}, HOST, StepMemory(), torch.int8,
-            "1,600 tokens of 1,056 bytes in int8, 1.94 times as many as in float16, as memory.kv_tokens says "
+            "1,600 tokens of 1,056 bytes in int8, 1.94 times as many as in float16, set by memory.kv_tokens "
             "(32.00 GiB of memory: 16.00 GiB free)",
         ),
         (
             [FULL], {}, HOST, StepMemory(), torch.float8_e4m3fn,
-            "8,388,608 tokens of 1,024 bytes in float8_e4m3fn, 2.00 times as many as in float16, what fits into "
-            "memory.kv_fraction 0.5 of what is free (32.00 GiB of memory: 16.00 GiB free)",
+            "8,388,608 tokens of 1,024 bytes in float8_e4m3fn, 2.00 times as many as in float16, limited to "
+            "memory.kv_fraction 0.5 of the free memory (32.00 GiB of memory: 16.00 GiB free)",
         ),
     ],
 )  # fmt: skip

@@ -32,7 +32,10 @@ LACKS = {
     "model": ("model:\n  path: no/model\n", "2: model.path: No checkpoint at 'no/model'"),
     "empty model": ("model:\n  path: .\n", "2: model.path: No checkpoint in .: looked for config.json"),
     "long path": (f"model:\n  path: {'x' * 5000}\n", "2: model.path: model.path 'xxx"),
-    "context": ("model:\n  context_len: 1000000\n", "2: model.context_len: is 1,000,000, but the context of demo ends"),
+    "context": (
+        "model:\n  context_len: 1000000\n",
+        "2: model.context_len: is 1,000,000, but the context of demo has only",
+    ),
     "adapter": ("lora:\n  adapters:\n    a: no/adapter\n", "3: lora.adapters.a: no/adapter/adapter_config.json cannot"),
     "storage path": (f"{STORAGE}        path: engine.yaml\n", "7: cache.options.storage.options.path: "),
     "storage size": (
@@ -86,7 +89,8 @@ def write_adapter(folder, **entries):
 
 
 @pytest.mark.parametrize(
-    ("entries", "message"), [({"r": 128}, "has rank 128, above lora.max_rank 64"), ({}, "lacks adapter_model.safetens")]
+    ("entries", "message"),
+    [({"r": 128}, "has rank 128, above lora.max_rank 64"), ({}, "does not contain adapter_model.safetens")],
 )
 def test_the_contents_of_an_adapter_are_checked(run, tmp_path, entries, message):
     write_adapter(tmp_path / "adapter", **entries)
@@ -108,7 +112,7 @@ def test_a_dry_run_prints_the_plan_and_leaves_the_port_free(run):
     status, out, err = run(text, "serve", "engine.yaml", "--dry-run")
     assert (status, err) == (0, [])
     assert "(LlamaForCausalLM), 0.01 GiB of weights, float32 on " in out
-    assert "KV memory: 131,072 tokens of 2,560 bytes; beside the weights " in out
+    assert "KV memory: 131,072 tokens of 2,560 bytes; the weights leave about " in out
     assert "plugin: cache = chunk of graftlm" in out
     assert "(cache.name: engine.yaml:1)" in out
     assert f"address: http://127.0.0.1:{port} is free" in out
@@ -125,4 +129,4 @@ def test_a_dry_run_refuses_memory_above_the_machines_total(run):
     text = "server: {port: 0}\nmemory:\n  kv_tokens: 900000000000\n"
     status, _, err = run(text, "serve", "engine.yaml", "--dry-run")
     assert status == 2
-    assert err[0].startswith("error: engine.yaml:3: memory.kv_tokens: 900,000,000,000 tokens take ")
+    assert err[0].startswith("error: engine.yaml:3: memory.kv_tokens: 900,000,000,000 tokens need ")

@@ -22,7 +22,7 @@ def test_each_choice_has_its_reason(tmp_path):
     assert found["scheduling"]["why"] == "scheduling.policy.name: --set"
     assert found["eviction"]["why"] == "cache.eviction.name: the default"
     assert found["attention"]["why"] == "auto: the highest rank that fits cpu/float32"
-    assert found["grammar"]["why"] == "auto: the highest rank that runs here"
+    assert found["grammar"]["why"] == "auto: the highest rank that runs on this machine"
     assert not {"reasoning", "model"} & found.keys()
 
 

@@ -40,22 +40,24 @@ def plan(checkpoint, have, **fields):
 def test_the_plan_counts_only_loaded_weights_in_the_models_dtype(checkpoint, dtype, num_bytes):
     lines = plan(checkpoint, DeviceMemory(64 * GIB, 32 * GIB, None), model={"dtype": dtype})
     assert f", {gib(num_bytes)} of weights, {dtype} on cpu, 1 replica(s)" in lines[0]
-    assert f"would fit into the {gib(32 * GIB - num_bytes)} that are free" in lines[2]
+    assert f"the weights leave about {gib(32 * GIB - num_bytes)} free" in lines[2]
 
 
 @pytest.mark.parametrize("free_bytes", [0, GIB, SHAPE.weight_bytes])
 def test_an_estimate_of_too_little_memory_is_a_warning(checkpoint, free_bytes):
     lines = plan(checkpoint, DeviceMemory(64 * GIB, free_bytes, None))
-    assert lines[2].startswith("warning: KV memory: an estimate finds too little: the weights take about 1.16 GiB of ")
-    assert f"{gib(free_bytes)} that are free (64.00 GiB in all). If that is still so when they are" in lines[2]
+    assert lines[2].startswith(
+        "warning: KV memory: the estimated free memory is too small: the weights need about 1.16 GiB of "
+    )
+    assert f"the free {gib(free_bytes)} (64.00 GiB in total). If this is still true after they are loaded" in lines[2]
     assert any(line.startswith("plugin: attention = ") for line in lines)
 
 
 @pytest.mark.parametrize(
     ("memory", "message"),
     [
-        ({"kv_tokens": 10**12}, "memory.kv_tokens: 1,000,000,000,000 tokens take"),
-        ({"window_tokens": 64}, "keeps no wi"),
+        ({"kv_tokens": 10**12}, "memory.kv_tokens: 1,000,000,000,000 tokens need"),
+        ({"window_tokens": 64}, "has no separate memory for wi"),
     ],
 )
 def test_memory_above_the_total_is_refused_even_if_no_memory_is_free(checkpoint, memory, message):

@@ -87,7 +87,7 @@ def test_the_memory_of_a_measurement_is_freed():
         steps, model, lambda kv: kept.append(weakref.ref(kv)) or Holder(kv, model), torch.float32, CPU, Meter()
     )
     assert kept[0]() is None
-    with pytest.raises(InvariantError, match="a measurement that is over"):
+    with pytest.raises(InvariantError, match="a measurement that has ended"):
         model.bound.prepare(model.batches[0])
 
 
@@ -131,7 +131,7 @@ def test_a_real_model_and_backend_run_the_steps(checkpoint, caplog):
     with caplog.at_level(logging.INFO, logger="graftlm"):
         parts = assemble(config, registry, Platform("cpu"))
     parts.loop.close()
-    assert "KV memory: 64 tokens of 512 bytes, as memory.kv_tokens says" in caplog.text
+    assert "KV memory: 64 tokens of 512 bytes, set by memory.kv_tokens" in caplog.text
     model, provider = parts.device_parts.model, registry.provider("attention", "torch_native")
     stores = []
 

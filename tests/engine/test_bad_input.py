@@ -145,7 +145,7 @@ def test_an_output_ends_at_the_end_of_the_context(engine):
 
 
 def test_a_context_len_above_the_models_is_refused():
-    with pytest.raises(ConfigError, match=r"model\.context_len is 40000, but this checkpoint's context ends at 2048"):
+    with pytest.raises(ConfigError, match=r"model\.context_len is 40000, but this checkpoint's context has only 2048"):
         Engine(model={"path": "demo", "context_len": 40000})
 
 

@@ -104,10 +104,10 @@ def test_the_log_line_has_the_number_of_tokens_and_the_gain_over_the_models_dtyp
         (
             "torch_native",
             ConfigError,
-            "attention backend 'torch_native' does not fit this engine: it reads a KV cache of the model's dtype or "
-            "int8, memory.kv_dtype is fp8. Set attention.name.",
+            "attention backend 'torch_native' does not fit this engine: it supports a KV cache in the model's dtype or "
+            "int8, but memory.kv_dtype is fp8. Set attention.name.",
         ),
-        ("auto", GraftlmError, "it reads a KV cache of the model's dtype or int8, memory.kv_dtype is fp8"),
+        ("auto", GraftlmError, "it supports a KV cache in the model's dtype or int8, but memory.kv_dtype is fp8"),
     ],
 )
 def test_a_kv_dtype_that_no_backend_reads_is_refused(checkpoint, attention, error, message):

@@ -223,7 +223,7 @@ def test_a_request_whose_adapter_was_unloaded_before_queueing_is_refused(engine)
     ("adapter", "kind", "message"),
     [
         ("x", AdapterNotFoundError, r"no adapter 'x' is loaded\. Loaded: attention\."),
-        (["attention"], RequestError, r"adapter: got 1, expected one for each of 2 prompt\(s\)"),
+        (["attention"], RequestError, r"adapter: got 1 names, expected one for each of 2 prompt\(s\)"),
         (7, RequestError, "adapter must be an adapter's name, None, or a list of these, got 7"),
         (["attention", 7], RequestError, "adapter must be"),
     ],

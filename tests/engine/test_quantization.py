@@ -67,7 +67,9 @@ def test_the_log_has_the_saved_memory_and_the_plain_layers(checkpoint, caplog):
         Engine(model=model, memory={"kv_tokens": 256}),
     ):
         pass
-    assert "6 linear layers are quantized by int4: 0.0 MB instead of 0.2, 0.2 saved; as they were: " in caplog.text
+    assert (
+        "6 linear layers are quantized by int4: 0.0 MB instead of 0.2 MB, 0.2 MB saved; not quantized: " in caplog.text
+    )
     assert "layers.0.attention.out (option keep names o_proj), layers.1.attention.out" in caplog.text
 
 
@@ -83,13 +85,14 @@ def test_the_log_has_the_saved_memory_and_the_plain_layers(checkpoint, caplog):
         (
             {"quantization": "int4", "dtype": "float16"},
             ConfigError,
-            "quantization 'int4' does not fit this engine: it computes in float32, bfloat16, the model in float16",
+            "quantization 'int4' does not fit this engine: it computes in float32, bfloat16, "
+            "but the model computes in float16",
         ),
         (
             {"quantization": {"name": "int4", "options": {"group_size": 128, "kernel": "torch"}}},
             ConfigError,
-            "quantization 'int4' finds nothing to quantize in this model: layers.0.attention.qkv: its number of "
-            "inputs, 64, is not a multiple of 128",
+            "quantization 'int4' cannot quantize any layer of this model: layers.0.attention.qkv: its 64 inputs are no "
+            "multiple of 128",
         ),
     ],
 )

@@ -211,8 +211,8 @@ def test_window_memory_is_smaller_than_one_common_memory(workload):
 @pytest.mark.parametrize(
     ("cache", "window_tokens", "message"),
     [
-        ("radix", 100, "the cache 'radix' keeps no windows apart"),
-        ("chunk", 100, "the cache 'chunk' keeps no windows apart"),
+        ("radix", 100, "the cache 'radix' has no separate memory for windows"),
+        ("chunk", 100, "the cache 'chunk' has no separate memory for windows"),
         ("swa_radix", 20, "one request with a window of 16 tokens may need 24"),
     ],
 )
@@ -226,7 +226,7 @@ def test_a_model_without_windows_has_one_memory(tmp_path, caplog):
     path = write_tiny_checkpoint(tmp_path, "llama", num_layers=1, tokenizer=True)
     parts = make_parts(path, cache={"name": "swa_radix"}, memory={"kv_tokens": 100})
     assert parts.loop.scheduler.kv.window is None
-    assert "no layer has one" in caplog.text
+    assert "no layer has a sliding window" in caplog.text
     parts.loop.close()
-    with pytest.raises(ConfigError, match="no sliding window that all windows share: no layer has one"):
+    with pytest.raises(ConfigError, match="cannot have a memory of their own: no layer has a sliding window"):
         make_parts(path, cache={"name": "swa_radix"}, memory={"kv_tokens": 100, "window_tokens": 50})

@@ -1,1 +1,1 @@
-"""From a configuration to the parts of an engine."""
+"""Assembly of an engine's parts from a configuration."""

@@ -1,4 +1,4 @@
-"""Loads adapters into a running engine, and unloads them, between two steps."""
+"""Loading and unloading of adapters in a running engine, between two steps."""
 
 import logging
 import time
@@ -19,10 +19,10 @@ class AdapterLoader:
     """Reads adapters in any thread, and installs them in the thread of the step loop.
 
     Args:
-        loop: whose requests have the adapters.
-        catalog: finds them by name.
-        layers: hold them.
-        read: from a folder to an adapter that fits the model; raises AdapterError.
+        loop: the step loop of the engine.
+        catalog: the adapters by name.
+        layers: the layers that store the adapters' weights.
+        read: reads the adapter in a folder; raises AdapterError if it does not fit the model.
     """
 
     def __init__(
@@ -36,56 +36,62 @@ class AdapterLoader:
         self._catalog = catalog
         self._layers = layers
         self._read = read
-        self._leaving: set[int] = set()  # slots of unloaded adapters that are not cleared yet
+        self._unloaded_slots: set[int] = set()  # slots of unloaded adapters that are not cleared yet
 
     @property
     def loaded(self) -> Mapping[str, LoadedAdapter]:
-        """The adapters that take requests, by name. From any thread."""
+        """The adapters that new requests may use, by name. May be read in any thread."""
         return self._catalog.loaded
 
     def read(self, name: str, path: str) -> AdapterWeights:
-        """Read an adapter that is to have a name, and check that it fits the model. From any thread; changes nothing.
+        """Read an adapter and check that it fits the model. May be called in any thread, and has no effects.
+
+        Args:
+            name: the name that the adapter is to have.
+            path: the adapter's folder.
 
         Raises:
-            AdapterError: it does not fit, or the name is taken.
+            AdapterError: the adapter does not fit, or the name is in use.
         """
         self._catalog.check_new(name)
         return self._read(Path(path))
 
     def install(self, name: str, path: str, weights: AdapterWeights) -> LoadedAdapter:
-        """Copy an adapter to the device, after the steps under way, and let requests have it.
+        """Copy an adapter to the device between two steps, and accept requests for it.
 
         Raises:
-            AdapterError: the name or every slot is taken.
+            AdapterError: the name is in use, or all slots are in use.
         """
         self._catalog.check_new(name)
-        self._clear_left()
+        self._clear_unused()
         slot = self._catalog.free_slot(self._loop.scheduler.used_adapter_slots)
         start_s = time.monotonic()
         self._loop.run_on_device(lambda: self._layers.set(slot, weights.factors))
         adapter = LoadedAdapter(name, path, slot, weights.digest)
         self._catalog.add(adapter)
-        held_ms = (time.monotonic() - start_s) * 1e3
-        _logger.info("adapter %s of %s is loaded; steps waited %.1f ms", name, path, held_ms)
+        delay_ms = (time.monotonic() - start_s) * 1e3
+        _logger.info("adapter %s of %s is loaded; steps waited %.1f ms", name, path, delay_ms)
         return adapter
 
     def unload(self, name: str) -> int:
-        """Take no more requests for an adapter; returns how many it still has, which end as if nothing had happened.
+        """Refuse new requests for an adapter. Requests that already have it keep it until they end.
+
+        Returns: the number of requests that still have it.
 
         Raises:
             AdapterNotFoundError: no adapter has that name.
         """
         adapter = self._catalog.remove(name)
-        self._leaving.add(adapter.slot)
+        self._unloaded_slots.add(adapter.slot)
         num_left = self._loop.scheduler.used_adapter_slots[adapter.slot]
-        _logger.info("adapter %s of %s is unloaded; %d requests go on with it", name, adapter.path, num_left)
-        self._clear_left()
+        _logger.info("adapter %s of %s is unloaded; %d requests still use it", name, adapter.path, num_left)
+        self._clear_unused()
         return num_left
 
-    def _clear_left(self) -> None:
-        """Empty the slots of unloaded adapters whose last request has ended."""
+    def _clear_unused(self) -> None:
+        """Clear the slots of unloaded adapters whose last request has ended."""
         used = self._loop.scheduler.used_adapter_slots
-        left = {slot for slot in self._leaving if not used[slot]}
-        if left:
-            self._loop.run_on_device(lambda: self._layers.clear(left))
-            self._leaving -= left
+        unused = {slot for slot in self._unloaded_slots if not used[slot]}
+        if unused:
+            self._loop.run_on_device(lambda: self._layers.clear(unused))
+            self._unloaded_slots -= unused

@@ -1,4 +1,4 @@
-"""From the configuration to the layers of a model that take low-rank adapters, and where those are kept."""
+"""Creation of the layers and the memory for low-rank adapters, from the configuration."""
 
 import logging
 from collections.abc import Callable
@@ -26,10 +26,12 @@ _MB = 1e6
 
 @dataclass(frozen=True, slots=True)
 class AdapterParts:
-    """What an engine with adapters has besides.
+    """The additional parts of an engine with adapters.
 
     Attributes:
-        read: from a folder to an adapter that fits the model; raises AdapterError.
+        catalog: the adapters by name.
+        layers: the layers that store the adapters' weights.
+        read: reads the adapter in a folder; raises AdapterError if it does not fit the model.
     """
 
     catalog: AdapterCatalog
@@ -38,43 +40,43 @@ class AdapterParts:
 
 
 def make_adapters(config: EngineConfig, model: Model, num_replicas: int = 1) -> AdapterParts | None:
-    """Make room for adapters in a model whose weights are loaded, and load those that the configuration names.
+    """Allocate memory for adapters in a model whose weights are loaded, and load the configured adapters.
 
     Args:
-        num_replicas: engines that share the device's memory.
+        num_replicas: number of engines that share the device's memory.
 
-    Returns: None if the configuration wants none.
+    Returns: None if the configuration does not enable adapters.
 
     Raises:
-        AdapterError: one of them cannot be loaded.
-        ConfigError: the model has no layers that take adapters, or none of those that the configuration names; or the
+        AdapterError: an adapter cannot be loaded.
+        ConfigError: the model has no layers for adapters, it does not have a layer in `lora.target_modules`, or the
             device has too little memory.
     """
     settings = config.lora
     if not settings.takes_adapters:
         return None
-    every = adaptable_layers(model) if isinstance(model, nn.Module) else []
-    names = {name for layer in every for name in layer.parts}
+    adaptable = adaptable_layers(model) if isinstance(model, nn.Module) else []
+    names = {name for layer in adaptable for name in layer.parts}
     if not names:
         raise ConfigError(
-            f"lora: {type(model).__name__} has no layers that take adapters: its projections are no "
+            f"lora: {type(model).__name__} has no layers for adapters: its projections are not instances of "
             "graftlm.layers.Linear. Leave lora out, or set model.architecture to another implementation."
         )
-    wanted = names if settings.target_modules is None else set(settings.target_modules)
-    if not wanted <= names:
+    target_names = names if settings.target_modules is None else set(settings.target_modules)
+    if not target_names <= names:
         raise ConfigError(
-            f"lora.target_modules names {', '.join(sorted(wanted - names))}, which this model does not have. "
+            f"lora.target_modules names {', '.join(sorted(target_names - names))}, which this model does not have. "
             f"Available: {', '.join(sorted(names))}"
         )
-    linears = [layer for layer in every if not layer.parts.keys().isdisjoint(wanted)]
+    linears = [layer for layer in adaptable if not layer.parts.keys().isdisjoint(target_names)]
     _check_room(config, linears, num_replicas)
     layers = AdapterLayers(linears, settings.max_loaded, settings.max_rank)
     _logger.info(
-        "%d linear layers take up to %d adapters of rank %d at most: %.1f MB",
+        "%d linear layers have slots for %d adapters of up to rank %d: %.1f MB",
         len(linears), settings.max_loaded, settings.max_rank, layers.num_bytes / _MB,
     )  # fmt: skip
     catalog = AdapterCatalog(settings.max_loaded)
-    targets = _targets(linears, wanted)
+    targets = _targets(linears, target_names)
 
     def read(folder: Path) -> AdapterWeights:
         return read_peft_adapter(folder, targets, settings.max_rank, layers.dtype)
@@ -90,16 +92,20 @@ def make_adapters(config: EngineConfig, model: Model, num_replicas: int = 1) -> 
 
 
 def _check_room(config: EngineConfig, layers: list[Linear], num_replicas: int) -> None:
-    """Refuse room for more, or larger, adapters than the device has memory for."""
+    """Check that the device's memory is large enough for the configured adapters.
+
+    Raises:
+        ConfigError: it is not.
+    """
     settings, path = config.lora, ("lora", "max_loaded")
-    have = DeviceMemory.read(layers[0].weight.device).shared_by(num_replicas)
+    device_memory = DeviceMemory.read(layers[0].weight.device).shared_by(num_replicas)
     slot_bytes = sum(low_rank_bytes(layer, settings.max_rank) for layer in layers)
     check_room(
         settings.max_loaded * slot_bytes,
-        have,
+        device_memory,
         str(Problem(path, "", origin_of(path, config.origins))),
         f"{settings.max_loaded} adapters of rank {settings.max_rank}",
-        f"{have.free_bytes // slot_bytes:,} at this rank",
+        f"{device_memory.free_bytes // slot_bytes:,} at this rank",
     )
 
 

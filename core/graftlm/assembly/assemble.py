@@ -1,4 +1,4 @@
-"""From a configuration to the parts of one engine, each made by the provider that the configuration names.
+"""Assembly of one engine from a configuration. The configured providers create the parts.
 
 config ── Target ── ChosenPlugins ── ServedWeights ── AllocatedKV ── DeviceParts ── StepLoop ── EngineParts
                                      AdapterParts     TierParts                     Grammars
@@ -51,16 +51,16 @@ def assemble(
     await_tokenizer: Callable[[], Tokenizer] | None = None,
     num_replicas: int = 1,
 ) -> EngineParts:
-    """Create every part of an engine, and connect them. No other code does.
+    """Create every part of an engine, and connect the parts. Only this function does so.
 
     Args:
-        on_stage: called with the name of each stage, such as "loading weights"; None shows progress on a terminal.
-        on_step: called with every committed step, besides the plugins that observe steps.
-        await_tokenizer: returns the tokenizer; called after the slow stages. None reads the checkpoint's.
-        num_replicas: engines that share this machine's memory, this one included.
+        on_stage: called with the name of each stage, such as "loading weights"; None: progress is shown on a terminal.
+        on_step: called with every committed step, in addition to the plugins that observe steps.
+        await_tokenizer: returns the tokenizer; called after the slow stages. None: the checkpoint's tokenizer is read.
+        num_replicas: number of engines that share this machine's memory, including this one.
 
     Raises:
-        GraftlmError: its subclass says which part failed; the message says how to fix it.
+        GraftlmError: the subclass says which part failed, and the message says how to fix it.
     """
     with choosing_kernels(config.model.kernels), kernels_reported(on_terminal=on_stage is None):
         return _assemble(config, registry, platform, on_stage, on_step, await_tokenizer, num_replicas)
@@ -85,7 +85,7 @@ def _assemble(
     target = Target.of(config, platform, path, model_config, num_replicas)
 
     chosen = choose_plugins(config, registry, target)
-    if watcher is None:  # a server's main process logs this line itself, with lines of the configuration file
+    if watcher is None:  # in a server, the main process logs this, with line numbers of the configuration file
         _logger.info("%s", resolved_line(chosen.resolved))
 
     weights = load_weights(config, registry, target, chosen, on_stage, watcher)
@@ -108,7 +108,7 @@ def _assemble(
         has_graphs=has_graphs,
         on_stage=on_stage,
     )
-    weights.captured_in(device_parts.graphs)
+    weights.set_graphs(device_parts.graphs)
 
     if await_tokenizer is not None:
         tokenizer = await_tokenizer()
@@ -158,4 +158,4 @@ def _intake(
 
 
 def _ignore(stage: str) -> None:
-    """Report no stage."""
+    """Do nothing."""

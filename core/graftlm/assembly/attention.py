@@ -1,4 +1,4 @@
-"""The attention backend over the KV tensors."""
+"""Creation of the attention backend for the KV tensors."""
 
 from graftlm.assembly.plugin_choices import ChosenPlugins
 from graftlm.assembly.target import Target
@@ -23,7 +23,8 @@ def make_attention(
     """Create the attention backend.
 
     Args:
-        window: where sliding-window layers have a memory of their own, which gets a backend of its own.
+        window: the window pages, if sliding-window layers have a memory of their own. This memory then gets a second
+            backend.
     """
     layers = chosen.model.attention_layers
     context = AttentionContext(

@@ -1,4 +1,4 @@
-"""The cache events of an engine, over all the caches that follow one another in it."""
+"""The cache events of an engine, for all prefix caches that it creates one after the other."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,23 +10,23 @@ __all__ = ["CacheEvents"]
 
 
 class CacheEvents:
-    """Tells observers of what caches report, and when one is given up.
+    """Passes the events of prefix caches to observers, and reports when a cache is discarded.
 
     Args:
-        observers: hooks that take a `CacheEvent`.
+        observers: hooks that get each `CacheEvent`.
     """
 
     def __init__(self, observers: Sequence[Callable[..., Any]]) -> None:
         self._observers = tuple(observers)
-        self._num_tokens = 0  # in the nodes of which observers know
+        self._num_tokens = 0  # number of tokens in the nodes that were reported as stored
 
     @property
     def listener(self) -> Callable[[CacheEvent], None] | None:
-        """What a cache calls; None when nobody observes."""
+        """The function that a cache calls with each event; None if there are no observers."""
         return self._report if self._observers else None
 
     def clear(self) -> None:
-        """Tell that the cache is gone with all its nodes, whatever had become of it; another may follow."""
+        """Report that the cache was discarded with all its nodes."""
         if self._observers:
             self._report(CacheEvent("cleared", self._num_tokens))
 

@@ -1,4 +1,4 @@
-"""The prefix caches of an engine: the first one, and one each time that the KV memory restarts."""
+"""Creation of the prefix cache: at the engine's start, and each time that the KV memory restarts empty."""
 
 import logging
 import time
@@ -16,7 +16,7 @@ _logger = logging.getLogger(__name__)
 
 
 class CacheFactory:
-    """Makes a fresh prefix cache with a fresh eviction strategy, in the place of the one before."""
+    """Creates an empty prefix cache with a new eviction strategy, which replaces the previous cache."""
 
     def __init__(self, config: EngineConfig, registry: Registry, memory: KVMemory, tiers: TierParts | None) -> None:
         self._config = config
@@ -24,18 +24,18 @@ class CacheFactory:
         self._memory = memory
         self._tiers = tiers
         self._events = CacheEvents(registry.observers("cache_event"))
-        self._has_made_one = False
+        self._has_created = False
 
     def __call__(self) -> PrefixCache:
-        """Make a cache.
+        """Create a cache.
 
-        Effects: observers get a "cleared" event for the cache before. If lower tiers cannot be created again, the cache
-            works without them.
+        Effects: observers get a "cleared" event for the previous cache. If the lower tiers cannot be created again, the
+            new cache works without them.
 
         Raises:
             GraftlmError: the cache or its eviction strategy cannot be created.
         """
-        is_first, self._has_made_one = not self._has_made_one, True
+        is_first, self._has_created = not self._has_created, True
         if not is_first:
             self._events.clear()
         if is_first or self._tiers is None:
@@ -43,7 +43,7 @@ class CacheFactory:
         try:
             return self._create(self._tiers)
         except Exception:
-            _logger.exception("host memory or storage cannot be created again: the prefix cache continues without")
+            _logger.exception("host memory or storage cannot be created again: the prefix cache continues without them")
             return self._create(None)
 
     def _create(self, tiers: TierParts | None) -> PrefixCache:

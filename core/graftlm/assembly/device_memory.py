@@ -1,4 +1,4 @@
-"""How much memory a device has, for one of the replicas that share it."""
+"""The size of a device's memory, and checks that parts of an engine fit into it."""
 
 import logging
 from dataclasses import dataclass
@@ -19,11 +19,12 @@ _ROOT: Final = Path("/")
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """A device's memory once the weights are loaded.
+    """The memory of a device, read after the weights are loaded.
 
     Attributes:
-        total_bytes, free_bytes: of the device, whoever has the rest.
-        weight_bytes: what the model has of it; None where nobody counts.
+        total_bytes: size of the device's memory.
+        free_bytes: bytes of it that no program uses.
+        weight_bytes: bytes that this process has allocated, which are the weights; None if they are not counted (CPU).
     """
 
     total_bytes: int
@@ -32,10 +33,10 @@ class DeviceMemory:
 
     @classmethod
     def read(cls, device: torch.device, root: Path = _ROOT) -> "DeviceMemory":
-        """Ask the device, or the operating system for the host, where the limits of the process's cgroups count.
+        """Read the memory of a device. For the CPU, the limits of the process's cgroups are applied.
 
         Args:
-            root: of the file system in which the cgroups are mounted.
+            root: root folder of the file system in which the cgroups are mounted.
         """
         if device.type == "cpu":
             host = psutil.virtual_memory()
@@ -44,46 +45,48 @@ class DeviceMemory:
                 total_bytes = min(total_bytes, limit_bytes)
                 free_bytes = min(free_bytes, max(0, limit_bytes - used_bytes))
             return cls(total_bytes, free_bytes, None)
-        torch.cuda.empty_cache()  # what PyTorch keeps of memory that nobody uses is free, too
+        torch.cuda.empty_cache()  # memory in PyTorch's cache is free, too
         free_bytes, total_bytes = torch.cuda.mem_get_info(device)
         return cls(total_bytes, free_bytes, torch.cuda.memory_allocated(device))
 
     def shared_by(self, num_replicas: int) -> "DeviceMemory":
-        """Return the part of one of several replicas that share the device."""
+        """Return the share of one replica, if several replicas share the device."""
         return DeviceMemory(self.total_bytes // num_replicas, self.free_bytes // num_replicas, self.weight_bytes)
 
 
-def check_room(num_bytes: int, have: DeviceMemory, setting: str, what: str, largest: str) -> None:
-    """Refuse what is larger than a device's memory; warn of what is larger than the free part of it.
+def check_room(num_bytes: int, device_memory: DeviceMemory, setting: str, what: str, largest: str) -> None:
+    """Check that an allocation fits into a device's memory. Log a warning if it does not fit into the free part.
 
     Args:
-        setting: what a user lowers, as a message starts: "memory.kv_tokens" or "engine.yaml:3: memory.kv_tokens".
-        what: is to be held: "280,000 tokens".
-        largest: value that fits into what is free, as a user would write it.
+        num_bytes: size of the allocation.
+        setting: the setting to lower, as a message names it: "memory.kv_tokens" or "engine.yaml:3: memory.kv_tokens".
+        what: description of the content, such as "280,000 tokens".
+        largest: the largest value of the setting that fits into the free memory.
 
     Raises:
-        ConfigError: the device does not have it.
+        ConfigError: the allocation is larger than the device's memory.
     """
-    if num_bytes <= have.free_bytes:
+    if num_bytes <= device_memory.free_bytes:
         return
     reason = (
-        f"{setting}: {what} take {gib(num_bytes)}, the memory has {gib(have.total_bytes)}, of which "
-        f"{gib(have.free_bytes)} are free. The largest value that fits is {largest}"
+        f"{setting}: {what} need {gib(num_bytes)}, but the memory has {gib(device_memory.total_bytes)}, of which "
+        f"{gib(device_memory.free_bytes)} are free. The largest value that fits is {largest}"
     )
-    if num_bytes > have.total_bytes:
+    if num_bytes > device_memory.total_bytes:
         raise ConfigError(reason)
     _logger.warning("%s", reason)
 
 
 def gib(num_bytes: int) -> str:
-    """Write a number of bytes for a message."""
+    """Return a number of bytes as text in GiB."""
     return f"{num_bytes / (1 << 30):.2f} GiB" if num_bytes < 1 << 80 else f"over {1 << 50:,} GiB"
 
 
 def _cgroups(root: Path) -> list[tuple[int, int]]:
-    """Return (limit, bytes in use that cannot be dropped) of the cgroups of this process that have a limit.
+    """Return (limit in bytes, used bytes) for each cgroup of this process that has a limit.
 
-    Page cache can be dropped, on either of the kernel's lists: weights that were read twice are on the active one.
+    The used bytes do not include the page cache, which the kernel can drop. Its pages are on two lists of the kernel,
+    "active" and "inactive"; for instance, pages of weights that were read twice are on the active list.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
@@ -93,7 +96,7 @@ def _cgroups(root: Path) -> list[tuple[int, int]]:
     for line in lines:
         _, _, entry = line.partition(":")
         controllers, colon, path = entry.partition(":")
-        if not colon:  # not a line that the kernel writes
+        if not colon:  # the line does not have the kernel's format
             continue
         if controllers == "":
             top, limit, used, prefix = root / "sys/fs/cgroup", "memory.max", "memory.current", ""
@@ -103,12 +106,12 @@ def _cgroups(root: Path) -> list[tuple[int, int]]:
         else:
             continue
         folder = top / path.lstrip("/")
-        # In a container the path may be the host's, which is not mounted; then its ancestors do not match, but `top`.
-        for place in [folder, *folder.parents]:
-            if place.is_relative_to(top) and (limit_bytes := _number(place / limit)) is not None:
-                statistics = _statistics(place / "memory.stat")
+        # In a container, the path may be one of the host, which is not mounted. Then only `top` has files.
+        for group in [folder, *folder.parents]:
+            if group.is_relative_to(top) and (limit_bytes := _number(group / limit)) is not None:
+                statistics = _statistics(group / "memory.stat")
                 cached_bytes = sum(statistics.get(f"{prefix}{name}", 0) for name in ("active_file", "inactive_file"))
-                used_bytes = (_number(place / used) or 0) - cached_bytes
+                used_bytes = (_number(group / used) or 0) - cached_bytes
                 found.append((limit_bytes, max(0, used_bytes)))
     return found
 
@@ -116,12 +119,12 @@ def _cgroups(root: Path) -> list[tuple[int, int]]:
 def _number(file: Path) -> int | None:
     try:
         return int(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # there is none, or it says "max"
+    except (OSError, ValueError):  # there is no such file, or it contains "max"
         return None
 
 
 def _statistics(file: Path) -> dict[str, int]:
-    """Return name -> bytes of a memory.stat; lines of another form are left out."""
+    """Return name -> bytes from a file memory.stat. Lines of another format are ignored."""
     try:
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""The parts that a step runs through on the device."""
+"""The parts of an engine that compute steps on the device."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -30,12 +30,17 @@ __all__ = ["DeviceParts", "make_device_parts"]
 
 @dataclass(frozen=True, slots=True)
 class DeviceParts:
-    """What one step runs through.
+    """The parts of an engine that compute steps.
 
     Attributes:
-        dtype: of the model; `kv` may have a smaller one.
-        attention_name: of the provider of `attention`.
-        graphs: replays one-token steps; None if the model runs every step.
+        model: the model with its weights.
+        dtype: dtype of the model; `kv` may have a smaller one.
+        attention: the attention backend.
+        attention_name: name of the backend's provider.
+        kv: the KV tensors.
+        sampler: samples tokens from logits.
+        runner: executes plans.
+        graphs: replays one-token steps; None if every step runs without replay.
     """
 
     model: Model

@@ -26,11 +26,18 @@ class EngineParts:
     """An assembled engine, without a thread of its own.
 
     Attributes:
-        embedding: how the checkpoint's embeddings are made.
-        weights: of the model; replaced and read through this.
-        device_parts: what steps run on, for tools that run their own steps while the loop runs none.
-        adapters: loads and unloads adapters; None if the configuration takes none.
-        resolved: the provider of each family, and why it was chosen.
+        config: the configuration.
+        model_config: the checkpoint's configuration.
+        tokenizer: the checkpoint's tokenizer.
+        intake: checks requests.
+        loop: the step loop.
+        device: device type, "cpu" or "cuda".
+        dtype: name of the dtype in which the model computes.
+        embedding: the checkpoint's settings for embeddings.
+        weights: replaces and reads the model's weights.
+        device_parts: the parts that compute steps, for tools that run steps of their own while the loop is idle.
+        adapters: loads and unloads adapters; None if the configuration does not enable adapters.
+        resolved: the chosen provider of each family, and the reason.
     """
 
     config: EngineConfig
@@ -47,7 +54,10 @@ class EngineParts:
     resolved: ResolvedPlugins = field(default_factory=dict)
 
     def summary(self) -> dict[str, Any]:
-        """Return what other processes need of this engine, as plain data; `limits` has the fields of IntakeLimits."""
+        """Return information about the engine for other processes, as plain data.
+
+        `limits` has the fields of `IntakeLimits`.
+        """
         limits = asdict(self.intake.limits) | {"logits_processors": sorted(self.intake.limits.logits_processors)}
         kv = self.loop.scheduler.kv
         loaded = {} if self.adapters is None else self.adapters.loaded
@@ -67,25 +77,26 @@ class EngineParts:
         """Replace the model's weights between two steps.
 
         Args:
-            new: checked by `weights`.
-            flush_cache: drop all keys and values, which the old weights computed; running and paused requests are
-                computed again. False keeps them in use.
+            new: the new weights, which `weights` has checked.
+            flush_cache: discard all keys and values that the old weights computed. Running and paused requests are
+                computed again. False keeps the keys and values.
 
         Raises:
-            RequestError: flush_cache is False and the cache has tiers below the device's memory, whose content is keyed
-                by the weights.
+            RequestError: flush_cache is False, but the cache has lower tiers, whose blocks are named by the weights.
             EngineError: copying failed halfway.
         """
         if not flush_cache and self.loop.scheduler.kv.tiers is not None:
-            raise RequestError("flush_cache must be true: the cache's tiers would keep what the old weights made")
+            raise RequestError(
+                "flush_cache must be true: otherwise the cache's lower tiers would keep blocks of the old weights"
+            )
         self.loop.change_model(lambda: self.weights.replace(new), keep_memory=not flush_cache)
 
     def read_weight(self, name: str) -> torch.Tensor:
-        """Return a copy of a weight on the CPU, made between two steps. Raises what `ServedWeights.read` raises."""
+        """Return a copy of a weight on the CPU, read between two steps; errors as in `ServedWeights.read`."""
         found: list[torch.Tensor] = []
         self.loop.run_on_device(lambda: found.append(self.weights.read(name)))
         return found[0]
 
     def text_stream(self, params: SamplingParams) -> TextStream:
-        """Return a new detokeniser for one completion."""
+        """Return a new detokenizer for one completion."""
         return TextStream(self.tokenizer, params)

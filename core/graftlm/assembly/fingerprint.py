@@ -1,4 +1,4 @@
-"""What tells the keys and values of one model from those of another."""
+"""The fingerprint of a model, which distinguishes its keys and values from those of other models."""
 
 import hashlib
 from collections.abc import Sequence
@@ -21,18 +21,19 @@ def model_fingerprint(
     frequencies: bytes = b"",
     kv_dtype: str = "auto",
 ) -> bytes:
-    """Return a hash of everything that the keys and values of given tokens depend on.
+    """Return a hash of everything that determines the keys and values of given tokens.
 
-    It covers config.json, every byte of the weights, their quantization, the dtypes, the layers and how keys are
-    rotated. It does not depend on where the checkpoint lies, on modification times, or on page sizes.
+    It covers config.json, every byte of the weights, their quantization, the dtypes, the layers and the rotation of
+    keys. It does not depend on the checkpoint's location, on modification times, or on page sizes.
 
     Args:
         path: the checkpoint's folder, or GGUF file.
-        dtype: the name of the dtype that the model computes in.
-        digests: hashes the weight files, or remembers what they hash to.
-        quantization: what the weights go through once they are loaded.
-        frequencies: of the model's rotations, from `graftlm.layers.frequency_bytes`.
-        kv_dtype: what keys and values are held in, as `memory.kv_dtype` names it.
+        dtype: name of the dtype in which the model computes.
+        layers: the model's attention layers.
+        digests: hashes the weight files, or returns stored hashes.
+        quantization: the quantization that is applied after loading; None: there is none.
+        frequencies: frequencies of the model's rotary embedding, from `graftlm.layers.frequency_bytes`.
+        kv_dtype: dtype of the KV cache, in the form of `memory.kv_dtype`.
 
     Returns: 32 bytes.
 
@@ -43,7 +44,7 @@ def model_fingerprint(
     if not is_gguf(path):
         for file in (path / "config.json", *sorted(path.glob("quant*_config.json"))):
             digest.update(file.read_bytes())
-    digest.update(f"{dtype} {[_stored(layer) for layer in layers]}".encode())
+    digest.update(f"{dtype} {[_layer_key(layer) for layer in layers]}".encode())
     if quantization is not None and quantization.name is not None:
         digest.update(f"{quantization.name} {sorted(quantization.options.items())}".encode())
     digest.update(frequencies)
@@ -55,6 +56,6 @@ def model_fingerprint(
     return digest.digest()
 
 
-def _stored(layer: AttentionLayer) -> tuple[int | None, ...]:
-    """Return what the numbers that a layer stores, and their order, depend on."""
+def _layer_key(layer: AttentionLayer) -> tuple[int | None, ...]:
+    """Return the properties of a layer that determine the values that it stores, and their order."""
     return layer.num_kv_heads, layer.head_dim, layer.sliding_window, layer.value_prefix_dim

@@ -1,6 +1,6 @@
-"""The grammar backends of a configuration: what enforces the grammars that requests ask for.
+"""Creation of the configured grammar backends.
 
-Imports no torch: the main process of the server checks grammars and computes nothing.
+This module must not import torch: the server's main process, which checks grammars, does not need it.
 """
 
 import time
@@ -29,7 +29,7 @@ from graftlm.tokenization import Tokenizer
 
 __all__ = ["make_grammars"]
 
-#: Kinds of reasoning whose tokens are remembered; a model has one or two.
+#: Number of kinds of reasoning whose tokens are cached. A model has one or two kinds.
 _MAX_REASONINGS: Final = 8
 
 
@@ -40,12 +40,12 @@ def make_grammars(
     model_config: ModelConfig,
     spare_core: SpareCore | None = None,
 ) -> Grammars | None:
-    """Return what enforces grammars, or None when there is no backend and the configuration names none.
+    """Return the grammar backends; None if no backend is installed and the configuration names none.
 
-    A backend is created with the first request that needs it: it reads the whole vocabulary.
+    A backend is created with the first request that needs it, because it reads the whole vocabulary.
 
     Args:
-        spare_core: what compilations take, where steps run beside them.
+        spare_core: reserves a CPU core for compilations while steps run; None: no core is reserved.
 
     Raises:
         GraftlmError: the configured backend, its options or a fallback are wrong.
@@ -57,7 +57,7 @@ def make_grammars(
     options = registry.options(default, settings.options, "grammar.options", config.origins)
     fallback = options.fallback if isinstance(options, GrammarOptions) else ()
     for name in fallback:
-        registry.provider("grammar", name, "grammar.options.fallback")  # there is one
+        registry.provider("grammar", name, "grammar.options.fallback")  # raises an error if there is none
     for problem in circular_fallbacks(config, registry):
         raise ConfigError(problem)
 
@@ -100,6 +100,6 @@ def make_grammars(
 
 
 def _shared(options: Mapping[str, Any], provider: Provider[GrammarBackend]) -> dict[str, Any]:
-    """Return the default backend's options that another one has too, so that both write JSON in the same way."""
+    """Return the default backend's options that another backend has, too. So both produce the same format of JSON."""
     names = provider.options.model_fields.keys() - GrammarOptions.model_fields.keys()
     return {name: value for name, value in options.items() if name in names}

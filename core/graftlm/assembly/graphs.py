@@ -1,4 +1,4 @@
-"""Whether an engine's one-token steps are replayed: as graphs, which are captured here, or as recorded on a CPU."""
+"""The replay of one-token steps: capture of CUDA graphs on a GPU, or recorded steps on a CPU."""
 
 import logging
 from collections.abc import Callable
@@ -19,29 +19,29 @@ _logger = logging.getLogger(__name__)
 
 
 def graphs_obstacle(can: AttentionCapabilities, device: torch.device) -> str | None:
-    """Say why one-token steps cannot run as graphs with an attention backend on a device, or return None."""
+    """Return why one-token steps cannot run as graphs with an attention backend on a device; None if they can."""
     if device.type != "cuda":
         return f"there are no graphs on a {device.type}"
     return None if can.graph else "the attention backend cannot be captured"
 
 
 def wants_graphs(config: EngineConfig, can: AttentionCapabilities, device: torch.device) -> bool:
-    """Decide whether one-token steps are padded and replayed.
+    """Return whether one-token steps are padded and replayed.
 
     Raises:
-        ConfigError: the configuration insists, and the attention backend cannot be captured on this GPU.
+        ConfigError: `execution.graphs` is true, but the attention backend cannot be captured on this GPU.
     """
-    wanted = config.execution.graphs
+    setting = config.execution.graphs
     obstacle = graphs_obstacle(can, device)
-    if wanted == "auto":
+    if setting == "auto":
         return obstacle is None
-    if wanted and obstacle is not None and device.type == "cuda":
+    if setting and obstacle is not None and device.type == "cuda":
         raise ConfigError(f"execution.graphs is true, but {obstacle}. Set attention.name, or execution.graphs: auto.")
-    return wanted
+    return setting
 
 
 def captured_sizes(config: EngineConfig) -> tuple[int, ...]:
-    """Return the requests of the steps that a configuration wants captured."""
+    """Return the numbers of requests for which a step is captured."""
     return config.execution.graph_batch_sizes or graph_sizes(config.scheduling.max_running_requests)
 
 
@@ -56,15 +56,15 @@ def capture_graphs(
     """Capture one-token steps of every size.
 
     Args:
-        attention: the backend that the model is bound to.
-        kv: with one spare page; where windows have a memory of their own, with one in each.
-        max_pages: pages of a request at most.
-        on_stage: hears of every size.
+        attention: the backend to which the model is bound.
+        kv: the KV tensors, with one spare page. If windows have a memory of their own, it has a spare page, too.
+        max_pages: most pages of a request.
+        on_stage: called with a text for every size.
 
-    Returns: None if the model cannot be captured and the configuration does not insist; the log says why.
+    Returns: None if the steps cannot be captured and `execution.graphs` is auto. The log says why.
 
     Raises:
-        GraphCaptureError: it cannot, and the configuration insists.
+        GraphCaptureError: the steps cannot be captured, and `execution.graphs` is true.
     """
     sizes = captured_sizes(config)
     shape = DecodeShape(
@@ -88,30 +88,30 @@ def capture_graphs(
     except GraphCaptureError:
         if config.execution.graphs is True:
             raise
-        _logger.warning("one-token steps run without graphs, which costs speed", exc_info=True)
+        _logger.warning("one-token steps run without graphs, which is slower", exc_info=True)
         return None
     if free_bytes is not None:
-        taken_bytes = free_bytes - (_free_bytes(kv.device) or 0)
-        _logger.info("%d graphs are captured, and take %.2f GiB", len(sizes), taken_bytes / (1 << 30))
+        graph_bytes = free_bytes - (_free_bytes(kv.device) or 0)
+        _logger.info("%d graphs are captured, and use %.2f GiB", len(sizes), graph_bytes / (1 << 30))
     return graphs
 
 
 def recorded_steps(
     config: EngineConfig, model: Model, attention: AttentionBackend, device: torch.device, *, has_adapters: bool
 ) -> RecordedSteps | None:
-    """Return what records one-token steps on a CPU and repeats them; None where they run as the model has them.
+    """Return the recorder of one-token steps on a CPU; None if they cannot be recorded. The log says why.
 
     Args:
-        has_adapters: whether requests may bring their own changes to the weights.
+        has_adapters: whether requests may use adapters.
     """
     if device.type != "cpu" or config.execution.graphs != "auto":
         return None
     if not model.repeats_calls:
-        obstacle = "each step of the model makes other calls, as far as it says"
+        obstacle = "the model does not declare that each step makes the same kernel calls"
     elif not attention.repeats_calls:
-        obstacle = "each step of the attention backend makes other calls, as far as it says"
+        obstacle = "the attention backend does not declare that each step makes the same kernel calls"
     elif has_adapters:
-        obstacle = "adapters change what a step computes"
+        obstacle = "adapters change the kernel calls of a step"
     else:
         _logger.info("one-token steps of up to %d requests are recorded and repeated", MAX_RECORDED_SIZE)
         return RecordedSteps(attention, model.forward, config.scheduling.max_running_requests)
@@ -120,5 +120,5 @@ def recorded_steps(
 
 
 def _free_bytes(device: torch.device) -> int | None:
-    """Return what a device has free; None on a host, where graphs take nothing."""
+    """Return the free bytes of a CUDA device; None for a CPU, where graphs use no memory."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None

@@ -1,4 +1,4 @@
-"""The stage that sizes and allocates the memory of keys and values."""
+"""The stage of the assembly that determines the size of the KV memory and allocates it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ __all__ = ["AllocatedKV", "allocate_kv"]
 
 @dataclass(frozen=True, slots=True)
 class AllocatedKV:
-    """The memory of keys and values.
+    """The allocated KV memory.
 
     Attributes:
-        memory: its size and, for sliding-window layers, their window pages.
+        memory: its size, and the window pages if sliding-window layers have a memory of their own.
         store: its tensors.
-        max_row_pages: pages of a request at most.
+        max_row_pages: most pages of a request.
     """
 
     memory: KVMemory
@@ -41,7 +41,7 @@ def allocate_kv(
     has_graphs: bool,
     on_stage: Callable[[str], None],
 ) -> AllocatedKV:
-    """Measure the largest steps, size the KV memory by what they leave, and allocate it.
+    """Measure the memory of the largest steps, and allocate KV memory in the rest of the device's memory.
 
     Args:
         has_graphs: whether one-token steps are captured as CUDA graphs, which need a spare page.
@@ -63,7 +63,7 @@ def allocate_kv(
 def _measure_steps(
     config: EngineConfig, registry: Registry, target: Target, chosen: ChosenPlugins, *, has_graphs: bool
 ) -> StepMemory:
-    """Measure the memory that steps take, where KV memory shall fill the rest of the device."""
+    """Return the memory that steps need; nothing is measured if the size of the KV memory does not depend on it."""
     meter = meter_for(target.device)
     if meter is None or config.memory.kv_tokens is not None:
         return StepMemory()
@@ -90,7 +90,7 @@ def _allocate(
     """Allocate the tensors.
 
     Raises:
-        ConfigError: the device cannot allocate them, because other programs use too much of it.
+        ConfigError: the device cannot allocate them, for instance because other programs use its memory.
     """
     num_window_pages = None if memory.window is None else memory.window.num_window_pages
     layers, page_size = chosen.model.attention_layers, config.cache.page_size

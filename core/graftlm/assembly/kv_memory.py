@@ -1,4 +1,4 @@
-"""How much KV memory an engine has, of what dtype, and whether sliding-window layers have one of their own."""
+"""The size and dtype of an engine's KV memory, and the separate memory of sliding-window layers."""
 
 import logging
 from collections.abc import Sequence
@@ -21,20 +21,20 @@ __all__ = ["DeviceMemory", "KVMemory", "check_kv_fits", "explain", "kv_bytes", "
 
 _logger = logging.getLogger(__name__)
 
-#: Pages are numbered in 32 bits.
+#: Page numbers are int32.
 _MAX_PAGES = (1 << 31) - 1
-#: Tokens that rows keep in front of their window, for prompts that go on from a little before a row's end.
+#: Number of tokens before the window that a row keeps. A later prompt can then branch off shortly before the row's end.
 _SPARE_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class KVMemory:
-    """How much KV memory there is.
+    """The size of the KV memory.
 
     Attributes:
-        dtype: of keys and values as they are held.
-        num_pages: pages; without `window`, of every layer.
-        window: lends window pages, when sliding-window layers have a memory of their own.
+        dtype: dtype of the stored keys and values.
+        num_pages: number of pages; without `window`, of every layer.
+        window: the allocator of window pages; None if sliding-window layers do not have a memory of their own.
     """
 
     dtype: torch.dtype
@@ -51,29 +51,32 @@ def size_memory(
     context_len: int,
     steps: StepMemory,
     num_replicas: int = 1,
-    have: DeviceMemory | None = None,
+    device_memory: DeviceMemory | None = None,
 ) -> KVMemory:
-    """Decide how much KV memory there is, and whether sliding-window layers get one of their own; log why.
+    """Determine the size of the KV memory, and whether sliding-window layers get a memory of their own.
 
     Args:
-        dtype: of the model.
-        steps: what must be left for steps to run.
-        num_replicas: how many share the device, each with a memory of its own.
-        have: the memory of the device; None reads it.
+        dtype: dtype of the model.
+        context_len: most tokens of a request.
+        steps: memory that is reserved for steps.
+        num_replicas: number of replicas that share the device, each with a KV memory of its own.
+        device_memory: the memory of the device; None: it is read.
+
+    Effects: logs the size and its reason.
 
     Raises:
-        ConfigError: there is too little memory for one request, more is configured than there is, or windows are
-            configured that the model has not.
+        ConfigError: the memory is too small for one request or for the configured size, or `memory.window_tokens` is
+            set but the model or the cache does not support it.
     """
     settings = config.scheduling
-    have = (have or DeviceMemory.read(device)).shared_by(num_replicas)
-    held = KV_DTYPES.get(config.memory.kv_dtype, dtype)
+    device_memory = (device_memory or DeviceMemory.read(device)).shared_by(num_replicas)
+    kv_dtype = KV_DTYPES.get(config.memory.kv_dtype, dtype)
     span = _window_span(config, registry, model)
     demand = KVDemand(
         kv_tokens=config.memory.kv_tokens,
         window_tokens=config.memory.window_tokens,
         kv_fraction=config.memory.kv_fraction,
-        free_bytes=have.free_bytes,
+        free_bytes=device_memory.free_bytes,
         page_size=config.cache.page_size,
         num_rows=settings.max_running_requests,
         context_len=context_len,
@@ -81,75 +84,76 @@ def size_memory(
         span=span,
         reserved_bytes=steps.num_bytes,
     )
-    sizes = size_kv(model.attention_layers, held, demand)
-    check_kv_fits(config, sizes, demand, have, model.attention_layers, held)
-    _logger.info("%s", explain(sizes, demand, have, steps, model.attention_layers, dtype, held))
+    sizes = size_kv(model.attention_layers, kv_dtype, demand)
+    check_kv_fits(config, sizes, demand, device_memory, model.attention_layers, kv_dtype)
+    _logger.info("%s", explain(sizes, demand, device_memory, steps, model.attention_layers, dtype, kv_dtype))
     if span is None or sizes.num_window_pages is None:
-        return KVMemory(held, sizes.num_pages, None)
-    return KVMemory(held, sizes.num_pages, WindowPages(sizes.num_pages, sizes.num_window_pages, span))
+        return KVMemory(kv_dtype, sizes.num_pages, None)
+    return KVMemory(kv_dtype, sizes.num_pages, WindowPages(sizes.num_pages, sizes.num_window_pages, span))
 
 
 def check_kv_fits(
     config: EngineConfig,
     sizes: KVSizes,
     demand: KVDemand,
-    have: DeviceMemory,
+    device_memory: DeviceMemory,
     layers: Sequence[AttentionLayer],
-    held: torch.dtype,
+    kv_dtype: torch.dtype,
 ) -> None:
-    """Refuse numbers of tokens that the device cannot hold; warn of those that its free memory cannot hold.
+    """Check that the configured numbers of tokens fit into the device's memory. Log a warning if they do not fit now.
 
     Args:
-        held: of keys and values as they are held.
+        kv_dtype: dtype of the stored keys and values.
 
     Raises:
-        ConfigError: a configured number takes more than the device has; the message names the largest that fits.
+        ConfigError: a configured number needs more memory than the device has. The message contains the largest number
+            that fits.
     """
     page_size, span = demand.page_size, demand.span
     windowed = [layer for layer in layers if layer.sliding_window is not None and span is not None]
-    window_bytes = KVStore.bytes_per_token(windowed, held) * page_size
+    window_bytes = KVStore.bytes_per_token(windowed, kv_dtype) * page_size
     if demand.window_tokens is not None:
         check_room(
             demand.window_tokens // page_size * window_bytes,
-            have,
+            device_memory,
             _place(config, "window_tokens"),
             f"{_count(demand.window_tokens)} tokens of sliding-window layers",
-            _count(have.free_bytes // max(1, window_bytes) * page_size),
+            _count(device_memory.free_bytes // max(1, window_bytes) * page_size),
         )
     if demand.kv_tokens is None:
         return
 
     def bytes_of(num_tokens: int) -> int:
-        sizes = size_kv(layers, held, replace(demand, kv_tokens=num_tokens))
-        return kv_bytes(sizes, layers, held, page_size)
+        sizes = size_kv(layers, kv_dtype, replace(demand, kv_tokens=num_tokens))
+        return kv_bytes(sizes, layers, kv_dtype, page_size)
 
-    needed = kv_bytes(sizes, layers, held, page_size)
+    needed = kv_bytes(sizes, layers, kv_dtype, page_size)
     limit = _MAX_PAGES * page_size
-    if needed <= have.free_bytes and demand.kv_tokens <= limit:
+    if needed <= device_memory.free_bytes and demand.kv_tokens <= limit:
         return
     low, high = 0, min(demand.kv_tokens, limit) // page_size + 1
     while high - low > 1:  # `low` pages fit, `high` do not
         middle = (low + high) // 2
-        fits = middle <= _MAX_PAGES and bytes_of(middle * page_size) <= have.free_bytes
+        fits = middle <= _MAX_PAGES and bytes_of(middle * page_size) <= device_memory.free_bytes
         low, high = (middle, high) if fits else (low, middle)
-    place, asked, largest = _place(config, "kv_tokens"), f"{_count(demand.kv_tokens)} tokens", low * page_size
-    check_room(needed, have, place, asked, _count(largest))
+    place, configured, largest = _place(config, "kv_tokens"), f"{_count(demand.kv_tokens)} tokens", low * page_size
+    check_room(needed, device_memory, place, configured, _count(largest))
     if demand.kv_tokens > limit:
-        raise ConfigError(f"{place}: {asked} are more than {_MAX_PAGES:,} pages, expected {largest:,} at most")
+        raise ConfigError(f"{place}: {configured} are more than {_MAX_PAGES:,} pages, expected at most {largest:,}")
 
 
-def kv_bytes(sizes: KVSizes, layers: Sequence[AttentionLayer], held: torch.dtype, page_size: int) -> int:
-    """Return the bytes of a KV memory."""
+def kv_bytes(sizes: KVSizes, layers: Sequence[AttentionLayer], kv_dtype: torch.dtype, page_size: int) -> int:
+    """Return the size of a KV memory in bytes."""
     windowed = [layer for layer in layers if layer.sliding_window is not None and sizes.num_window_pages is not None]
     others = [layer for layer in layers if layer not in windowed]
     return page_size * (
-        sizes.num_pages * KVStore.bytes_per_token(others, held)
-        + (sizes.num_window_pages or 0) * KVStore.bytes_per_token(windowed, held)
+        sizes.num_pages * KVStore.bytes_per_token(others, kv_dtype)
+        + (sizes.num_window_pages or 0) * KVStore.bytes_per_token(windowed, kv_dtype)
     )
 
 
 def _place(config: EngineConfig, name: str) -> str:
-    """Return where a setting of memory was written, and its path."""
+    """Return the place in the configuration file, and the path, of a setting of `memory`."""
     path = ("memory", name)
     return str(Problem(path, "", origin_of(path, config.origins)))
 
@@ -161,40 +165,40 @@ def _count(num_tokens: int) -> str:
 def explain(
     sizes: KVSizes,
     demand: KVDemand,
-    have: DeviceMemory,
+    device_memory: DeviceMemory,
     steps: StepMemory,
     layers: Sequence[AttentionLayer],
     dtype: torch.dtype,
-    held: torch.dtype,
+    kv_dtype: torch.dtype,
 ) -> str:
-    """Say in one line how many tokens fit into KV memory, and why.
+    """Return one line that says how many tokens the KV memory has, and why.
 
     Args:
-        dtype: of the model.
-        held: of keys and values as they are held.
+        dtype: dtype of the model.
+        kv_dtype: dtype of the stored keys and values.
     """
     num_tokens = sizes.num_pages * demand.page_size
-    token_bytes, plain_bytes = (KVStore.bytes_per_token(layers, each) for each in (held, dtype))
+    token_bytes, plain_bytes = (KVStore.bytes_per_token(layers, each) for each in (kv_dtype, dtype))
     line = f"KV memory: {num_tokens:,} tokens of {token_bytes:,} bytes"
-    if held != dtype:
-        line += f" in {_name(held)}, {plain_bytes / token_bytes:.2f} times as many as in {_name(dtype)}"
+    if kv_dtype != dtype:
+        line += f" in {_name(kv_dtype)}, {plain_bytes / token_bytes:.2f} times as many as in {_name(dtype)}"
     if sizes.num_window_pages is not None:
         line += f", sliding-window layers keep {sizes.num_window_pages * demand.page_size:,} of them"
-    taken = [] if have.weight_bytes is None else [f"{gib(have.weight_bytes)} weights"]
-    taken.append(f"{gib(have.free_bytes)} free")
+    used = [] if device_memory.weight_bytes is None else [f"{gib(device_memory.weight_bytes)} weights"]
+    used.append(f"{gib(device_memory.free_bytes)} free")
     if steps.num_bytes:
-        taken.append(f"{gib(steps.activation_bytes)} of it kept for activations, {gib(steps.graph_bytes)} for graphs")
-    return f"{line}, {_reason(sizes, demand)} ({gib(have.total_bytes)} of memory: {', '.join(taken)})"
+        used.append(f"{gib(steps.activation_bytes)} of it for activations, {gib(steps.graph_bytes)} for graphs")
+    return f"{line}, {_reason(sizes, demand)} ({gib(device_memory.total_bytes)} of memory: {', '.join(used)})"
 
 
 def _reason(sizes: KVSizes, demand: KVDemand) -> str:
     if demand.kv_tokens is not None:
-        return "as memory.kv_tokens says"
+        return "set by memory.kv_tokens"
     if sizes.num_pages == demand.useful_pages:
-        return f"all that {demand.num_rows:,} requests of {demand.context_len:,} tokens can use"
+        return f"enough for {demand.num_rows:,} requests of {demand.context_len:,} tokens"
     if demand.budget_bytes < int(demand.free_bytes * demand.kv_fraction):
-        return "what fits beside activations and graphs"
-    return f"what fits into memory.kv_fraction {demand.kv_fraction:g} of what is free"
+        return "limited by the memory for activations and graphs"
+    return f"limited to memory.kv_fraction {demand.kv_fraction:g} of the free memory"
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -202,24 +206,29 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _window_span(config: EngineConfig, registry: Registry, model: Model) -> WindowSpan | None:
-    """Return the window of the layers that get a memory of their own; None, and why in the log, when none do."""
+    """Return the window of the layers that get a memory of their own; None if no layers get one.
+
+    Raises:
+        ConfigError: `memory.window_tokens` is set, but no layers can get a memory of their own.
+    """
     provider = registry.provider("cache", config.cache.name)
     windows = sorted({layer.sliding_window for layer in model.attention_layers if layer.sliding_window is not None})
     if not provider.capabilities.window:
         if config.memory.window_tokens is not None:
             raise ConfigError(
-                f"memory.window_tokens is set, but the cache {provider.name!r} keeps no windows apart. "
+                f"memory.window_tokens is set, but the cache {provider.name!r} has no separate memory for windows. "
                 "Set cache.name: swa_radix, or leave memory.window_tokens out."
             )
         return None
     if len(windows) != 1:
-        reason = "no layer has one" if not windows else f"they differ: {', '.join(map(str, windows))} tokens"
+        lens = ", ".join(map(str, windows))
+        reason = f"the windows differ: {lens} tokens" if windows else "no layer has a sliding window"
         if config.memory.window_tokens is not None:
             raise ConfigError(
-                f"memory.window_tokens is set, but this model has no sliding window that all windows share: {reason}. "
-                "Leave it out."
+                f"memory.window_tokens is set, but the sliding-window layers cannot have a memory of their own: "
+                f"{reason}. Leave it out."
             )
-        _logger.warning("cache %s: sliding windows get no memory of their own: %s", provider.name, reason)
+        _logger.warning("cache %s: sliding-window layers get no memory of their own: %s", provider.name, reason)
         return None
     spare_tokens = min(_SPARE_TOKENS, windows[0] // 4) if provider.capabilities.reuses else 0
     return WindowSpan(windows[0], config.cache.page_size, spare_tokens)

@@ -1,4 +1,4 @@
-"""The stage that builds the scheduler and the step loop."""
+"""The stage of the assembly that creates the scheduler and the step loop."""
 
 import time
 
@@ -36,11 +36,11 @@ def make_loop(
     spare_core: SpareCore,
     on_step: Observer | None,
 ) -> StepLoop:
-    """Create the first prefix cache, the scheduler over it, and the loop that drives it and the runner.
+    """Create the first prefix cache, the scheduler that uses it, and the loop that calls the scheduler and the runner.
 
     Args:
-        spare_core: that grammars are compiled on; steps on a CPU leave it free.
-        on_step: called with every committed step, besides the plugins that observe steps.
+        spare_core: the CPU core on which grammars are compiled; steps on a CPU do not use it.
+        on_step: called with every committed step, in addition to the plugins that observe steps.
     """
     make_cache = CacheFactory(config, registry, kv.memory, tiers)
     jump_forward = JumpForward(tokenizer) if config.grammar.jump_forward else None

@@ -1,4 +1,4 @@
-"""Whether this machine has what a configuration names: checkpoint, device, adapters, room for storage."""
+"""Checks that this machine has what a configuration needs: checkpoint, device, adapters, space for storage."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -18,18 +18,18 @@ _ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
 def check_machine(config: EngineConfig, registry: Registry) -> list[str]:
-    """Return what this machine lacks for a configuration, one line each; loads no weights and no tensor library.
+    """Return everything that this machine lacks for a configuration, one line each.
 
-    Files and devices are those of this machine: a configuration that is meant for another one is checked without this.
+    This reads no weights and does not import torch. It must not be used for a configuration of another machine.
     """
     return _lines([*_device(config), *_checkpoint(config), *_adapters(config), *_options(config, registry)])
 
 
 def check_files(config: EngineConfig) -> list[str]:
-    """Return what is wrong with the checkpoint and the adapters, one line each: what no start can do without.
+    """Return the errors of the checkpoint and the adapters, one line each. Each of them makes a start fail.
 
-    Takes milliseconds. The device is left out, which torch may see where its driver cannot be asked, and so are options
-    that an engine may start with, such as a storage that cannot be written.
+    This takes milliseconds. It does not check the device, since torch may find one that its driver does not report. Nor
+    does it check options with which an engine can start, such as a storage that cannot be written.
     """
     return _lines([*_checkpoint(config), *_adapters(config)])
 
@@ -55,9 +55,9 @@ def _checkpoint(config: EngineConfig) -> Iterator[Problem]:
     except ModelError as error:
         yield _problem(config, where, str(error))
         return
-    wanted, longest = config.model.context_len, model_config.max_position_embeddings
-    if wanted is not None and wanted > longest:
-        reason = f"is {wanted:,}, but the context of {config.model.path} ends at {longest:,} tokens"
+    configured, longest = config.model.context_len, model_config.max_position_embeddings
+    if configured is not None and configured > longest:
+        reason = f"is {configured:,}, but the context of {config.model.path} has only {longest:,} tokens"
         yield _problem(config, ("model", "context_len"), reason)
 
 
@@ -72,13 +72,13 @@ def _adapters(config: EngineConfig) -> Iterator[Problem]:
             yield _problem(config, where, str(error))
             continue
         if not has_weights:
-            yield _problem(config, where, f"{place} lacks {_ADAPTER_WEIGHTS}")
-        if peft.r > config.lora.max_rank and not peft.rank_pattern:  # which may give every module a lower one
+            yield _problem(config, where, f"{place} does not contain {_ADAPTER_WEIGHTS}")
+        if peft.r > config.lora.max_rank and not peft.rank_pattern:  # rank_pattern may give every module a lower rank
             yield _problem(config, where, f"has rank {peft.r}, above lora.max_rank {config.lora.max_rank}")
 
 
 def _options(config: EngineConfig, registry: Registry) -> Iterator[Problem]:
-    """Ask the options of every selected provider; names and options that are wrong are reported elsewhere."""
+    """Yield the problems that the options of the selected providers report. Wrong names are reported elsewhere."""
     for selection in selections(config):
         options_path = selection.family.options_path
         if options_path is None:
@@ -92,8 +92,8 @@ def _options(config: EngineConfig, registry: Registry) -> Iterator[Problem]:
         where = tuple(options_path.split("."))
         try:
             obstacles = list(options.machine_obstacles()) if isinstance(options, Options) else []
-        except Exception as error:  # a plugin's own code
-            yield _problem(config, where, f"their check of the machine failed: {type(error).__name__}: {error}")
+        except Exception as error:  # an error in a plugin's code
+            yield _problem(config, where, f"the plugin's check of the machine failed: {type(error).__name__}: {error}")
             continue
         for name, reason in obstacles:
             yield _problem(config, (*where, name), reason)

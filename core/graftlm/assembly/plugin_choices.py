@@ -1,4 +1,4 @@
-"""The providers of the model and of attention, and the model they give."""
+"""The choice of the providers of the model and of attention, and the creation of the model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,8 +29,10 @@ class ChosenPlugins:
     """The providers that fit the checkpoint and the device.
 
     Attributes:
-        model: without weights.
-        resolved: the provider of each family, and why it was chosen.
+        model: the model, without weights.
+        model_provider: the provider that created it.
+        attention_provider: the provider of the attention backend.
+        resolved: the chosen provider of each family, and the reason.
     """
 
     model: Model
@@ -48,7 +50,7 @@ def check_choices(config: EngineConfig, registry: Registry) -> None:
     for selection in selections(config):
         family = selection.family
         if selection.name == AUTO:
-            continue  # chosen when the model is known
+            continue  # chosen later, by the model
         provider = registry.provider(family.key, selection.name, family.name_path)
         if family.options_path is not None:
             registry.options(provider, selection.options, family.options_path, config.origins)
@@ -124,23 +126,23 @@ def attention_misfit(
     dtype_name = str(dtype).removeprefix("torch.")
     page_size, kv_dtype = config.cache.page_size, config.memory.kv_dtype
     if platform.device not in can.devices:
-        return f"it runs on {', '.join(can.devices)}, the device is {platform.device}"
+        return f"it runs on {', '.join(can.devices)}, but the device is {platform.device}"
     if can.dtypes is not None and dtype_name not in can.dtypes:
-        return f"it computes in {', '.join(can.dtypes)}, the model in {dtype_name}"
+        return f"it computes in {', '.join(can.dtypes)}, but the model computes in {dtype_name}"
     if can.page_sizes is not None and page_size not in can.page_sizes:
-        return f"it takes page sizes {', '.join(map(str, can.page_sizes))}, cache.page_size is {page_size}"
+        return f"it supports page sizes {', '.join(map(str, can.page_sizes))}, but cache.page_size is {page_size}"
     if kv_dtype not in ("auto", *can.kv_dtypes):
         readable = " or ".join(("the model's dtype", *can.kv_dtypes))
-        return f"it reads a KV cache of {readable}, memory.kv_dtype is {kv_dtype}"
+        return f"it supports a KV cache in {readable}, but memory.kv_dtype is {kv_dtype}"
     head_dims = sorted({layer.head_dim for layer in layers} - set(can.head_dims or ()))
     if can.head_dims is not None and head_dims:
-        return f"it takes head dims {', '.join(map(str, can.head_dims))}, the model has {head_dims[0]}"
+        return f"it supports head dims {', '.join(map(str, can.head_dims))}, but the model has {head_dims[0]}"
     if not can.sliding_window and any(layer.sliding_window is not None for layer in layers):
-        return "it has no sliding window, the model needs one"
+        return "it does not support sliding windows, which the model needs"
     if not can.soft_cap and any(layer.soft_cap is not None for layer in layers):
-        return "it has no soft cap, the model needs one"
+        return "it does not support a soft cap, which the model needs"
     if not can.value_prefix and any(layer.value_prefix_dim is not None for layer in layers):
-        return "it cannot read values out of the keys, as the model's latent attention needs"
+        return "it cannot use a part of the keys as values, which the model's latent attention needs"
     if not can.sinks and any(layer.sinks is not None for layer in layers):
-        return "it has no attention sinks, the model needs them"
+        return "it does not support attention sinks, which the model needs"
     return None

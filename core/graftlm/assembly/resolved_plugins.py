@@ -1,4 +1,4 @@
-"""Which provider an engine uses of each family, and why: for the log, for /server_info and for `serve --dry-run`."""
+"""The provider that an engine uses of each family, with the reason, for the log, /server_info and --dry-run."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,14 +17,15 @@ ResolvedPlugins = dict[str, dict[str, str]]
 def resolve_plugins(
     config: EngineConfig, registry: Registry, chosen: Mapping[str, Provider[Any] | None], fitting: str
 ) -> ResolvedPlugins:
-    """Return what a configuration selects.
+    """Return the providers that a configuration selects.
 
     Args:
-        chosen: family -> the provider that "auto" meant, where more than rank decides; None: there is none.
+        chosen: family -> the provider chosen for "auto", for families in which not only the rank decides; None: no
+            provider was chosen.
         fitting: what an automatic choice had to fit, such as "cpu/bfloat16".
 
-    Returns: nothing for a family without a provider, and for one that is "auto" and missing in `chosen` where requests
-    or other processes decide.
+    Returns: an entry for each family with a provider. There is none for a family with "auto" that is missing in
+        `chosen`, if its provider depends on more than the rank.
     """
     found: ResolvedPlugins = {}
     for selection in selections(config):
@@ -35,7 +36,7 @@ def resolve_plugins(
         if selection.name != AUTO:
             try:
                 provider: Provider[Any] | None = registry.find(family.key, selection.name, family.name_path)
-            except UnknownProviderError:  # the part that creates it raises the error
+            except UnknownProviderError:  # raised again by the code that creates the provider
                 continue
             source = origin_of(path, config.origins).source if path in config.origins else ""
             why = f"{family.name_path}: {source}" if source else f"{family.name_path}: the default"
@@ -45,12 +46,12 @@ def resolve_plugins(
             continue
         else:
             provider = next(iter(registry.available(family.key)), None)
-            why = "auto: the highest rank that runs here"
+            why = "auto: the highest rank that runs on this machine"
         if provider is not None:
             found[family.key] = {"name": provider.name, "distribution": registry.distribution(provider), "why": why}
     return found
 
 
 def resolved_line(resolved: ResolvedPlugins) -> str:
-    """Write it in one line."""
+    """Return the providers as one line for the log."""
     return "resolved: " + ", ".join(f"{family}={one['name']} ({one['why']})" for family, one in resolved.items())

@@ -1,4 +1,4 @@
-"""The weights that a model serves with: loaded, replaced in place, read back, and told from others."""
+"""The weights of a served model: loading, replacement in place, reading, and their fingerprint."""
 
 import logging
 import os
@@ -31,11 +31,12 @@ logger = logging.getLogger(__name__)
 
 
 class NewWeights:
-    """Weights that have been checked against a model, and can take the place of its own.
+    """Weights that were checked against a model, and can replace its weights.
 
     Attributes:
-        path: of the checkpoint that they come from; None: they are tensors in memory.
-        tensors: some of the model's, by their names in a checkpoint; None: all of the checkpoint's.
+        path: path of their checkpoint; None: they are tensors in memory.
+        tensors: some or all of the model's weights, by their names in a checkpoint; None: all weights of the
+            checkpoint.
     """
 
     def __init__(self, path: Path | None, tensors: Mapping[str, Tensor] | None) -> None:
@@ -43,17 +44,17 @@ class NewWeights:
         self.tensors = tensors
 
     def items(self) -> Iterable[tuple[str, Tensor]]:
-        """Yield them anew each time."""
+        """Return an iterable of (name in the checkpoint, tensor). A checkpoint is read again by each call."""
         if self.path is not None:
             return iter_weights(self.path)
         return (self.tensors or {}).items()
 
 
 class ServedWeights:
-    """Owns how a model's weights change after it was created. `load` and `replace` run where the steps run.
+    """Loads, replaces and reads a model's weights. `load` and `replace` are called in the thread that runs the steps.
 
-    Weights are checked on a twin of the model that has no memory (PyTorch's meta device), before any is copied: names,
-    shapes and kinds that do not fit leave the model as it was.
+    New weights are checked before any is copied, on a copy of the model without memory (on PyTorch's meta device). So
+    weights whose names, shapes or dtypes do not fit do not change the model.
     """
 
     def __init__(
@@ -61,23 +62,23 @@ class ServedWeights:
         config: EngineConfig,
         model: Model,
         model_config: ModelConfig,
-        make_twin: Callable[[], Model],
+        make_meta_model: Callable[[], Model],
         quantized: QuantizedLayers | None,
         path: Path,
         dtype: torch.dtype,
     ) -> None:
-        """Take the model before it is loaded.
+        """Store the model, whose weights are not loaded yet.
 
         Args:
-            make_twin: makes the same model on the meta device.
-            quantized: what is converted each time that weights have been loaded.
-            path: of the checkpoint that `load` loads.
-            dtype: that the model computes in.
+            make_meta_model: creates the same model on the meta device.
+            quantized: the layers that are converted after each loading; None: there is no quantization.
+            path: path of the checkpoint for `load`.
+            dtype: dtype in which the model computes.
         """
         self._config = config
         self._model = model
         self._model_config = model_config
-        self._make_twin = make_twin
+        self._make_meta_model = make_meta_model
         self._quantized = quantized
         self._path = self._config_path = path
         self._dtype = dtype
@@ -85,24 +86,26 @@ class ServedWeights:
         self._fingerprint: bytes | None = None
 
     def load(self, announce: Callable[[str], None] | None = None) -> None:
-        """Load the checkpoint, convert and pack.
+        """Load the checkpoint, and convert and pack its weights as configured.
 
         Args:
-            announce: hears how far a large one is; None: a bar is shown on a terminal.
+            announce: called with the progress of a large checkpoint; None: a bar is shown on a terminal.
+
+        Raises:
+            GraftlmError: the checkpoint cannot be read, or does not fit the model.
         """
         with watch_reading(self._path, announce) as on_read:
             self._model.load_weights(iter_weights(self._path, self._dtype, on_read=on_read))
         self._prepare()
 
-    def captured_in(self, graphs: ReplayedSteps | None) -> None:
-        """Note the graphs that compute with these weights."""
+    def set_graphs(self, graphs: ReplayedSteps | None) -> None:
+        """Store the graphs that use these weights; None: there are none."""
         self._graphs = graphs
 
     def fingerprint(self) -> bytes:
-        """Return what tells keys and values of these weights from those of others, 32 bytes.
+        """Return 32 bytes that distinguish the keys and values of these weights from those of other weights.
 
-        Of a checkpoint it is a hash of its content when it was first asked for; tensors from memory get a random one,
-        which nobody else has.
+        For a checkpoint, this is a hash of its content at the first call. For tensors from memory, it is random.
 
         Raises:
             OSError: a file of the checkpoint cannot be read.
@@ -122,7 +125,7 @@ class ServedWeights:
         return self._fingerprint
 
     def checked(self, weights: str | Path | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]) -> NewWeights:
-        """Check a checkpoint's folder or file, or tensors by name; as the two methods below."""
+        """Check the weights of a checkpoint, as `checked_checkpoint` does, or tensors, as `checked_tensors` does."""
         if isinstance(weights, str | Path):
             return self.checked_checkpoint(str(weights))
         return self.checked_tensors(weights.items() if isinstance(weights, Mapping) else weights)
@@ -130,10 +133,10 @@ class ServedWeights:
     # -- replacing -----------------------------------------------------------------------------------------------------
 
     def checked_checkpoint(self, path: str) -> NewWeights:
-        """Check that a checkpoint's weights can take the place of the present ones.
+        """Check that a checkpoint's weights can replace the current weights.
 
         Raises:
-            ModelError: it does not fit this model; the message says where.
+            ModelError: the checkpoint does not fit this model; the message says where.
         """
         place = resolve_checkpoint(path)
         check_same_model(self._model_config, self._config_path, load_model_config(place), place)
@@ -142,15 +145,15 @@ class ServedWeights:
         return new
 
     def checked_tensors(self, tensors: Iterable[tuple[str, Tensor]]) -> NewWeights:
-        """Check that tensors can take the place of those of the same names; the others stay.
+        """Check that tensors can replace the weights of the same names. Other weights are kept.
 
         Args:
-            tensors: (name in the checkpoint, tensor of the checkpoint's shape), on any device.
+            tensors: (name in the checkpoint, tensor with the checkpoint's shape), on any device.
 
         Raises:
-            ModelError: one does not fit this model.
-            UnsupportedFeatureError: they are not all of the model's, and its weights are quantized.
-            RequestError: there is none, or one comes twice.
+            ModelError: a tensor does not fit this model.
+            UnsupportedFeatureError: weights are missing, but the weights are quantized, so all are needed.
+            RequestError: there are no tensors, or a name is given twice.
         """
         by_name: dict[str, Tensor] = {}
         for name, tensor in tensors:
@@ -166,17 +169,17 @@ class ServedWeights:
     def replace(self, new: NewWeights) -> None:
         """Copy checked weights into the model's own tensors.
 
-        Effects: graphs stay valid, or are captured anew where quantization or packing makes other tensors.
+        Effects: graphs stay valid, or are captured again if quantization or packing creates new tensors.
 
         Raises:
-            EngineError: it failed halfway; the message says what the weights are now.
+            EngineError: copying failed halfway; the message says which weights the model has now.
         """
         try:
             self._copy(new)
-        except Exception as error:  # a file that was truncated meanwhile, or no memory
-            self._put_back(error)
+        except Exception as error:  # for instance, a file was truncated after the check, or memory is full
+            self._restore(error)
             raise EngineError(
-                f"replacing the weights failed halfway, and those of {self._path} have been loaded again: {error}"
+                f"replacing the weights failed halfway, and those of {self._path} were loaded again: {error}"
             ) from error
         if new.path is not None:
             self._path, self._fingerprint = new.path, None
@@ -184,34 +187,39 @@ class ServedWeights:
             self._fingerprint = secrets.token_bytes(32)
 
     def read(self, name: str) -> Tensor:
-        """Return a copy on the CPU of what a checkpoint's tensor was loaded to.
+        """Return a copy of a weight on the CPU, in the checkpoint's shape.
+
+        Args:
+            name: the weight's name in the checkpoint.
 
         Raises:
-            RequestError: there is none of this name.
-            UnsupportedFeatureError: the weights are quantized, or the model does not give them back.
+            RequestError: there is no weight with this name.
+            UnsupportedFeatureError: the weights are quantized, or the model does not support reading them.
         """
         if self._quantized is not None:
             raise UnsupportedFeatureError(
-                f"the weights are quantized by {self._quantized.name!r}: there is no {name!r} as a checkpoint holds it"
+                f"the weights are quantized by {self._quantized.name!r}: {name!r} does not exist in the checkpoint's "
+                "format"
             )
         try:
             return self._model.read_weight(name).cpu()
         finally:
-            self._prepare()  # what was unpacked to be read
-            self._forget_packed()
+            self._prepare()  # packs weights again that were unpacked for reading
+            self._recapture_packed()
 
     def _check(self, new: NewWeights) -> None:
-        twin = self._make_twin()
+        meta_model = self._make_meta_model()
         if new.tensors is None:
-            twin.load_weights(new.items())
+            meta_model.load_weights(new.items())
         elif self._quantized is None:
-            twin.update_weights(new.items())
+            meta_model.update_weights(new.items())
         else:
             try:
-                twin.load_weights(new.items())
+                meta_model.load_weights(new.items())
             except GraftlmError as error:
                 raise UnsupportedFeatureError(
-                    f"the weights are quantized by {self._quantized.name!r}, so all have to come at once: {error}"
+                    f"the weights are quantized by {self._quantized.name!r}, so all weights have to be given together: "
+                    f"{error}"
                 ) from error
 
     def _copy(self, new: NewWeights) -> None:
@@ -222,17 +230,17 @@ class ServedWeights:
                 self._model.update_weights(new.items())
             self._prepare()
         finally:
-            self._forget_packed()
+            self._recapture_packed()
         if self._graphs is not None and self._quantized is not None:
             self._graphs.recapture()
 
-    def _forget_packed(self) -> None:
-        """Have nothing repeat calls with addresses of packed weights, which are elsewhere once they were unpacked."""
+    def _recapture_packed(self) -> None:
+        """Discard recorded calls with addresses of packed weights, since packing again changes the addresses."""
         if self._graphs is not None and self._graphs.uses_packed_weights:
             self._graphs.recapture()
 
-    def _put_back(self, error: Exception) -> None:
-        """Load the checkpoint before again, after copying another failed halfway."""
+    def _restore(self, error: Exception) -> None:
+        """Load the former checkpoint again, after copying another one failed halfway."""
         logger.error("replacing the weights failed halfway; the former checkpoint is loaded again", exc_info=error)
         self._fingerprint = None
         try:
@@ -240,8 +248,8 @@ class ServedWeights:
         except Exception as second:
             self._fingerprint = secrets.token_bytes(32)
             raise EngineError(
-                f"replacing the weights failed halfway ({error}), and so did loading {self._path} again ({second}): "
-                "the weights are a mixture. Update them again before anything else."
+                f"replacing the weights failed halfway ({error}), and loading {self._path} again failed, too "
+                f"({second}): the model has a mixture of weights. Update them again before anything else."
             ) from error
 
     def _prepare(self) -> None:

@@ -1,4 +1,4 @@
-"""What an engine would be, found out without loading weights: for `graftlm serve --dry-run`."""
+"""The plan of a start for `graftlm serve --dry-run`: the engine's parts and sizes, without loading weights."""
 
 from dataclasses import replace
 
@@ -24,14 +24,15 @@ __all__ = ["plan_start"]
 
 
 def plan_start(
-    config: EngineConfig, registry: Registry, platform: Platform, have: DeviceMemory | None = None
+    config: EngineConfig, registry: Registry, platform: Platform, device_memory: DeviceMemory | None = None
 ) -> list[str]:
-    """Return what would start, line by line. Reads the checkpoint's configuration and tokenizer, no weights.
+    """Return a description of the engine that would start, as lines.
 
-    What depends on the memory that is free once the weights are loaded is an estimate: too little is a warning.
+    This reads the checkpoint's configuration and tokenizer, but no weights. The memory that is free after the weights
+    are loaded is estimated. If the estimate is too small, a line contains a warning.
 
     Args:
-        have: the memory of the device now; None reads it.
+        device_memory: the current memory of the device; None: it is read.
 
     Raises:
         GraftlmError: the engine would not start.
@@ -57,9 +58,9 @@ def plan_start(
     ]
     try:
         chosen["attention"] = choose_attention(config, registry, platform, model, dtype)
-        lines.append(_memory_line(config, registry, platform, model, dtype, context_len, weight_bytes, have))
-    except ModelError:  # the model can only be tried with numbers
-        lines.append("KV memory: known when the model runs: it does not say what its layers keep")
+        lines.append(_memory_line(config, registry, platform, model, dtype, context_len, weight_bytes, device_memory))
+    except ModelError:  # only a run with real weights shows the layers
+        lines.append("KV memory: not known before the model runs, because it does not describe its attention layers")
     resolved = resolve_plugins(config, registry, chosen, f"{platform.device}/{dtype_name} and the checkpoint")
     lines += [
         f"plugin: {family} = {one['name']} of {one['distribution']} ({one['why']})" for family, one in resolved.items()
@@ -68,9 +69,9 @@ def plan_start(
 
 
 def _weight_bytes(model: Model) -> int:
-    """Return what the tensors of a model on the meta device would take, whatever its files hold besides.
+    """Return the size in bytes that the tensors of a model on the meta device would have.
 
-    A model that is no module counts as nothing: only its files could tell, and they are not how it keeps its weights.
+    For a model that is not a torch module, the size is not known, and 0 is returned.
     """
     if not isinstance(model, nn.Module):
         return 0
@@ -85,35 +86,35 @@ def _memory_line(
     dtype: torch.dtype,
     context_len: int,
     weight_bytes: int,
-    have: DeviceMemory | None,
+    device_memory: DeviceMemory | None,
 ) -> str:
-    """Say how much KV memory there would be once the weights are loaded, by an estimate of what is free then.
+    """Return a line with the size of the KV memory, from an estimate of the memory that the weights leave free.
 
     Raises:
-        ConfigError: the configuration asks for more than the memory has, or for windows that the model has not.
+        ConfigError: the configured size exceeds the device's memory, or `memory.window_tokens` does not fit the model.
     """
     device = torch.device(platform.device)
-    now = have or DeviceMemory.read(device)
-    sharing = config.parallel.data if platform.device == "cpu" else 1
-    left = replace(now, free_bytes=max(0, now.free_bytes - sharing * weight_bytes))
+    now = device_memory or DeviceMemory.read(device)
+    num_sharing = config.parallel.data if platform.device == "cpu" else 1
+    after_loading = replace(now, free_bytes=max(0, now.free_bytes - num_sharing * weight_bytes))
 
-    def size(have: DeviceMemory) -> KVMemory:
-        return size_memory(config, registry, model, device, dtype, context_len, StepMemory(), sharing, have)
+    def size(available: DeviceMemory) -> KVMemory:
+        return size_memory(config, registry, model, device, dtype, context_len, StepMemory(), num_sharing, available)
 
     try:
-        memory = size(left)
+        memory = size(after_loading)
     except ConfigError as error:
-        size(replace(now, free_bytes=now.total_bytes))  # raises what does not depend on what is free
-        weights = gib(sharing * weight_bytes)
+        size(replace(now, free_bytes=now.total_bytes))  # raises errors that do not depend on the free memory
+        weights = gib(num_sharing * weight_bytes)
         return (
-            f"warning: KV memory: an estimate finds too little: the weights take about {weights} of the "
-            f"{gib(now.free_bytes)} that are free ({gib(now.total_bytes)} in all). If that is still so when they are "
-            f"loaded, the start fails: {error}"
+            f"warning: KV memory: the estimated free memory is too small: the weights need about {weights} of the free "
+            f"{gib(now.free_bytes)} ({gib(now.total_bytes)} in total). If this is still true after they are loaded, "
+            f"the start fails: {error}"
         )
     token_bytes = KVStore.bytes_per_token(model.attention_layers, memory.dtype)
-    mine = left.shared_by(sharing)
+    share = after_loading.shared_by(num_sharing)
     return (
-        f"KV memory: {memory.num_pages * config.cache.page_size:,} tokens of {token_bytes:,} bytes; beside the weights "
-        f"{mine.free_bytes // token_bytes:,} would fit into the {gib(mine.free_bytes)} that are free"
-        f"{' for each replica' if sharing > 1 else ''}, less what steps take on a GPU"
+        f"KV memory: {memory.num_pages * config.cache.page_size:,} tokens of {token_bytes:,} bytes; the weights leave "
+        f"about {gib(share.free_bytes)} free{' for each replica' if num_sharing > 1 else ''}, enough for "
+        f"{share.free_bytes // token_bytes:,} tokens, minus the memory of steps on a GPU"
     )

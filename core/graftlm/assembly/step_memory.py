@@ -1,4 +1,4 @@
-"""What steps take of a device's memory besides weights, keys and values: measured by running the largest ones."""
+"""The memory that steps need besides weights, keys and values, which is measured by running the largest steps."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,35 +16,40 @@ from graftlm.execution.sampling_filters import keep_min_p, keep_top_k, keep_top_
 
 __all__ = ["CudaMeter", "LargestSteps", "MemoryMeter", "StepMemory", "measure_steps", "meter_for"]
 
-#: What a driver takes for a graph of a few hundred kernels, beside the memory in which these compute.
+#: Memory that the driver uses for a graph of a few hundred kernels, besides the kernels' own memory.
 _GRAPH_BYTES: Final = 8 << 20
-#: Copies of the page tables: the graphs' own, the step's on its way there, and a backend's list of pages.
+#: Number of copies of the page tables: the graphs' table, the step's table that is copied to it, the backend's list.
 _TABLE_COPIES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class StepMemory:
-    """Bytes that steps take besides weights, keys and values: those of prompts, and graphs with all they hold."""
+    """The memory that steps need besides weights, keys and values.
+
+    Attributes:
+        activation_bytes: the largest step's activations.
+        graph_bytes: the CUDA graphs, with the memory in which their kernels compute.
+    """
 
     activation_bytes: int = 0
     graph_bytes: int = 0
 
     @property
     def num_bytes(self) -> int:
-        """All of them."""
+        """The sum of both."""
         return self.activation_bytes + self.graph_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class LargestSteps:
-    """How large an engine's steps get.
+    """The largest sizes of an engine's steps.
 
     Attributes:
-        num_rows: requests, all of which may sample.
-        prefill_tokens: of prompts, in a step.
-        context_len: tokens of a request.
-        page_size: tokens in a page.
-        graph_sizes: requests of the steps that are captured; empty without graphs.
+        num_rows: most requests in a step, all of which may sample.
+        prefill_tokens: most prompt tokens in a step.
+        context_len: most tokens of a request.
+        page_size: number of tokens in a page.
+        graph_sizes: numbers of requests for which a step is captured; empty without graphs.
     """
 
     num_rows: int
@@ -54,28 +59,28 @@ class LargestSteps:
     graph_sizes: tuple[int, ...]
 
     def prompt_lens(self) -> list[int]:
-        """Return the tokens that each request of the largest step brings, ascending."""
+        """Return the number of tokens of each request in the largest step, ascending."""
         num_tokens = self.prefill_tokens + self.num_rows
         whole, rest = divmod(num_tokens, self.context_len)
         return [rest] * (rest > 0) + [self.context_len] * whole
 
 
 class MemoryMeter(Protocol):
-    """Measures what a function takes of a device's memory."""
+    """Measures how much of a device's memory a function uses."""
 
     def peak_bytes(self, function: Callable[[], object]) -> int:
-        """Run a function; return the most that was allocated meanwhile, beyond what was before."""
+        """Call a function. Return the peak of the allocated bytes, minus the bytes that were allocated before."""
         ...
 
 
 class CudaMeter:
-    """Reads PyTorch's counters of a CUDA device."""
+    """Measures with PyTorch's memory counters of a CUDA device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def peak_bytes(self, function: Callable[[], object]) -> int:
-        """Run a function and wait for it."""
+        """Call a function, wait until the device has finished, and return the peak, as in `MemoryMeter`."""
         torch.cuda.synchronize(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)
@@ -85,7 +90,7 @@ class CudaMeter:
 
 
 def meter_for(device: torch.device) -> MemoryMeter | None:
-    """Return what measures a device; None for a host, whose memory is not one engine's to share out."""
+    """Return a meter for a device; None for a CPU, since an engine shares the host's memory with other programs."""
     return CudaMeter(device) if device.type == "cuda" else None
 
 
@@ -97,20 +102,22 @@ def measure_steps(
     device: torch.device,
     meter: MemoryMeter,
 ) -> StepMemory:
-    """Run the largest step, and the largest that is captured, over a KV memory of their own.
+    """Run the largest step, and the largest captured step, with a temporary KV memory, and measure their memory.
 
-    Kernels are compiled and libraries loaded on the way, so what these take is no longer free afterwards.
+    This also compiles kernels and loads libraries. Their memory is therefore not counted as free afterwards.
 
     Args:
-        model: with weights of any numbers.
-        make_attention: creates the backend over a KV memory.
+        model: the model; the values of its weights do not matter.
+        make_attention: creates the attention backend for a KV memory.
+        dtype: dtype of the temporary KV memory.
+        meter: measures the memory.
 
     Effects: the model must be bound to another backend before it runs again.
     """
     prompt_lens = steps.prompt_lens()
     most_requests = max((*steps.graph_sizes, len(prompt_lens)))
     num_pages = sum(-(-length // steps.page_size) for length in prompt_lens) + most_requests
-    attention = _LentAttention(
+    attention = _TemporaryAttention(
         make_attention(KVStore(model.attention_layers, num_pages, steps.page_size, dtype, device))
     )
     model.bind_attention(attention)
@@ -118,7 +125,7 @@ def measure_steps(
         with torch.inference_mode():
             return _measure(steps, prompt_lens, model, attention, device, meter)
     finally:
-        attention.take_back()
+        attention.release()
 
 
 def _measure(
@@ -148,35 +155,35 @@ def _measure(
 
 
 def _sample(logits: Tensor) -> Tensor:
-    """Take what sampling takes where every row asks for every filter."""
+    """Sample with every filter for every row, which needs the most memory."""
     n = len(logits)
     probs = torch.softmax(keep_top_k(logits.float(), np.full(n, 50)), dim=1)
     return keep_min_p(keep_top_p(probs, np.full(n, 0.9)), np.full(n, 0.1))
 
 
-class _LentAttention(AttentionBackend):
-    """A backend that a model is bound to until it is taken back, with the memory that it holds."""
+class _TemporaryAttention(AttentionBackend):
+    """A backend that can be released with its memory, although the model keeps a reference to this object."""
 
     def __init__(self, backend: AttentionBackend) -> None:
         self._backend: AttentionBackend | None = backend
 
-    def take_back(self) -> None:
+    def release(self) -> None:
         self._backend = None
 
     def prepare(self, batch: ForwardBatch) -> None:
-        self._lent().prepare(batch)
+        self._current().prepare(batch)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer) -> Tensor:
-        return self._lent().forward(q, k, v, layer)
+        return self._current().forward(q, k, v, layer)
 
-    def _lent(self) -> AttentionBackend:
+    def _current(self) -> AttentionBackend:
         if self._backend is None:
-            raise InvariantError("a model ran on the attention backend of a measurement that is over")
+            raise InvariantError("a model ran with the attention backend of a measurement that has ended")
         return self._backend
 
 
 def _batch(query_lens: list[int], page_size: int, device: torch.device) -> ForwardBatch:
-    """Return a batch of requests without a past, each on pages of its own."""
+    """Return a batch of requests without computed tokens, each with pages of its own."""
     lens = np.array(query_lens, dtype=np.int32)
     num_pages = -(-lens // page_size)
     starts = np.cumsum(num_pages) - num_pages

@@ -1,4 +1,4 @@
-"""The checkpoint to serve, and the device and dtype to serve it in."""
+"""The target of an assembly: the checkpoint to serve, the device and the dtype."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +15,17 @@ __all__ = ["Target", "context_len_of", "detect_platform"]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What every stage of the assembly builds for.
+    """The checkpoint, the device and the dtype for which every stage of the assembly creates parts.
 
     Attributes:
-        path: of the checkpoint.
-        dtype: that the model computes in.
-        context_len: tokens of a request at most.
-        num_replicas: engines that share this machine's memory, this one included.
-        code_folder: that the model may import code from; None unless the configuration trusts the checkpoint's code.
+        path: path of the checkpoint.
+        model_config: the checkpoint's configuration.
+        platform: the device with its capability.
+        device: the device for tensors.
+        dtype: dtype in which the model computes.
+        context_len: most tokens of a request.
+        num_replicas: number of engines that share this machine's memory, including this one.
+        code_folder: folder from which the model may import code; None unless `model.trust_remote_code` is set.
     """
 
     path: Path
@@ -61,12 +64,12 @@ class Target:
 
     @property
     def num_sharing(self) -> int:
-        """Engines that share the device's memory: the replicas on a CPU; each has its own GPU."""
+        """Number of engines that share the device's memory: all replicas on a CPU; 1 on GPUs, one for each replica."""
         return self.num_replicas if self.device.type == "cpu" else 1
 
     @property
     def model_context(self) -> ModelContext:
-        """What the model is created with."""
+        """The context with which the model is created."""
         return ModelContext(self.model_config, self.device, self.dtype, self.context_len, self.code_folder)
 
 
@@ -74,23 +77,23 @@ def detect_platform(config: EngineConfig) -> Platform:
     """Return the configured device with its capability.
 
     Raises:
-        ConfigError: a CUDA device is configured and there is none.
+        ConfigError: a CUDA device is configured, but there is none.
     """
     device = config.model.device
     if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
         return Platform("cpu")
     if not torch.cuda.is_available():
-        raise ConfigError("model.device is 'cuda', but torch sees no CUDA device. Set model.device: auto.")
+        raise ConfigError("model.device is 'cuda', but torch finds no CUDA device. Set model.device: auto.")
     return Platform("cuda", torch.cuda.get_device_capability())
 
 
 def context_len_of(config: EngineConfig, model_config: ModelConfig) -> int:
-    """Return the tokens of a request at most.
+    """Return the length of the context: the most tokens of a request.
 
     Raises:
         ConfigError: the configured length exceeds the checkpoint's.
     """
     configured, longest = config.model.context_len, model_config.max_position_embeddings
     if configured is not None and configured > longest:
-        raise ConfigError(f"model.context_len is {configured}, but this checkpoint's context ends at {longest} tokens")
+        raise ConfigError(f"model.context_len is {configured}, but this checkpoint's context has only {longest} tokens")
     return longest if configured is None else configured

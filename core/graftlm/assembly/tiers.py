@@ -1,4 +1,4 @@
-"""What lies below the device's memory, from the configuration: host memory, storage, and the copies between."""
+"""Creation of the cache's lower tiers from the configuration: host memory, storage, and the copies between them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,12 +22,12 @@ __all__ = ["TierParts", "assemble_tiers"]
 
 @dataclass(frozen=True, slots=True)
 class TierParts:
-    """What a cache with tiers below the device's memory is given.
+    """The parts that a cache with lower tiers needs.
 
     Attributes:
-        mover: copies pages between the device and host memory, beside the steps.
-        queue: the copies that wait for a step to go with.
-        create_storage: from a storage provider's name, its options and a block's bytes to a storage.
+        mover: copies pages between the device and host memory while steps run.
+        queue: the copies that wait for the next step.
+        create_storage: creates a storage from a provider's name, its options and the size of a block in bytes.
     """
 
     mover: BlockMover
@@ -38,22 +38,22 @@ class TierParts:
 def assemble_tiers(
     config: EngineConfig, registry: Registry, kv: KVStore, fingerprint: Callable[[], bytes], num_replicas: int = 1
 ) -> TierParts | None:
-    """Return what the configured cache's lower tiers need, or None when it has none.
+    """Return the parts for the configured cache's lower tiers; None if it has no lower tiers.
 
     Args:
-        fingerprint: of the weights that the model holds, by which stored blocks are known; asked for each time that a
-            cache is made.
-        num_replicas: engines that share this machine's memory.
+        fingerprint: returns the fingerprint of the model's weights, which is part of the names of stored blocks. It is
+            called each time that a cache is created.
+        num_replicas: number of engines that share this machine's memory.
     """
     provider = registry.provider("cache", config.cache.name)
     if not provider.capabilities.tiers:
         return None
     kv_dtype = str(kv.dtype).removeprefix("torch.")
     mover = BlockMover(kv, kv.device)
-    have = DeviceMemory.read(torch.device("cpu")).shared_by(num_replicas)
+    host_memory = DeviceMemory.read(torch.device("cpu")).shared_by(num_replicas)
 
     def allocate(num_blocks: int, pages_per_block: int) -> NDArray[np.uint8]:
-        _check_host_room(config, kv, num_blocks, pages_per_block, have)
+        _check_host_room(config, kv, num_blocks, pages_per_block, host_memory)
         try:
             return mover.allocate(num_blocks, pages_per_block)
         except (RuntimeError, MemoryError) as error:
@@ -76,25 +76,25 @@ def assemble_tiers(
 
 
 def _check_host_room(
-    config: EngineConfig, kv: KVStore, num_blocks: int, pages_per_block: int, have: DeviceMemory
+    config: EngineConfig, kv: KVStore, num_blocks: int, pages_per_block: int, host_memory: DeviceMemory
 ) -> None:
-    """Refuse more blocks in host memory than there is, beside the KV memory of an engine that runs on the host.
+    """Check that the blocks fit into host memory, together with the KV memory of an engine on the CPU.
 
     Raises:
-        ConfigError: the machine does not have it.
+        ConfigError: they need more memory than the machine has.
     """
     block_bytes = pages_per_block * kv.page_bytes
-    beside_bytes = kv.num_bytes if kv.device.type == "cpu" else 0
+    kv_bytes = kv.num_bytes if kv.device.type == "cpu" else 0
     options = config.cache.options
     name = "host_tokens" if options.get("host_tokens") is not None else "host_gib"
-    largest_bytes = max(0, have.free_bytes - beside_bytes) // block_bytes * block_bytes
+    largest_bytes = max(0, host_memory.free_bytes - kv_bytes) // block_bytes * block_bytes
     tokens = largest_bytes // kv.page_bytes * config.cache.page_size
     path = ("cache", "options", name)
-    beside = f" beside {gib(beside_bytes)} of KV memory" if beside_bytes else ""
+    kv_text = f" and {gib(kv_bytes)} of KV memory" if kv_bytes else ""
     check_room(
-        num_blocks * block_bytes + beside_bytes,
-        have,
+        num_blocks * block_bytes + kv_bytes,
+        host_memory,
         str(Problem(path, "", origin_of(path, config.origins))),
-        f"{num_blocks:,} blocks in host memory{beside}",
+        f"{num_blocks:,} blocks in host memory{kv_text}",
         f"{tokens:,}" if name == "host_tokens" else f"{int(largest_bytes / (1 << 30) * 100) / 100:g}",
     )

@@ -1,4 +1,4 @@
-"""The stage that loads the weights of a model."""
+"""The stage of the assembly that loads the weights of a model."""
 
 import os
 from collections.abc import Callable
@@ -27,11 +27,11 @@ def load_weights(
     on_stage: Callable[[str], None],
     watcher: Callable[[str], None] | None,
 ) -> ServedWeights:
-    """Load the checkpoint into the model, quantized where the configuration says so.
+    """Load the checkpoint's weights into the model, and quantize them if this is configured.
 
     Args:
         on_stage: called with the name of the stage.
-        watcher: called with the progress of reading; None shows it on a terminal.
+        watcher: called with the progress of reading; None: progress is shown on a terminal.
 
     Raises:
         GraftlmError: the checkpoint does not fit the model, cannot be quantized or cannot be read.
@@ -39,14 +39,14 @@ def load_weights(
     model = chosen.model
     quantized = quantize_layers(config, registry, model, target.device, target.dtype)
     on_stage("loading weights")
-    twin_context = replace(target.model_context, device=torch.device("meta"))
+    meta_context = replace(target.model_context, device=torch.device("meta"))
 
-    def make_twin() -> Model:
-        twin: Model = registry.create("model", chosen.model_provider, {}, twin_context)
-        return twin
+    def make_meta_model() -> Model:
+        meta_model: Model = registry.create("model", chosen.model_provider, {}, meta_context)
+        return meta_model
 
-    weights = ServedWeights(config, model, target.model_config, make_twin, quantized, target.path, target.dtype)
-    if config.model.native_ops:  # before the weights are loaded: native kernels pack them
+    weights = ServedWeights(config, model, target.model_config, make_meta_model, quantized, target.path, target.dtype)
+    if config.model.native_ops:  # must come before loading, since native kernels pack the weights
         bind_ops(model, choose_ops(target.device, target.dtype, user_cache_dir(os.environ)))
     weights.load(watcher)
     return weights

@@ -1,1 +1,1 @@
-"""The engine in process: prompts in, outputs out, over a thread that owns the step loop."""
+"""The in-process engine, which completes prompts with a step loop in a thread of its own."""

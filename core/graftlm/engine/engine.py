@@ -1,4 +1,4 @@
-"""The in-process engine: prompts in, outputs out."""
+"""The in-process engine: the class that library users create."""
 
 import asyncio
 import weakref
@@ -37,19 +37,19 @@ __all__ = ["Engine"]
 
 
 class Engine:
-    """A model, ready to generate. Safe to use from several threads and event loops at once.
+    """A loaded model. All methods may be called from several threads and event loops at the same time.
 
         engine = Engine(model="demo")
         engine.generate("The capital of France is")[0].text
 
     Args:
-        source: a YAML file, a mapping shaped like one, an EngineConfig, or None for the defaults.
-        plugins: modules, their import names, or objects whose hooks take part, besides the installed ones.
-        overrides: "cache.page_size=16" and the like.
-        fields: sections of the configuration, laid over `source`: model="path", cache={"page_size": 16}.
+        source: a YAML file, a mapping with the same structure, an EngineConfig, or None for the defaults.
+        plugins: modules with hooks, their import names, or objects with hooks, in addition to the installed plugins.
+        overrides: settings such as "cache.page_size=16".
+        fields: sections of the configuration, which override `source`: model="path", cache={"page_size": 16}.
 
     Raises:
-        GraftlmError: the configuration, a plugin or the checkpoint is wrong; the leaf says which.
+        GraftlmError: the configuration, a plugin or the checkpoint is wrong; the subclass says which.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Engine:
 
     @property
     def model_config(self) -> ModelConfig:
-        """What the checkpoint says of itself."""
+        """The checkpoint's configuration."""
         return self._parts.model_config
 
     @property
@@ -87,7 +87,7 @@ class Engine:
 
     @property
     def weight_version(self) -> str:
-        """What `update_weights` called the present weights; "default" until it called any."""
+        """The name that `update_weights` gave the current weights; "default" until it has set one."""
         return self._weight_version
 
     def generate(
@@ -106,18 +106,18 @@ class Engine:
 
         Args:
             prompts: one prompt or a list; a prompt is text, a list of token ids, or a list of chat messages.
-            sampling_params: for all prompts, or one for each.
-            priority: higher goes first.
-            timeout_s: seconds after which a request ends as aborted.
-            cache_salt: prompts share cached prefixes only with prompts of the same salt, and the same adapter.
-            adapter: the name of a loaded low-rank adapter, for all prompts or one for each; None: the model alone.
-            request_ids: one for each prompt, for `abort`; drawn when left out.
-            progress: show a bar on standard error; by default for long lists on a terminal.
+            sampling_params: one object for all prompts, or one for each.
+            priority: requests with a higher priority are admitted first.
+            timeout_s: seconds after which a request is aborted; None: no limit.
+            cache_salt: prompts share cached prefixes only if they have the same salt and the same adapter.
+            adapter: name of a loaded low-rank adapter, one for all prompts or one for each; None: no adapter.
+            request_ids: one for each prompt, for `abort`; None: random ids.
+            progress: show a progress bar on standard error; None: only for long lists on a terminal.
 
         Returns: one output per prompt, in order. A request that failed while it ran has finish_reason "error".
 
         Raises:
-            RequestError: a prompt or its parameters are wrong; then none of the prompts has been started.
+            RequestError: a prompt or its parameters are not valid. Then no prompt is started.
             EngineClosedError: the engine is closed.
         """
         options = RequestOptions(priority=priority, timeout_s=timeout_s, cache_salt=cache_salt)
@@ -138,18 +138,20 @@ class Engine:
         adapter: Adapters = None,
         progress: bool | None = None,
     ) -> list[EmbeddingOutput]:
-        """Turn prompts into vectors and wait for all of them.
+        """Compute a vector for each prompt and wait for all of them.
 
         Args:
-            pooling: the mean of the model's final hidden states over the prompt, or those of its last token; None: as
-                the checkpoint says, or the mean. The mean needs every token computed, without prefix reuse.
-            normalize: scale each vector to unit length; None: as the checkpoint says, or yes.
-            dimensions: keep so many of the vector's first numbers; for models trained for it (Matryoshka).
+            pooling: "mean": the mean of the model's final hidden states over the prompt; "last": the hidden state of
+                its last token; None: the checkpoint's setting, or the mean. The mean needs every token computed, so it
+                does not use the prefix cache.
+            normalize: scale each vector to unit length; None: the checkpoint's setting, or True.
+            dimensions: keep only this number of elements at the start of each vector, for models that are trained for
+                it (Matryoshka); None: keep all.
 
         The other arguments and the errors are those of `generate`.
 
         Raises:
-            RequestFailedError: a request failed, or was given up, while it ran.
+            RequestFailedError: a request failed or was aborted while it ran.
         """
         form = embedding_form(self._parts.embedding, pooling, normalize, dimensions)
         options = RequestOptions(priority=priority, timeout_s=timeout_s, cache_salt=cache_salt, pooling=form.pooling)
@@ -167,12 +169,12 @@ class Engine:
         adapter: Adapters = None,
         progress: bool | None = None,
     ) -> list[ClassificationOutput]:
-        """Have the model's score head judge prompts: a classifier's logits, a reward model's reward.
+        """Compute the scores of the model's score head for prompts: a classifier's logits, or a reward model's reward.
 
-        Arguments and errors as of `embed`.
+        Arguments and errors as in `embed`.
 
         Raises:
-            UnsupportedFeatureError: the model has no such head.
+            UnsupportedFeatureError: the model has no score head.
         """
         options = RequestOptions(priority=priority, timeout_s=timeout_s, cache_salt=cache_salt, pooling=SCORES)
         jobs = self._maker.jobs(split_prompts(prompts), POOLED, options, adapter)
@@ -197,15 +199,16 @@ class Engine:
         cache_salt: str = "",
         adapter: Adapters = None,
     ) -> list[list[float]]:
-        """Score each item beside a query, in one forward pass each; what they begin with alike is computed once.
+        """Score each item for a query. Each item needs one forward pass; a common prefix is computed once.
 
         Args:
-            query, items: text, or token ids all of them; one text, or one flat list of ids, is one item.
-            label_token_ids: the scores are the probabilities of these tokens right after the item. None: they are the
-                numbers of the model's score head, over query and item as the checkpoint's tokenizer joins a pair.
-            apply_softmax: have the scores of an item add up to 1.
+            query, items: all of them texts, or all of them lists of token ids. One text, or one flat list of ids, is
+                one item.
+            label_token_ids: the scores are the probabilities of these tokens directly after the item. None: the scores
+                are those of the model's score head, for query and item as joined by the checkpoint's tokenizer.
+            apply_softmax: apply softmax, so that the scores of an item add up to 1.
             item_first: put the item before the query.
-            adapter: the name of a loaded low-rank adapter, for all items or one for each; None: the model alone.
+            adapter: name of a loaded low-rank adapter, one for all items or one for each; None: no adapter.
 
         Returns: for each item, one score for each label.
 
@@ -235,9 +238,10 @@ class Engine:
         adapter: str | None = None,
         request_id: str | None = None,
     ) -> Iterator[RequestOutput]:
-        """Complete one prompt, yielding outputs whose text and token_ids grow. Leaving the loop aborts the request.
+        """Complete one prompt. Return an iterator of outputs whose text and token_ids grow.
 
-        Arguments and errors as of `generate`; the prompt is checked, and queued, before this returns.
+        Closing the iterator early aborts the request. Arguments and errors as in `generate`. The prompt is checked and
+        queued before this method returns.
         """
         options = RequestOptions(priority=priority, timeout_s=timeout_s, cache_salt=cache_salt)
         ids = None if request_id is None else [request_id]
@@ -255,10 +259,10 @@ class Engine:
         adapter: Adapters = None,
         request_ids: Sequence[str] | None = None,
     ) -> list[RequestOutput]:
-        """Complete prompts without blocking the event loop; as `generate`. Cancelling it aborts the requests.
+        """Complete prompts as `generate` does, without blocking the event loop. Cancelling the call aborts them.
 
         Raises:
-            QueueFullError: max_queued_requests are waiting; also when this call alone brings more than that.
+            QueueFullError: `scheduling.max_queued_requests` requests would be exceeded, also by this call alone.
         """
         options = RequestOptions(priority=priority, timeout_s=timeout_s, cache_salt=cache_salt)
         jobs = await asyncio.to_thread(
@@ -279,7 +283,7 @@ class Engine:
         cache_salt: str = "",
         adapter: Adapters = None,
     ) -> list[EmbeddingOutput]:
-        """Turn prompts into vectors without blocking the event loop; as `embed` and `agenerate`."""
+        """Compute vectors as `embed` does, without blocking the event loop; see `agenerate`."""
         form = embedding_form(self._parts.embedding, pooling, normalize, dimensions)
         options = RequestOptions(priority=priority, timeout_s=timeout_s, cache_salt=cache_salt, pooling=form.pooling)
         jobs = await asyncio.to_thread(self._maker.jobs, split_prompts(prompts), POOLED, options, adapter)
@@ -297,9 +301,9 @@ class Engine:
         adapter: str | None = None,
         request_id: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Complete one prompt, yielding growing outputs; leaving the loop aborts the request.
+        """Complete one prompt, and yield outputs whose text and token_ids grow. Closing the generator aborts it.
 
-        Arguments and errors as of `generate`; the prompt is checked, and queued, when the first output is asked for.
+        Arguments and errors as in `generate`. The prompt is checked and queued when the first output is requested.
         """
         options = RequestOptions(priority=priority, timeout_s=timeout_s, cache_salt=cache_salt)
         ids = None if request_id is None else [request_id]
@@ -309,21 +313,24 @@ class Engine:
                 yield output
 
     async def acache_prefix(self, prompt: Prompt, *, cache_salt: str = "", adapter: str | None = None) -> None:
-        """Have a prompt computed and cached; prompts that come later share what it computes. Returns when it is queued.
+        """Queue a request that computes a prompt and caches it for later prompts. Return when the request is queued.
+
+        Errors while it runs are ignored.
 
         Raises:
-            RequestError, QueueFullError: as of `generate`. What fails later is not told: it is a hint.
+            RequestError: the prompt is not valid.
+            QueueFullError: `scheduling.max_queued_requests` requests are waiting.
         """
         params, options = SamplingParams(max_tokens=1, temperature=0.0), RequestOptions(cache_salt=cache_salt)
         (job,) = await asyncio.to_thread(self._maker.jobs, [prompt], params, options, adapter)
         await self._runner.start(job)
 
     def abort(self, request_id: str) -> None:
-        """End a request of `generate`, `stream` or their twins; its output says "abort". Unknown ids are ignored."""
+        """Abort a running request; its finish_reason is then "abort". Unknown ids are ignored."""
         self._runner.abort(request_id)
 
     def flush_cache(self) -> int:
-        """Forget every cached prefix that no running request uses; returns the tokens forgotten."""
+        """Remove every cached prefix that no running request uses. Return the number of removed tokens."""
         return self._thread.call(self._parts.loop.flush_cache).result()
 
     def update_weights(
@@ -334,58 +341,63 @@ class Engine:
         abort_requests: bool = False,
         weight_version: str | None = None,
     ) -> None:
-        """Replace the model's weights in place, and wait for it.
+        """Replace the model's weights in place, and wait until this is done.
 
-        Requests under way end first, with the weights they began with; those that come later wait for the new ones.
-        Weights are checked before any is copied: what does not fit leaves the model as it was.
+        Current requests end first, with the old weights. New requests wait for the new weights. All weights are checked
+        before any is copied. If they do not fit, the model is not changed.
 
         Args:
             weights: the folder or the GGUF file of a checkpoint of the same model; or tensors by their names in the
-                checkpoint, as a mapping or as pairs, all weights or some of them, which are all held at once.
-            flush_cache: forget every key and value that the former weights made. False keeps cached prefixes in use.
-            abort_requests: end requests under way as aborted instead of waiting for them.
-            weight_version: what `weight_version` calls them from then on; None leaves the name.
+                checkpoint, as a mapping or as pairs. These may be all weights or some of them, and are all kept in
+                memory at the same time.
+            flush_cache: discard all keys and values that the old weights computed. False keeps cached prefixes.
+            abort_requests: abort current requests instead of waiting for them.
+            weight_version: new value of `weight_version`; None keeps the old one.
 
         Raises:
-            ModelError: a file is missing, or names, shapes or kinds do not fit the model.
-            RequestError: a tensor comes twice, or none; or the model cannot take some without the others.
-            EngineError: copying failed halfway; the message says what the weights are now.
+            ModelError: a file is missing, or names, shapes or dtypes do not fit the model.
+            RequestError: a tensor is given twice, no tensor is given, or the model cannot replace some weights without
+                the others.
+            EngineError: copying failed halfway; the message says which weights the model has now.
         """
         parts = self._parts
         new = parts.weights.checked(weights)
         if abort_requests:
             self._thread.abort_all("the weights are replaced").result()
-        self._thread.call_alone(lambda: parts.replace_weights(new, flush_cache=flush_cache)).result()
+        self._thread.call_exclusive(lambda: parts.replace_weights(new, flush_cache=flush_cache)).result()
         self._weight_version = weight_version or self._weight_version
 
     def get_weight(self, name: str) -> "Tensor":
-        """Return a copy of one weight, on the CPU, by its name and in its shape in the checkpoint.
+        """Return a copy of one weight on the CPU, in its shape in the checkpoint.
+
+        Args:
+            name: the weight's name in the checkpoint.
 
         Raises:
-            RequestError: there is none of this name, or the weights are quantized.
+            RequestError: there is no weight with this name, or the weights are quantized.
         """
         return self._thread.call(lambda: self._parts.read_weight(name)).result()
 
     def pin_prefix(self, prompt: Prompt, ttl_s: float, *, cache_salt: str = "", adapter: str | None = None) -> int:
-        """Keep what is cached of a prompt, for `ttl_s` seconds, while anything else can be evicted.
+        """Pin the cached part of a prompt for `ttl_s` seconds: it is evicted only if nothing else can be evicted.
 
-        Returns: tokens kept; 0 when nothing of it is cached yet. A prompt that ran before is cached but for its last
-            token and its last partial page.
+        Returns: number of pinned tokens; 0 if no part of the prompt is cached. Of a prompt that ran before, everything
+            is cached except its last token and its last partial page.
 
         Raises:
-            RequestError: the prompt is wrong, or `ttl_s` not above 0.
+            RequestError: the prompt is not valid, or `ttl_s` is not above 0.
         """
         check_ttl(ttl_s)
         key = self._prefix_key(prompt, cache_salt, adapter)
         return self._thread.call(lambda: self._parts.loop.pin(key, ttl_s)).result()
 
     def unpin_prefix(self, prompt: Prompt, *, cache_salt: str = "", adapter: str | None = None) -> bool:
-        """End a pin before its time; returns whether this very prompt was pinned."""
+        """Remove a pin before it expires. Return whether exactly this prompt was pinned."""
         key = self._prefix_key(prompt, cache_salt, adapter)
         return self._thread.call(lambda: self._parts.loop.unpin(key)).result()
 
     def cache_snapshot(self) -> dict[str, Any]:
-        """Return the prefix cache's nodes as plain data, ready for JSON; see `graftlm.memory.cache_snapshot`."""
+        """Return the prefix cache's nodes as plain data for JSON; see `graftlm.memory.cache_snapshot`."""
         return self._thread.call(self._parts.loop.cache_snapshot).result()
 
     def _prefix_key(self, prompt: Prompt, cache_salt: str, adapter: str | None) -> PrefixKey:
@@ -396,26 +408,26 @@ class Engine:
 
     @property
     def adapters(self) -> dict[str, str]:
-        """The low-rank adapters that requests may ask for: name -> the folder that each was read from."""
+        """The low-rank adapters that requests may name: name -> the folder from which it was read."""
         loader = self._parts.adapters
         return {} if loader is None else {name: adapter.path for name, adapter in loader.loaded.items()}
 
     def load_adapter(self, name: str, path: str | Path) -> None:
-        """Load a low-rank adapter in the format of `peft`, while requests go on.
+        """Load a low-rank adapter in the format of `peft`, while requests run.
 
         Raises:
-            AdapterError: it does not fit, the name is taken, or there is no room for it.
+            AdapterError: the adapter does not fit the model, its name is in use, or all adapter slots are in use.
         """
         loader = self._adapter_loader()
-        weights = loader.read(name, str(path))  # in this thread: only the copy to the device is between two steps
+        weights = loader.read(name, str(path))  # in this thread, so that only the copy to the device delays a step
         self._thread.call(lambda: loader.install(name, str(path), weights)).result()
 
     def unload_adapter(self, name: str) -> int:
-        """Take no more requests for an adapter. Those that wait or run end with it as if nothing had happened.
+        """Refuse new requests for an adapter. Requests that wait or run keep it until they end.
 
-        Prompts of a long list that are not queued yet are refused from now on.
+        Prompts of a long list that are not queued yet are refused, too.
 
-        Returns: how many wait or run.
+        Returns: number of requests that wait or run with the adapter.
 
         Raises:
             AdapterNotFoundError: no adapter has that name.
@@ -426,15 +438,15 @@ class Engine:
     def _adapter_loader(self) -> AdapterLoader:
         loader = self._parts.adapters
         if loader is None:
-            raise AdapterError("this engine has no room for adapters. Set lora.enabled: true, or lora.adapters.")
+            raise AdapterError("this engine does not support adapters. Set lora.enabled: true, or lora.adapters.")
         return loader
 
     def stats(self) -> EngineStats:
-        """Return the engine's state and its sums since the start."""
+        """Return the engine's state, and its counters since the start."""
         return self._thread.call(self._parts.loop.stats).result()
 
     def close(self) -> None:
-        """End every request as aborted and free the device. May be called twice."""
+        """Abort every request and free the device's memory. May be called repeatedly."""
         self._finalizer.detach()
         self._thread.close()
 

@@ -1,4 +1,4 @@
-"""The thread that owns an engine's step loop, and the way in and out of it."""
+"""The thread that runs an engine's step loop, and the calls into it from other threads."""
 
 import atexit
 import logging
@@ -20,22 +20,23 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: Called in the engine's thread with each update of one request; must return at once.
+#: Called in the engine's thread with each update of one request. Must not block.
 UpdateSink = Callable[[RequestUpdate], None]
 
 
 class EngineThread:
-    """Runs the step loop while there is work, and sleeps otherwise.
+    """Runs the step loop while there is work, and waits for calls otherwise.
 
-    Everything that touches the scheduler runs here: other threads hand in calls, and hear of requests through sinks.
+    Only this thread uses the scheduler. Other threads pass functions to it, and get the updates of requests through
+    sinks.
     """
 
     def __init__(self, loop: StepLoop) -> None:
         self._loop = loop
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._sinks: dict[CompletionId, UpdateSink] = {}
-        self._alone: deque[Callable[[], None]] = deque()  # calls that wait until no request is left
-        self._held: deque[Callable[[], None]] = deque()  # additions that wait for them
+        self._exclusive: deque[Callable[[], None]] = deque()  # calls that wait until all requests have ended
+        self._held: deque[Callable[[], None]] = deque()  # submissions that wait for the exclusive calls
         self._closing = False
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="graftlm-engine", daemon=True)
@@ -48,7 +49,7 @@ class EngineThread:
         Raises:
             EngineClosedError: the engine is closed.
         """
-        if threading.current_thread() is self._thread:  # an observer asks: there is nobody else to answer
+        if threading.current_thread() is self._thread:  # called by an observer; waiting would never end
             done: Future[T] = Future()
             done.set_result(function())
             return done
@@ -56,8 +57,8 @@ class EngineThread:
         self._put(run)
         return future
 
-    def call_alone(self, function: Callable[[], T]) -> "Future[T]":
-        """Run a function when every request added before has ended; those added later wait for it.
+    def call_exclusive(self, function: Callable[[], T]) -> "Future[T]":
+        """Run a function when all requests that were submitted before have ended. Later requests wait for it.
 
         Raises:
             EngineClosedError: the engine is closed.
@@ -69,36 +70,39 @@ class EngineThread:
             return function()
 
         future, run = _task(unless_closing)
-        self._put(lambda: self._alone.append(run))
+        self._put(lambda: self._exclusive.append(run))
         return future
 
     def submit(self, groups: "list[list[tuple[Request, UpdateSink]]]") -> "Future[int]":
-        """Add groups of requests between two steps, each group whole, in order, until the queue is full.
+        """Add groups of requests between two steps, in order, until the queue is full. A group is added as a whole.
 
-        Returns: how many groups were added. The future fails with QueueFullError when not even the first one was, and
-            with any other RequestError that refuses one of them; then none has been added.
+        Returns: a future of the number of groups that were added. It fails with QueueFullError if there is no room for
+            the first group. It fails with another RequestError if a request is refused; then no group is added.
+
+        Raises:
+            EngineClosedError: the engine is closed.
         """
         future, run = _task(lambda: self._add_groups(groups))
-        self._put(lambda: self._held.append(run) if self._alone else run())
+        self._put(lambda: self._held.append(run) if self._exclusive else run())
         return future
 
     def abort_all(self, reason: str) -> "Future[None]":
-        """End every request that has been added."""
+        """Abort every request that has been added."""
         return self.call(lambda: self._abort(list(self._sinks), reason))
 
     def abort(self, completion_ids: list[CompletionId], reason: str) -> "Future[None]":
-        """End completions; unknown ids are ignored."""
+        """Abort completions. Unknown ids are ignored."""
         return self.call(lambda: self._abort(completion_ids, reason))
 
     def stop(self) -> None:
-        """Have every request end as aborted, and the thread, without waiting for it. Safe in a garbage collection."""
+        """Start to abort every request and to end the thread, without waiting. May be called in garbage collection."""
         if not self._closing:
             self._closing = True
             self._calls.put(lambda: None)
 
     def close(self) -> None:
-        """End every request as aborted, and the thread. May be called twice."""
-        with self._lock:  # no call may slip in behind
+        """Abort every request, and wait until the thread has ended. May be called repeatedly."""
+        with self._lock:  # no call may be queued after the last one
             self.stop()
         if threading.current_thread() is not self._thread:
             self._thread.join()
@@ -115,41 +119,41 @@ class EngineThread:
                     raise
                 return num_added
             except Exception:
-                self._withdraw(added)
+                self._remove(added)
                 raise
         return len(groups)
 
     def _add(self, group: list[tuple[Request, UpdateSink]]) -> list[CompletionId]:
         for request, _ in group:
             if request.request_id in self._sinks:
-                raise RequestError(f"request id {request.request_id!r} is in use; give every request its own")
+                raise RequestError(f"request id {request.request_id!r} is in use; give every request a different id")
         self._loop.add([request for request, _ in group], self._wake)
         self._sinks.update({request.request_id: sink for request, sink in group})
         return [request.request_id for request, _ in group]
 
-    def _withdraw(self, completion_ids: list[CompletionId]) -> None:
-        """End requests that were added before a later one of the same call was refused."""
+    def _remove(self, completion_ids: list[CompletionId]) -> None:
+        """Abort requests because a later request of the same call was refused."""
         for completion_id in completion_ids:
             del self._sinks[completion_id]
-        self._abort(completion_ids, "a sibling was refused")
+        self._abort(completion_ids, "another request of the same call was refused")
 
     def _wake(self) -> None:
-        """Let the loop look again; called from any thread."""
+        """End the loop's wait for calls. May be called from any thread."""
         self._calls.put(lambda: None)
 
     def _abort(self, completion_ids: list[CompletionId], reason: str) -> None:
         for completion_id in completion_ids:
             self._loop.abort(completion_id, reason)
-        self._deliver(self._loop.take_updates())  # now, so that the ids are free again
+        self._deliver(self._loop.take_updates())  # without delay, so that the ids can be used again
 
     def _run(self) -> None:
         try:
             while not self._closing:
-                self._take_calls(self._loop.idle_s)
+                self._run_calls(self._loop.idle_s)
                 self._deliver(self._loop.step())
-                self._run_alone()
+                self._run_exclusive()
             self._abort(list(self._sinks), "the engine was closed")
-        except BaseException as error:  # a bug of ours: every waiting caller gets an error
+        except BaseException as error:  # a bug in graftlm: every waiting caller gets an error
             logger.exception("the engine's loop ended")
             self._closing = True
             reason = f"the engine stopped: {type(error).__name__}: {error}"
@@ -157,31 +161,31 @@ class EngineThread:
             for completion_id in list(self._sinks):
                 self._deliver([RequestUpdate(completion_id, finish=finish)])
         finally:
-            self._take_calls(0.0)
-            for run in (*self._alone, *self._held):  # they find the engine closed
+            self._run_calls(0.0)
+            for run in (*self._exclusive, *self._held):  # they fail with EngineClosedError
                 run()
             self._loop.close()
             atexit.unregister(self.close)
 
-    def _run_alone(self) -> None:
-        """Run the calls that waited for the last request to end, and then what waited for them."""
-        while self._alone and not self._sinks:
-            self._alone.popleft()()
-        while self._held and not self._alone:
+    def _run_exclusive(self) -> None:
+        """Run the exclusive calls if all requests have ended, and then the submissions that waited for these calls."""
+        while self._exclusive and not self._sinks:
+            self._exclusive.popleft()()
+        while self._held and not self._exclusive:
             self._held.popleft()()
 
     def _put(self, run: Callable[[], None]) -> None:
-        with self._lock:  # no call may slip in behind the last one
+        with self._lock:  # no call may be queued after the last one
             if self._closing:
                 raise EngineClosedError("this engine is closed")
             self._calls.put(run)
 
-    def _take_calls(self, wait_s: float | None) -> None:
-        """Run the calls handed in; with none there, wait for one this long at most, or for ever."""
+    def _run_calls(self, wait_s: float | None) -> None:
+        """Run the queued calls. If there is none, wait for one up to `wait_s` seconds; None: without a limit."""
         try:
             if wait_s != 0.0:
                 self._calls.get(timeout=wait_s)()
-            while not self._calls.empty():  # nobody else takes any
+            while not self._calls.empty():  # no other thread takes calls from the queue
                 self._calls.get_nowait()()
         except Empty:
             return
@@ -197,12 +201,12 @@ class EngineThread:
 
 
 def _task(function: Callable[[], T]) -> "tuple[Future[T], Callable[[], None]]":
-    """Return the future of what a function returns or raises, and what runs it."""
+    """Return a future of a function's result, and a function that sets it by calling the first one."""
     future: Future[T] = Future()
 
     def run() -> None:
         if not future.set_running_or_notify_cancel():
-            return  # whoever waited has left
+            return  # the caller has cancelled it
         try:
             future.set_result(function())
         except BaseException as error:

@@ -1,4 +1,4 @@
-"""From prompts and parameters, checked, to jobs that the engine can start."""
+"""Checks of prompts and parameters, and their conversion into jobs that the engine can start."""
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -16,20 +16,20 @@ from graftlm.types import SamplingParams, TokenIds
 
 __all__ = ["Adapters", "JobMaker", "Params"]
 
-#: Sampling parameters as a caller may give them.
+#: Sampling parameters in the forms that callers may use.
 Params = SamplingParams | Mapping[str, Any] | None
 
-#: The adapter of all prompts, or of each.
+#: One adapter for all prompts, or one for each.
 Adapters = str | Sequence[str | None] | None
 
 
 class JobMaker:
-    """Checks what callers ask for, in their threads.
+    """Checks the prompts and parameters of callers, in the callers' threads.
 
     Args:
-        tokenizer: of the checkpoint.
+        tokenizer: the checkpoint's tokenizer.
         intake: checks prompts and parameters, and makes requests.
-        text_stream: makes a fresh detokeniser of one completion.
+        text_stream: makes a new detokenizer for one completion.
     """
 
     def __init__(
@@ -47,16 +47,16 @@ class JobMaker:
         adapter: Adapters = None,
         request_ids: Sequence[str] | None = None,
     ) -> list[Job]:
-        """Check prompts and parameters, all of them before any runs.
+        """Check all prompts and parameters, and return one job for each prompt.
 
         Args:
-            sampling_params: for all prompts, or one for each.
-            options: of every prompt, but for their adapter.
+            sampling_params: one object for all prompts, or one for each.
+            options: the options of every prompt, except their adapter.
             adapter: as in `Engine.generate`.
-            request_ids: one for each prompt; None draws them.
+            request_ids: one for each prompt; None: random ids.
 
         Raises:
-            RequestError: a prompt or its parameters are wrong.
+            RequestError: a prompt or its parameters are not valid.
         """
         all_params = _params_of_each(sampling_params, len(prompts))
         all_options = [replace(options, adapter=name) for name in _adapter_of_each(adapter, len(prompts))]
@@ -65,8 +65,8 @@ class JobMaker:
         token_ids = [intake.check_prompt(ids_, pooling=options.pooling) for ids_ in self.encode(prompts)]
         checked = [intake.check_params(params) for params in all_params]
         return [
-            self._job(request_id, prompt, params, unenforced, its_options)
-            for request_id, prompt, (params, unenforced), its_options in zip(
+            self._job(request_id, prompt, params, unenforced, prompt_options)
+            for request_id, prompt, (params, unenforced), prompt_options in zip(
                 ids, token_ids, checked, all_options, strict=True
             )
         ]
@@ -92,7 +92,11 @@ class JobMaker:
         return Job(builder, texts, requests)
 
     def encode(self, prompts: list[Prompt]) -> list[Any]:
-        """Return token ids for every prompt, tokenising texts in one batch."""
+        """Return the token ids of every prompt. All texts are tokenized in one batch.
+
+        Raises:
+            InvalidPromptError: a text is empty.
+        """
         if "" in [prompt for prompt in prompts if isinstance(prompt, str)]:
             raise InvalidPromptError("the prompt is empty; give some text")
         encoded = iter(self._tokenizer.encode_batch([prompt for prompt in prompts if isinstance(prompt, str)]))
@@ -129,5 +133,5 @@ def _adapter_of_each(value: Adapters, num_prompts: int) -> list[str | None]:
     if not all(name is None or isinstance(name, str) for name in names):
         raise RequestError(f"adapter must be an adapter's name, None, or a list of these, got {value!r:.200}")
     if len(names) != num_prompts:
-        raise RequestError(f"adapter: got {len(names)}, expected one for each of {num_prompts} prompt(s)")
+        raise RequestError(f"adapter: got {len(names)} names, expected one for each of {num_prompts} prompt(s)")
     return names

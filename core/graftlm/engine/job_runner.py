@@ -1,4 +1,4 @@
-"""Jobs on their way through the engine: started, waited for, given up."""
+"""The runner of jobs: it starts jobs in the engine, waits for their end, and aborts them."""
 
 import asyncio
 import weakref
@@ -22,43 +22,43 @@ class JobRunner:
     """Runs jobs, for callers that wait in a thread and for those in an event loop.
 
     Args:
-        thread: the engine's.
-        max_queued: requests that may wait at a time.
+        thread: the engine's thread.
+        max_queued: most requests that may wait in the engine's queue.
     """
 
     def __init__(self, thread: EngineThread, max_queued: int) -> None:
         self._thread = thread
         self._max_queued = max_queued
-        self._live: weakref.WeakValueDictionary[str, Job] = weakref.WeakValueDictionary()
+        self._started: weakref.WeakValueDictionary[str, Job] = weakref.WeakValueDictionary()
 
     def abort(self, request_id: str) -> None:
-        """End a job; unknown ids are ignored."""
-        job = self._live.get(request_id)
+        """Abort a job. Unknown ids are ignored."""
+        job = self._started.get(request_id)
         if job is not None:
             self._abort_jobs([job])
 
     def stream(self, job: Job) -> Iterator[RequestOutput]:
-        """Start a job, and return its growing outputs."""
+        """Start a job, and return an iterator of its growing outputs."""
         events: SimpleQueue[bool] = SimpleQueue()
-        self._thread.submit([group_of(job, lambda update: events.put(job.take(update)))]).result()
-        self._remember([job])
+        self._thread.submit([group_of(job, lambda update: events.put(job.add(update)))]).result()
+        self._register([job])
         return JobStream(job, events, self._abort_jobs)
 
     async def astream(self, job: Job) -> AsyncGenerator[RequestOutput, None]:
-        """Start a job, and yield its growing outputs."""
+        """Start a job, and yield its growing outputs. Closing the generator aborts the job."""
         loop = asyncio.get_running_loop()
-        news = asyncio.Event()
+        changed = asyncio.Event()
 
         def sink(update: RequestUpdate) -> None:
-            job.take(update)
-            _wake(loop, news.set)
+            job.add(update)
+            _call_in_loop(loop, changed.set)
 
-        await self._entered(self._thread.submit([group_of(job, sink)]), [job])
+        await self._added(self._thread.submit([group_of(job, sink)]), [job])
         finished = False
         try:
             while not finished:
-                await news.wait()
-                news.clear()
+                await changed.wait()
+                changed.clear()
                 output = job.output()
                 finished = output.finished
                 yield output
@@ -67,11 +67,15 @@ class JobRunner:
                 self._abort_jobs([job])
 
     async def start(self, job: Job) -> None:
-        """Start a job that nobody waits for; returns when it is queued."""
-        await self._entered(self._thread.submit([group_of(job, lambda update: None)]), [job])
+        """Start a job without waiting for its end. Return when it is queued."""
+        await self._added(self._thread.submit([group_of(job, lambda update: None)]), [job])
 
     def run(self, jobs: list[Job], progress: bool | None) -> None:
-        """Start jobs as the queue has room, and wait for all."""
+        """Start jobs while the queue has room for them, and wait until all have ended.
+
+        Args:
+            progress: as in `Engine.generate`.
+        """
         finished: SimpleQueue[Job] = SimpleQueue()
         waiting = deque(jobs)
         num_left, num_running = len(jobs), 0
@@ -88,7 +92,11 @@ class JobRunner:
                 self._abort_jobs(jobs[: len(jobs) - len(waiting)])
 
     async def arun(self, jobs: list[Job]) -> None:
-        """Start jobs at once, all or none, and wait for all."""
+        """Start all jobs together, and wait until all have ended. Cancelling the call aborts them.
+
+        Raises:
+            QueueFullError: the queue does not have room for all jobs; then all are aborted.
+        """
         loop = asyncio.get_running_loop()
         all_done = asyncio.Event()
         num_left = len(jobs)
@@ -100,14 +108,12 @@ class JobRunner:
                 all_done.set()
 
         def sink_of(job: Job) -> Callable[[RequestUpdate], None]:
-            return lambda update: _wake(loop, one_done) if job.take(update) else None
+            return lambda update: _call_in_loop(loop, one_done) if job.add(update) else None
 
         num_added = 0
         try:
             if jobs:
-                num_added = await self._entered(
-                    self._thread.submit([group_of(job, sink_of(job)) for job in jobs]), jobs
-                )
+                num_added = await self._added(self._thread.submit([group_of(job, sink_of(job)) for job in jobs]), jobs)
                 if num_added < len(jobs):
                     limit = self._max_queued
                     raise QueueFullError(f"{len(jobs)} prompts do not fit into a queue of {limit}; use `generate`")
@@ -117,7 +123,11 @@ class JobRunner:
                 self._abort_jobs(jobs[:num_added])
 
     def _start_some(self, waiting: "deque[Job]", finished: "SimpleQueue[Job]", num_running: int) -> int:
-        """Start jobs until the queue is full; returns how many. With none under way, a full queue is an error."""
+        """Start jobs until the queue is full. Return their number.
+
+        Raises:
+            QueueFullError: the queue is full, and none of these jobs runs whose end could be awaited.
+        """
         room = self._max_queued - num_running
         jobs = [waiting[i] for i in range(min(room, len(waiting)))]
         if not jobs:
@@ -128,38 +138,38 @@ class JobRunner:
         except QueueFullError:
             if num_running == 0:
                 raise
-            return 0  # others fill the queue as well; go on when one of ours is done
-        self._remember([waiting.popleft() for _ in range(num_started)])
+            return 0  # other callers fill the queue, too; the next try follows when one of these jobs has ended
+        self._register([waiting.popleft() for _ in range(num_started)])
         return num_started
 
-    async def _entered(self, submitted: "Future[int]", jobs: list[Job]) -> int:
-        """Wait until jobs have entered the engine, and have them aborted if the wait is cancelled."""
+    async def _added(self, submitted: "Future[int]", jobs: list[Job]) -> int:
+        """Wait until jobs are in the engine's queue, and return their number. Abort them if the wait is cancelled."""
         try:
             num_added = await asyncio.wrap_future(submitted)
         except asyncio.CancelledError:
             self._abort_jobs(jobs)
             raise
-        self._remember(jobs[:num_added])
+        self._register(jobs[:num_added])
         return num_added
 
     def _abort_jobs(self, jobs: list[Job]) -> None:
         try:
             self._thread.abort([request.request_id for job in jobs for request in job.requests], "aborted")
         except EngineClosedError:
-            return  # closing has ended them
+            return  # the end of the engine has aborted them
 
-    def _remember(self, jobs: list[Job]) -> None:
-        """Let `abort` find jobs that have started."""
-        self._live.update({job.builder.request_id: job for job in jobs})
+    def _register(self, jobs: list[Job]) -> None:
+        """Add jobs to the table in which `abort` looks for them."""
+        self._started.update({job.builder.request_id: job for job in jobs})
 
 
 def _put_when_done(finished: "SimpleQueue[Job]", job: Job, update: RequestUpdate) -> None:
-    if job.take(update):
+    if job.add(update):
         finished.put(job)
 
 
-def _wake(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
-    """Run a callback in an event loop; a loop that has been closed has nobody waiting in it."""
+def _call_in_loop(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+    """Run a callback in an event loop. If the loop is closed, do nothing: no task can wait in it."""
     try:
         loop.call_soon_threadsafe(callback)
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""One prompt under way in the in-process engine."""
+"""The record of one running prompt in the in-process engine."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -14,7 +14,15 @@ __all__ = ["Job", "JobStream", "group_of"]
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Job:
-    """One prompt under way: its requests, one per completion, and what has come of them."""
+    """One running prompt.
+
+    Attributes:
+        builder: collects the output.
+        texts: completion id -> the state of the completion's text.
+        requests: one request for each completion.
+        updates: updates that are not yet in the output.
+        num_unfinished: number of completions that have not ended.
+    """
 
     builder: OutputBuilder
     texts: dict[CompletionId, CompletionText]
@@ -25,14 +33,14 @@ class Job:
     def __post_init__(self) -> None:
         self.num_unfinished = len(self.requests)
 
-    def take(self, update: RequestUpdate) -> bool:
-        """Keep an update; True when it was the last one. Runs in the engine's thread."""
+    def add(self, update: RequestUpdate) -> bool:
+        """Store an update. Return whether it was the last one. Runs in the engine's thread."""
         self.updates.append(update)
         self.num_unfinished -= update.finish is not None
         return self.num_unfinished == 0
 
     def output(self) -> RequestOutput:
-        """Return everything so far. Runs in the user's thread, which thereby does the detokenising."""
+        """Return the output so far. Runs in the caller's thread, which therefore does the detokenization."""
         updates, self.updates = self.updates, []
         for update in updates:
             self.builder.apply(update, self.texts[update.request_id].push(update))
@@ -40,7 +48,7 @@ class Job:
 
 
 class JobStream(Iterator[RequestOutput]):
-    """Growing outputs of one job. Closing it, or forgetting it, aborts what is unfinished."""
+    """An iterator of the growing outputs of one job. If it is closed or garbage-collected early, the job is aborted."""
 
     def __init__(self, job: Job, events: "SimpleQueue[bool]", abort: Callable[[list[Job]], None]) -> None:
         self._job = job
@@ -68,5 +76,5 @@ class JobStream(Iterator[RequestOutput]):
 
 
 def group_of(job: Job, sink: UpdateSink) -> list[tuple[Request, UpdateSink]]:
-    """Return what the engine's thread adds as one: a job's requests, with where their updates go."""
+    """Return a job's requests, each with the sink of its updates; `EngineThread.submit` adds them as one group."""
     return [(request, sink) for request in job.requests]
