@@ -92,7 +92,7 @@ class InProcess:
         answer = Answer()
         start_s = time.perf_counter()
         async for output in self._engine.astream(prompt, self._params):
-            answer.take([Event(output_tokens=len(output.token_ids))], time.perf_counter())
+            answer.add([Event(output_tokens=len(output.token_ids))], time.perf_counter())
         return streamed(answer.moments_s[0], answer.tpot_s, start_s, answer.output_tokens)
 
     async def whole(self, prompt: list[int]) -> Reply:

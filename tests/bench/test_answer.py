@@ -44,7 +44,7 @@ def count(n, **fields):
 def test_events_that_arrive_together_are_one_chunk(reads, moments, chunk_tokens, output_tokens, tpot):
     answer = Answer()
     for now_s, events in reads:
-        answer.take(events, float(now_s))
+        answer.add(events, float(now_s))
     assert answer.moments_s == moments
     assert answer.chunk_tokens == chunk_tokens
     assert answer.output_tokens == output_tokens
@@ -54,7 +54,7 @@ def test_events_that_arrive_together_are_one_chunk(reads, moments, chunk_tokens,
 
 def test_usage_and_the_end_are_kept():
     answer = Answer()
-    answer.take([count(1, prompt_tokens=9, cached_tokens=4)], 1.0)
-    answer.take([count(2, finish_reason="length"), Event(error="boom")], 2.0)
+    answer.add([count(1, prompt_tokens=9, cached_tokens=4)], 1.0)
+    answer.add([count(2, finish_reason="length"), Event(error="boom")], 2.0)
     assert (answer.prompt_tokens, answer.cached_tokens, answer.output_tokens) == (9, 4, 2)
     assert (answer.finish_reason, answer.error) == ("length", "boom")

@@ -55,7 +55,7 @@ def test_a_line_becomes_a_request(read, line, item):
         ('{"messages": ["hi"]}', "Expected `object`, got `str`"),
         ('{"messages": [{"content": "hi"}]}', "messages[0] has no role"),
         ('{"prompt": "a", "max_tokens": 0}', "`int` >= 1 - at `$.max_tokens`"),
-        ('{"prompt": "a", "max_tokens": 1, "output_tokens": 1}', "which say the same; keep one"),
+        ('{"prompt": "a", "max_tokens": 1, "output_tokens": 1}', "which mean the same; remove one of them"),
         ('{"prompt": "a", "max_token": 4}', "unknown key 'max_token'; did you mean 'max_tokens'?"),
     ],
 )
@@ -90,7 +90,7 @@ def test_only_the_needed_lines_are_read(read):
 
 
 def test_an_empty_or_missing_file_is_an_error(read):
-    with pytest.raises(ConfigError, match=r"set\.jsonl holds no prompts"):
+    with pytest.raises(ConfigError, match=r"set\.jsonl contains no prompts"):
         read("", "  ")
     with pytest.raises(ConfigError, match="cannot read the dataset nowhere: No such file"):
         read_dataset(Path("nowhere"), None, 1, ALL)

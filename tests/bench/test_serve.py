@@ -81,8 +81,8 @@ def test_shared_prefixes_are_found_by_the_servers_cache(bench, server, tmp_path)
     assert bench("--url", server.url, *SMALL, *shape, "--concurrency", "1", "--output", str(path))[0] == 0
     report = load_report(path)
     assert report.summary.cached_tokens == 10 * 32
-    # On a busy machine the client may be too slow; that warning is allowed here.
-    assert [warning for warning in report.warnings if not warning.startswith("this client could not keep up")] == []
+    # A busy machine may keep the client itself waiting, which is for the machine to answer.
+    assert [warning for warning in report.warnings if not warning.startswith("this client was too slow")] == []
 
 
 def test_a_second_run_with_the_same_prompts_causes_a_warning(bench, server):
@@ -151,12 +151,12 @@ class TestFailures:
     ("arguments", "message"),
     [
         (("--num-prompts", "0"), "--num-prompts must be at least 1, got 0"),
-        (("--percentiles", "50,x"), "--percentiles must be numbers between commas"),
-        (("--random", "--dataset", "x"), "--random and --dataset exclude each other"),
+        (("--percentiles", "50,x"), "--percentiles must be numbers separated by commas"),
+        (("--random", "--dataset", "x"), "--random and --dataset cannot be combined"),
         (("--dataset", "x"), "cannot read the dataset x: No such file"),
         (("--compare", "x"), "cannot read the report x: No such file"),
         (("--output", "/proc/x.json"), "cannot write the report /proc/x.json"),
-        (("--prompt-tokens", "4000000"), "the model's context is"),
+        (("--prompt-tokens", "4000000"), "the model's context has only"),
     ],
 )
 def test_wrong_arguments_exit_with_2_before_any_request(bench, server, arguments, message):
@@ -177,9 +177,9 @@ def test_a_dataset_for_another_api_is_refused_with_its_line(bench, server, tmp_p
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "is no report of graftlm bench serve"),
+        ("{", "is not a report of graftlm bench serve"),
         ('{"schema_version": 99}', "has schema_version 99; this graftlm reads 1"),
-        ('{"schema_version": 1}', "is no report of graftlm bench serve: Object missing required field"),
+        ('{"schema_version": 1}', "is not a report of graftlm bench serve: Object missing required field"),
     ],
 )
 def test_a_file_that_is_not_a_report_is_refused(tmp_path, content, message):

@@ -64,7 +64,7 @@ async def test_the_server_reports_model_and_vocabulary(serve, answers, fields, k
 
 @pytest.mark.parametrize("answers", [{}, {"/v1/models": '{"data": []}'}, {"/v1/models": "oops"}])
 async def test_a_server_that_names_no_model_needs_the_option_model(serve, answers):
-    with pytest.raises(BenchError, match="names no model: give --model"):
+    with pytest.raises(BenchError, match="lists no model: give --model"):
         await ask(await serve(answers), api="openai-chat")
 
 
@@ -79,5 +79,5 @@ async def test_the_key_is_sent_with_every_request(serve):
 
 
 async def test_a_missing_server_is_an_error(refused_url):
-    with pytest.raises(BenchError, match="is the server running, and --url right"):
+    with pytest.raises(BenchError, match="check that the server runs and that --url is correct"):
         await ask(refused_url)

@@ -1,9 +1,10 @@
-"""Measurements of servers and engines. This package itself is a load generator for servers: `graftlm bench serve`.
+"""Measurements of servers and engines. The modules of this folder are the load generator of `graftlm bench serve`.
 
     settings ─> target ─> workload, arrivals ─> load ─> client, api ─> records ─> summary, caveats ─> report ─> tables
 
-Runs on a client's machine: it imports neither the engine nor torch. What measures an engine in its own process does,
-and is imported by itself: `graftlm.bench.offline`, `graftlm.bench.ablation`, `graftlm.bench.roofline`.
+The load generator runs on a client's machine, and imports neither the engine nor torch. The subpackages that measure an
+engine in its own process import both, so this module does not import them: `graftlm.bench.offline`,
+`graftlm.bench.ablation`, `graftlm.bench.roofline`.
 """
 
 from graftlm.bench.progress import load_progress

@@ -1,4 +1,4 @@
-"""One answer as it comes: which tokens came when."""
+"""The recording of one answer: its tokens and the times of their arrival."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -9,15 +9,15 @@ __all__ = ["Answer"]
 
 
 class Answer:
-    """Takes the events of an answer in as they arrive.
+    """Records the events of an answer while they arrive.
 
-    A chunk is what one read of the socket brought, if it holds a new token: events that the client received together
-    have no gap between them that it could measure. New tokens show as text, as a growing count, or, when the model
-    wrote nothing that can be seen, as the count at the end.
+    A chunk is the data of one read from the socket, if it contains a new token. Events of the same read arrive
+    together, so the client cannot measure a gap between them. A new token is detected by its text or by a larger token
+    count. If the model has written no visible text, only the count at the end shows its tokens.
 
     Attributes:
-        moments_s: when each chunk came.
-        prompt_tokens, cached_tokens, output_tokens: the last ones that the server told.
+        moments_s: arrival of each chunk, in seconds of the client's clock.
+        prompt_tokens, cached_tokens, output_tokens: the latest counts that the server sent; None: it sent none.
         finish_reason, error: set at the end.
     """
 
@@ -29,41 +29,41 @@ class Answer:
         self.finish_reason: str | None = None
         self.error: str | None = None
         self._chunk_tokens: list[int] = []
-        #: Tokens that chunks account for; None once text came without a count beside it.
+        #: Number of tokens in the chunks so far; None after an event had text but no count.
         self._num_counted: int | None = 0
 
-    def take(self, events: Sequence[Event], now_s: float) -> None:
-        """Take in what one read brought."""
+    def add(self, events: Sequence[Event], now_s: float) -> None:
+        """Record the events of one read, which arrived at `now_s`."""
         num_before = self._num_counted
-        shows_tokens = False
+        has_tokens = False
         for event in events:
-            shows_tokens |= self._take(event)
-        if shows_tokens:
+            has_tokens |= self._add(event)
+        if has_tokens:
             self.moments_s.append(now_s)
             if num_before is not None and self._num_counted is not None:
                 self._chunk_tokens.append(self._num_counted - num_before)
 
     @property
     def chunk_tokens(self) -> list[int] | None:
-        """How many tokens each chunk brought; None when the server does not count as it goes."""
+        """The number of tokens in each chunk; None if the server does not send a count with each event."""
         return None if self._num_counted is None else self._chunk_tokens
 
     @property
     def gaps_s(self) -> list[float]:
-        """The time between chunks."""
+        """The times between consecutive chunks, in seconds."""
         return [after - before for before, after in pairwise(self.moments_s)]
 
     @property
     def tpot_s(self) -> float | None:
-        """The mean time of a token after the first chunk; None when nothing came after it, or nobody counted."""
+        """The mean time per token after the first chunk, in seconds; None if there are no such tokens or no count."""
         if len(self.moments_s) < 2 or self.output_tokens is None:
             return None
         num_first = 1 if self.chunk_tokens is None else self.chunk_tokens[0]
         num_later = self.output_tokens - num_first
         return (self.moments_s[-1] - self.moments_s[0]) / num_later if num_later > 0 else None
 
-    def _take(self, event: Event) -> bool:
-        """Take in one event; returns whether it shows a new token."""
+    def _add(self, event: Event) -> bool:
+        """Record one event. Return whether it contains a new token."""
         self.error = event.error or self.error
         self.finish_reason = event.finish_reason or self.finish_reason
         if event.prompt_tokens is not None:

@@ -1,4 +1,4 @@
-"""The HTTP interfaces that can be measured: how each writes a request, and reads the events of an answer."""
+"""The HTTP interfaces that can be measured, with their formats of requests and events."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -14,10 +14,12 @@ __all__ = ["API_TYPES", "Api", "Event", "RequestOptions", "error_text"]
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """What all requests of a run say alike.
+    """The options that all requests of a run have in common.
 
     Attributes:
-        model: its name; for OpenAI's interfaces.
+        model: the model's name, for OpenAI's interfaces.
+        temperature: 0 selects the most likely token.
+        ignore_eos: whether to continue after the end-of-sequence token.
     """
 
     model: str
@@ -27,12 +29,15 @@ class RequestOptions:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What one event of an answer says; counts are of the answer so far.
+    """The content of one event of an answer. Counts are for the answer so far; None: the event has no count.
 
     Attributes:
-        has_text: whether it brings text, or whatever else the model wrote.
-        finish_reason: set once the answer is complete.
-        error: set when the answer ends in one.
+        has_text: whether it contains new text, or other output of the model such as a tool call.
+        output_tokens: number of output tokens.
+        prompt_tokens: number of prompt tokens.
+        cached_tokens: number of prompt tokens that were cached.
+        finish_reason: set when the answer is complete.
+        error: set if the answer ends with an error.
     """
 
     has_text: bool = False
@@ -44,11 +49,11 @@ class Event:
 
 
 class Api(ABC):
-    """One interface: requests out, events in. Holds no state of a request."""
+    """One interface. It writes requests and reads events, and has no state of a request."""
 
-    #: Of the URL.
+    #: Path of the URL.
     path: ClassVar[str]
-    #: The forms of prompts that it takes.
+    #: The forms of prompts that it accepts.
     accepts: ClassVar[tuple[type, ...]]
 
     def __init__(self, options: RequestOptions) -> None:
@@ -63,10 +68,13 @@ class Api(ABC):
 
     @abstractmethod
     def read(self, data: bytes) -> Event:
-        """Read the JSON of an event.
+        """Return the content of an event.
+
+        Args:
+            data: the event's JSON.
 
         Raises:
-            msgspec.MsgspecError: it is none, or of another shape.
+            msgspec.MsgspecError: the data is not JSON, or has another structure.
         """
 
 
@@ -87,20 +95,20 @@ class _NativeMeta(msgspec.Struct):
 
 
 class _NativeEvent(msgspec.Struct):
-    # Text and token ids hold everything so far and are not read: the count says what is new.
+    # The event's text and token ids contain everything so far and are not read. The count shows what is new.
     meta_info: _NativeMeta = msgspec.field(default_factory=_NativeMeta)
     error: _WireError | str | None = None
 
 
 class NativeApi(Api):
-    """POST /generate."""
+    """The interface POST /generate."""
 
     path = "/generate"
     accepts = (TextPrompt, TokenPrompt)
     _decoder: Final = msgspec.json.Decoder(_NativeEvent)
 
     def read(self, data: bytes) -> Event:
-        """Read the JSON of an event."""
+        """Return the content of an event."""
         event = self._decoder.decode(data)
         meta, finish = event.meta_info, event.meta_info.finish_reason
         aborted = finish.message or "the server aborted the request" if finish and finish.type == "abort" else None
@@ -145,7 +153,7 @@ class _Choice(msgspec.Struct):
 
     @property
     def has_text(self) -> bool:
-        """Whether the model wrote something; a chat's first event only names the role."""
+        """Whether the event contains output of the model. A chat's first event contains only the role."""
         delta = self.delta
         if delta is None:
             return bool(self.text)
@@ -159,12 +167,12 @@ class _OpenAIEvent(msgspec.Struct):
 
 
 class _OpenAIApi(Api):
-    """What OpenAI's interfaces have in common."""
+    """The common part of OpenAI's interfaces."""
 
     _decoder: Final = msgspec.json.Decoder(_OpenAIEvent)
 
     def read(self, data: bytes) -> Event:
-        """Read the JSON of an event."""
+        """Return the content of an event."""
         event = self._decoder.decode(data)
         usage = event.usage or _NO_USAGE
         details = usage.prompt_tokens_details
@@ -188,12 +196,12 @@ class _OpenAIApi(Api):
             "stream_options": {"include_usage": True},
         }
         if self._options.ignore_eos:
-            fields["ignore_eos"] = True  # an extension: servers without it refuse it
+            fields["ignore_eos"] = True  # an extension, which some servers refuse
         return fields
 
 
 class CompletionsApi(_OpenAIApi):
-    """POST /v1/completions."""
+    """The interface POST /v1/completions."""
 
     path = "/v1/completions"
     accepts = (TextPrompt, TokenPrompt)
@@ -204,7 +212,7 @@ class CompletionsApi(_OpenAIApi):
 
 
 class ChatApi(_OpenAIApi):
-    """POST /v1/chat/completions."""
+    """The interface POST /v1/chat/completions."""
 
     path = "/v1/chat/completions"
     accepts = (TextPrompt, ChatPrompt)
@@ -227,7 +235,7 @@ class _ErrorBody(msgspec.Struct):
 
 
 def error_text(body: bytes) -> str:
-    """Return what a refused request's answer says, however it says it."""
+    """Return the error message in the answer to a refused request, in whatever format it is."""
     try:
         message = _message(msgspec.json.decode(body, type=_ErrorBody).error)
     except msgspec.MsgspecError:
@@ -256,7 +264,7 @@ def _messages(prompt: Prompt) -> Any:
 
 
 def _message(error: _WireError | str | None) -> str | None:
-    """Return what an event says went wrong."""
+    """Return the error message in an event; None if it has none."""
     if isinstance(error, _WireError):
         return error.message or "the stream ended with an error"
     return error

@@ -1,4 +1,4 @@
-"""What a reader must know before believing a run's figures."""
+"""Warnings about a run whose figures may be misleading."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -16,55 +16,59 @@ _CACHED_SURPLUS: Final = 0.05
 
 
 def caveats(settings: BenchSettings, workload: Workload, summary: Summary) -> list[str]:
-    """Return what may mislead, in sentences; nothing when all is well."""
-    return [*_of_the_client(summary), *_of_the_load(settings, summary), *_of_the_answers(settings, workload, summary)]
+    """Return the warnings about a run as sentences; none if there is no problem."""
+    return [
+        *_client_warnings(summary),
+        *_load_warnings(settings, summary),
+        *_answer_warnings(settings, workload, summary),
+    ]
 
 
-def _of_the_client(summary: Summary) -> Iterator[str]:
+def _client_warnings(summary: Summary) -> Iterator[str]:
     lag = summary.loop_lag_s
     if lag is not None and _worst(lag.percentiles) > _LAG_S:
         yield (
-            f"this client could not keep up: its event loop ran up to {1e3 * lag.max:.0f} ms late (mean "
-            f"{1e3 * lag.mean:.1f} ms), which is in every latency; run it on an idle machine, or split the load over "
-            "several clients"
+            f"this client was too slow: its event loop ran up to {1e3 * lag.max:.0f} ms late (mean "
+            f"{1e3 * lag.mean:.1f} ms), which is included in every latency; run it on an idle machine, or split the "
+            "load over several clients"
         )
     elif summary.client_cpu_share > _CPU_SHARE:
         yield (
-            f"this client used {summary.client_cpu_share:.0%} of a core; beyond that its latencies are its own: split "
-            "the load over several clients"
+            f"this client used {summary.client_cpu_share:.0%} of a core, so the latencies may include its own delays; "
+            "split the load over several clients"
         )
 
 
 def _worst(percentiles: dict[str, float]) -> float:
-    """Return the value of the highest percentile asked for."""
+    """Return the value of the highest reported percentile."""
     return percentiles[max(percentiles, key=float)]
 
 
-def _of_the_load(settings: BenchSettings, summary: Summary) -> Iterator[str]:
+def _load_warnings(settings: BenchSettings, summary: Summary) -> Iterator[str]:
     asked, sent = summary.asked_rate, summary.sent_rate
     if asked is not None and sent is not None and sent < _RATE_SHARE * asked:
-        why = "--concurrency held requests back" if settings.concurrency else "this client was too slow"
-        yield f"requests were sent at {sent:.2f}/s, not at the {asked:.2f}/s asked for: {why}"
+        why = "--concurrency delayed requests" if settings.concurrency else "this client was too slow"
+        yield f"requests were sent at {sent:.2f}/s instead of the requested {asked:.2f}/s: {why}"
 
 
-def _of_the_answers(settings: BenchSettings, workload: Workload, summary: Summary) -> Iterator[str]:
+def _answer_warnings(settings: BenchSettings, workload: Workload, summary: Summary) -> Iterator[str]:
     if summary.failed:
-        yield f"{summary.failed} of {summary.requests} requests failed; latencies are of the others only"
+        yield f"{summary.failed} of {summary.requests} requests failed; the latencies are those of the others"
     if summary.requests_without_usage:
         yield (
-            f"{summary.requests_without_usage} answers came without token counts; tokens, tokens per second and time "
-            "per token leave them out"
+            f"{summary.requests_without_usage} answers had no token counts; tokens, tokens per second and time per "
+            "token do not include them"
         )
     if settings.ignore_eos and summary.finish_reasons.get("stop"):
         yield (
-            f"{summary.finish_reasons['stop']} answers stopped early in spite of --ignore-eos: the server does not "
-            "follow it, and runs differ in length"
+            f"{summary.finish_reasons['stop']} answers stopped early despite --ignore-eos: the server ignores the "
+            "option, so the outputs of runs differ in length"
         )
     if workload.num_repeated:
-        yield f"{workload.num_repeated} requests repeat lines of the dataset, which a prefix cache knows"
+        yield f"{workload.num_repeated} requests repeat lines of the dataset, so a prefix cache finds them"
     cached_share = (summary.cached_tokens or 0) / max(1, summary.prompt_tokens)
     if workload.shared_share is not None and cached_share > workload.shared_share + _CACHED_SURPLUS:
         yield (
-            f"{cached_share:.0%} of the prompt tokens were cached, where shared prefixes explain "
-            f"{workload.shared_share:.0%}: an earlier run has sent these prompts; give --flush-cache or another --seed"
+            f"{cached_share:.0%} of the prompt tokens were cached, but shared prefixes explain only "
+            f"{workload.shared_share:.0%}: an earlier run has sent these prompts; use --flush-cache or another --seed"
         )

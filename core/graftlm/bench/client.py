@@ -1,4 +1,4 @@
-"""Sends requests, and notes what comes back, when."""
+"""The client of the load generator, which sends requests and records the times of their answers."""
 
 import ssl
 import time
@@ -19,17 +19,18 @@ __all__ = ["Client", "PreparedRequest", "open_session"]
 
 _DONE: Final = b"[DONE]"
 _MAX_MESSAGE_CHARS: Final = 500
-#: Below what servers commonly allow: a connection that the server just closed would fail the request sent on it.
+#: Shorter than the limit of most servers. If the server closed a connection first, the next request on it would fail.
 _KEEPALIVE_S: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """A request that only has to be sent.
+    """A request that is ready to be sent.
 
     Attributes:
-        body: as JSON, written before the measurement.
-        asked_tokens: output tokens it asks for at most.
+        index: index among the requests.
+        body: the body as JSON, encoded before the measurement.
+        asked_tokens: most output tokens that it requests.
     """
 
     index: int
@@ -38,7 +39,7 @@ class PreparedRequest:
 
 
 class _RequestFailedError(Exception):
-    """A request failed in a way that has a name."""
+    """A request failed, with a kind of failure for the record."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -46,7 +47,12 @@ class _RequestFailedError(Exception):
 
 
 def open_session(api_key: str | None, timeout_s: float) -> aiohttp.ClientSession:
-    """Return a session without a bound on connections; call it in an event loop, and close it."""
+    """Return a session without a limit on connections. Must be called in an event loop; the caller closes it.
+
+    Args:
+        api_key: sent as a bearer token; None: no token is sent.
+        timeout_s: time limit of a request in seconds.
+    """
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
         timeout=aiohttp.ClientTimeout(total=timeout_s),
@@ -66,15 +72,15 @@ class Client:
         self._clock = clock
 
     def prepare(self, index: int, item: WorkItem) -> PreparedRequest:
-        """Write a request."""
+        """Encode a request."""
         return PreparedRequest(index, self._api.body(item), item.output_tokens)
 
     async def send(self, request: PreparedRequest, start_s: float, scheduled_s: float | None) -> RequestRecord:
-        """Send a request, and read its answer to the end. Fails only by what the record says.
+        """Send a request, read its answer to the end, and return a record. Failures are in the record, not raised.
 
         Args:
-            start_s: when the measurement began, on this client's clock.
-            scheduled_s: when the request should have been sent, since then.
+            start_s: start of the measurement, on this client's clock.
+            scheduled_s: seconds from `start_s` to the time at which the request was due; None: it had no due time.
         """
         answer = Answer()
         sent_s = self._clock()
@@ -102,7 +108,7 @@ class Client:
         )
 
     async def _exchange(self, body: bytes, answer: Answer) -> Failure | None:
-        """Post a request and fill its answer; returns why that failed."""
+        """Send a request and record its answer. Return the failure; None if the answer is complete."""
         try:
             headers = {"Content-Type": "application/json"}
             async with self._session.post(self._url, data=body, headers=headers) as response:
@@ -123,7 +129,7 @@ class Client:
         """Read a stream to its end.
 
         Raises:
-            _RequestFailedError: it holds an error or what cannot be read, or stops before its end.
+            _RequestFailedError: the stream contains an error or an invalid event, or ends too early.
         """
         splitter = EventSplitter()
         is_done = False
@@ -132,7 +138,7 @@ class Client:
             events = splitter.feed(received)
             is_done = is_done or _DONE in events
             try:
-                answer.take([self._api.read(data) for data in events if data != _DONE], now_s)
+                answer.add([self._api.read(data) for data in events if data != _DONE], now_s)
             except msgspec.MsgspecError as error:
                 raise _RequestFailedError("stream", f"an event cannot be read: {error}") from error
             if answer.error is not None:

@@ -1,4 +1,4 @@
-"""Prompts from a JSONL file."""
+"""Reading of prompts from a JSONL file."""
 
 from array import array
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ __all__ = ["read_dataset"]
 _Count = Annotated[int, msgspec.Meta(ge=1)]
 _TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
-#: Errors that are shown; a wrong file has thousands of the same.
+#: Most errors that are reported, since a wrong file has thousands of the same error.
 _MAX_ERRORS: Final = 10
 
 
@@ -32,16 +32,17 @@ class _Line(msgspec.Struct, frozen=True):
 def read_dataset(path: Path, max_prompts: int | None, output_tokens: int, accepts: tuple[type, ...]) -> list[WorkItem]:
     """Read requests, in the file's order.
 
-    A line is an object with one of "prompt" (text), "messages" (a chat) and "input_ids" (token ids), and perhaps
-    "max_tokens" or, which is the same, "output_tokens". Other keys are ignored, empty lines too.
+    A line is an object with one of "prompt" (text), "messages" (a chat) and "input_ids" (token ids). It may also have
+    "max_tokens" or "output_tokens", which mean the same. Other keys and empty lines are ignored.
 
     Args:
-        max_prompts: read no further; None: to the end.
-        output_tokens: of lines that do not say.
-        accepts: the forms of prompts that the API takes.
+        max_prompts: most prompts to read; None: read the whole file.
+        output_tokens: most tokens to generate, for lines that do not contain it.
+        accepts: the forms of prompts that the API accepts.
 
     Raises:
-        ConfigError: the file cannot be read, or is empty; or lines are wrong: says file:line and what, for each.
+        ConfigError: the file cannot be read, has no prompts, or has wrong lines. The message has a line "file:line:
+            error" for each wrong line, but at most 10.
     """
     items: list[WorkItem] = []
     errors: list[str] = []
@@ -55,7 +56,7 @@ def read_dataset(path: Path, max_prompts: int | None, output_tokens: int, accept
     if errors:
         raise ConfigError("\n".join(errors))
     if not items:
-        raise ConfigError(f"{path} holds no prompts; expected one JSON object a line")
+        raise ConfigError(f"{path} contains no prompts; expected one JSON object per line")
     return items
 
 
@@ -71,10 +72,10 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _item(data: bytes, output_tokens: int, accepts: tuple[type, ...]) -> WorkItem:
-    """Read a line.
+    """Return the request in a line.
 
     Raises:
-        ValueError: it is wrong.
+        ValueError: the line is wrong.
     """
     raw = msgspec.json.decode(data)
     if not isinstance(raw, dict):
@@ -82,7 +83,7 @@ def _item(data: bytes, output_tokens: int, accepts: tuple[type, ...]) -> WorkIte
     _refuse_misspelt(raw)
     line = msgspec.convert(raw, _Line)
     if line.max_tokens is not None and line.output_tokens is not None:
-        raise ValueError("has max_tokens and output_tokens, which say the same; keep one")
+        raise ValueError("has max_tokens and output_tokens, which mean the same; remove one of them")
     prompt = _prompt(line)
     if not isinstance(prompt, accepts):
         raise ValueError(_WRONG_FORM[type(prompt)])
@@ -106,7 +107,11 @@ def _prompt(line: _Line) -> Prompt:
 
 
 def _refuse_misspelt(raw: dict[str, Any]) -> None:
-    """Refuse a key that is nearly one of ours: ignored, it would change the run without a word."""
+    """Refuse a key that is similar to a known one. If it were ignored, the run would change without an error.
+
+    Raises:
+        ValueError: there is such a key.
+    """
     for key in raw.keys() - set(_Line.__struct_fields__):
         close = get_close_matches(key, _Line.__struct_fields__, n=1, cutoff=0.8)
         if close and close[0] not in raw:

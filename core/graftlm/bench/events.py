@@ -1,17 +1,17 @@
-"""Server-sent events out of the bytes of an HTTP answer."""
+"""Splitting of the bytes of an HTTP answer into server-sent events."""
 
 __all__ = ["EventSplitter"]
 
 
 class EventSplitter:
-    """Cuts a stream into the data of its events; comments and other fields are left out."""
+    """Splits a stream into the data of its events. Comments and other fields are ignored."""
 
     def __init__(self) -> None:
         self._rest = b""
         self._data: list[bytes] = []
 
     def feed(self, received: bytes) -> list[bytes]:
-        """Return the data of the events that these bytes complete."""
+        """Return the data of the events that end in these bytes."""
         *lines, self._rest = (self._rest + received).split(b"\n")
         events = []
         for line in lines:

@@ -1,4 +1,4 @@
-"""Whether this client's event loop kept up."""
+"""Measurement of the delay of this client's event loop."""
 
 import asyncio
 import time
@@ -13,14 +13,14 @@ _INTERVAL_S: Final = 0.01
 
 
 class LagMonitor:
-    """Measures, while entered, how late the event loop runs what is due, and how busy the process is.
+    """A context that measures how late the event loop runs timers, and how much CPU time the process uses.
 
-    An answer that arrives while the loop is late is read, and stamped, that much later: what is measured here hides in
-    every latency of the run.
+    If the loop is late, an answer is read later than it arrives, and its time is recorded too late. So the lag measured
+    here is included in every latency of the run.
 
     Attributes:
-        lags_s: seconds past due, every 10 ms.
-        cpu_share: processor time by wall time, of the whole process; set on leaving.
+        lags_s: delay of a timer in seconds, measured every 10 ms.
+        cpu_share: CPU time of the whole process / wall time; set at the end of the context.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:

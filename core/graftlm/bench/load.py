@@ -1,4 +1,4 @@
-"""The order of events of a measurement: sends each request when it is due, and when there is room."""
+"""The execution of a load plan: it sends each request when it is due and the concurrency limit permits it."""
 
 import asyncio
 import time
@@ -16,12 +16,12 @@ __all__ = ["LoadObserver", "LoadPlan", "run_load"]
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """When requests are sent.
+    """The requests of a run, and the times at which they are sent.
 
     Attributes:
-        requests: in order of arrival.
-        arrivals_s: when each is due, float64 [requests]; None: at once.
-        concurrency: under way at most; None sets no bound.
+        requests: the requests, in order of arrival.
+        arrivals_s: due times in seconds since the start, float64 [requests]; None: all are due at once.
+        concurrency: most requests that run at the same time; None: no limit.
     """
 
     requests: Sequence[PreparedRequest]
@@ -29,7 +29,7 @@ class LoadPlan:
     concurrency: int | None = None
 
     def due_s(self, index: int) -> float | None:
-        """Return when a request is due; None in a closed loop, where the end of another one decides."""
+        """Return the due time of a request in seconds; None in a closed loop, where it starts when another one ends."""
         if self.arrivals_s is not None:
             return float(self.arrivals_s[index])
         return 0.0 if self.concurrency is None else None
@@ -37,7 +37,12 @@ class LoadPlan:
 
 @dataclass(frozen=True, slots=True)
 class LoadObserver:
-    """Hears of requests as they start and end; must return at once."""
+    """Functions that are called when a request starts and ends. They must not block.
+
+    Attributes:
+        sent: called when a request is sent.
+        ended: called with the record of a request that has ended.
+    """
 
     sent: Callable[[], None] = lambda: None
     ended: Callable[[RequestRecord], None] = lambda record: None
@@ -49,10 +54,10 @@ async def run_load(
     observer: LoadObserver | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[RequestRecord]:
-    """Send all requests of a plan and wait for their ends.
+    """Send all requests of a plan and wait until all have ended.
 
-    A slow answer delays no arrival, unless `concurrency` bounds them: then a request that is due waits in the client,
-    in order, and its record tells for how long.
+    Slow answers do not delay other requests, except through `concurrency`. With this limit, due requests wait in the
+    client, in order, and their records contain the waiting time.
 
     Returns: a record for each request, in the plan's order.
     """

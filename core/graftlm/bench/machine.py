@@ -1,4 +1,4 @@
-"""The machine that an engine is measured on."""
+"""The machine on which an engine is measured."""
 
 import os
 import platform
@@ -14,12 +14,14 @@ __all__ = ["Machine"]
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What figures were measured on.
+    """The machine and the software of a measurement.
 
     Attributes:
-        cores: logical ones.
-        gpu: name of the current CUDA device; None without one.
-        threads: that torch computes with.
+        cpu: name of the CPU.
+        cores: number of logical cores; None: not known.
+        gpu: name of the current CUDA device; None if there is none.
+        threads: number of threads with which torch computes.
+        torch, python, graftlm: versions.
     """
 
     cpu: str
@@ -32,7 +34,7 @@ class Machine:
 
     @classmethod
     def here(cls) -> "Machine":
-        """Return this one."""
+        """Return the machine of this process."""
         return cls(
             cpu=_cpu_name(),
             cores=os.cpu_count(),

@@ -11,13 +11,13 @@ from graftlm.bench.records import RequestRecord
 
 __all__ = ["load_progress"]
 
-#: Drawing takes the client's own time, which the latencies would show.
+#: Drawing uses time of the client, which adds to the measured latencies.
 _REFRESHES_PER_S = 2
 
 
 @contextmanager
 def load_progress(num_requests: int, console: Console) -> Iterator[LoadObserver]:
-    """Show how far a run is; nothing when nobody looks."""
+    """Show the progress of a run on a terminal; nothing if the console is not a terminal."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

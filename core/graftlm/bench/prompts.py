@@ -1,4 +1,4 @@
-"""The forms a prompt can be sent in."""
+"""The forms in which prompts can be sent."""
 
 from array import array
 from collections.abc import Mapping, Sequence
@@ -10,17 +10,17 @@ __all__ = ["ChatPrompt", "Prompt", "TextPrompt", "TokenPrompt", "WorkItem"]
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """Text; the server tokenises it."""
+    """Text, which the server tokenizes."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
-    """Token ids, which the server takes as they are.
+    """Token ids, which the server does not convert.
 
     Attributes:
-        token_ids: of type code "i"; a long run holds millions.
+        token_ids: an array with type code "i", because a long run has millions of ids.
     """
 
     token_ids: "array[int]"
@@ -28,7 +28,7 @@ class TokenPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """Chat messages; the server renders them by the model's template."""
+    """Chat messages, which the server renders with the model's template."""
 
     messages: Sequence[Mapping[str, Any]]
 
@@ -38,10 +38,11 @@ Prompt: TypeAlias = TextPrompt | TokenPrompt | ChatPrompt
 
 @dataclass(frozen=True, slots=True)
 class WorkItem:
-    """One request to make.
+    """One request of a workload.
 
     Attributes:
-        output_tokens: to generate at most.
+        prompt: the prompt.
+        output_tokens: most tokens to generate.
     """
 
     prompt: Prompt

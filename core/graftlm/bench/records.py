@@ -1,4 +1,4 @@
-"""What is known of one request that was made."""
+"""The record of one measured request."""
 
 from dataclasses import dataclass
 
@@ -7,11 +7,11 @@ __all__ = ["Failure", "RequestRecord"]
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a request failed.
+    """The reason why a request failed.
 
     Attributes:
-        kind: "http 429" and so on, "connect", "disconnect", "timeout" or "stream".
-        message: the server's or the system's own words.
+        kind: "http 429" (or another status), "connect", "disconnect", "timeout" or "stream".
+        message: the error message of the server or the system.
     """
 
     kind: str
@@ -20,24 +20,24 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """One request. Moments are in seconds since the measurement began, durations in seconds.
+    """One request. Times are in seconds; points in time count from the start of the measurement.
 
     Attributes:
-        index: its place among the arrivals.
-        scheduled_s: when it should have been sent; None: when it could.
-        sent_s: when it was.
-        end_s: when its answer was complete, or it failed.
-        ttft_s: from being sent until the first chunk.
-        last_token_s: from being sent until the last chunk.
-        e2e_s: from being sent until the answer was complete.
-        tpot_s: of a token after the first chunk, in the mean.
-        asked_tokens: output tokens it asked for at most.
-        prompt_tokens, cached_tokens, output_tokens: by the server's count; None: it did not say.
-        num_chunks: times at which the client received new tokens; what came by one read is one chunk.
-        gaps_s: between chunks.
-        chunk_tokens: of each chunk; None: the server does not count as it goes.
-        finish_reason: in the server's words.
-        failure: None when the answer is complete.
+        index: index in the order of arrival.
+        scheduled_s: time at which it was due; None: it had no due time.
+        sent_s: time at which it was sent.
+        end_s: time at which its answer was complete, or at which it failed.
+        ttft_s: time from sending to the first chunk.
+        last_token_s: time from sending to the last chunk.
+        e2e_s: time from sending to the end of the answer.
+        tpot_s: mean time per token after the first chunk.
+        asked_tokens: most output tokens that it requested.
+        prompt_tokens, cached_tokens, output_tokens: the server's counts; None: the server sent none.
+        num_chunks: number of chunks; a chunk is the data of one read that contained new tokens.
+        gaps_s: times between consecutive chunks.
+        chunk_tokens: number of tokens in each chunk; None: the server does not send a count with each event.
+        finish_reason: the finish reason that the server sent.
+        failure: the reason of a failure; None if the answer is complete.
     """
 
     index: int
@@ -60,5 +60,5 @@ class RequestRecord:
 
     @property
     def client_queue_s(self) -> float | None:
-        """How long it waited in the client past its time."""
+        """Time from the due time to sending, in seconds; None if it had no due time."""
         return None if self.scheduled_s is None else self.sent_s - self.scheduled_s

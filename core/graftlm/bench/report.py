@@ -19,17 +19,19 @@ from graftlm.errors import ConfigError
 
 __all__ = ["SCHEMA_VERSION", "Environment", "Report", "check_writable", "load_report", "save_json", "save_report"]
 
-#: Raised when a field goes or changes its meaning; new fields keep it.
+#: Increased when a field is removed or changes its meaning, but not for new fields.
 SCHEMA_VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """Where the client ran, and when.
+    """The client's machine and software, and the time of the run.
 
     Attributes:
-        started_at: ISO 8601, UTC.
-        host_cpus: of the client's machine.
+        started_at: start of the run, in ISO 8601 and UTC.
+        graftlm, python, aiohttp, numpy: versions.
+        platform: operating system.
+        host_cpus: number of CPUs of the client's machine; None: not known.
     """
 
     started_at: str
@@ -42,7 +44,7 @@ class Environment:
 
     @classmethod
     def now(cls) -> "Environment":
-        """Return this process's."""
+        """Return the environment of this process."""
         return cls(
             started_at=datetime.now(UTC).isoformat(timespec="seconds"),
             graftlm=__version__,
@@ -56,11 +58,17 @@ class Environment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """All there is to know of a run: docs/benchmarking.md has every field.
+    """The complete result of a run; docs/benchmarking.md describes every field.
 
     Attributes:
-        label: what the run was, in the user's words.
-        warnings: what a reader must know before believing the figures.
+        schema_version: version of this format.
+        label: the user's description of the run.
+        settings: the settings of the run.
+        environment: the client's machine and software.
+        server: the measured server.
+        warnings: reasons why the figures may be misleading.
+        summary: the figures.
+        requests: a record for each request.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -78,10 +86,12 @@ class _Version(msgspec.Struct):
 
 
 def check_writable(path: Path) -> None:
-    """Find out, before a long run, whether its report can be written; the folder is made.
+    """Check before a long run that its report can be written.
+
+    Effects: creates the report's folder.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: the report cannot be written.
     """
     existed = path.exists()
     try:
@@ -91,14 +101,14 @@ def check_writable(path: Path) -> None:
     except OSError as error:
         raise ConfigError(f"cannot write the report {path}: {error.strerror}") from error
     if not existed:
-        path.unlink()  # a run that fails leaves no empty file
+        path.unlink()  # otherwise a run that fails would leave an empty file
 
 
 def save_report(report: Report, path: Path) -> None:
-    """Write a report as JSON. Chunks are kept when its settings say so.
+    """Write a report as JSON. It contains the chunks only if `settings.save_chunks` is set.
 
     Raises:
-        ConfigError: it cannot be written.
+        ConfigError: the file cannot be written.
     """
     if not report.settings.save_chunks:
         requests = [replace(record, gaps_s=None, chunk_tokens=None) for record in report.requests]
@@ -107,10 +117,10 @@ def save_report(report: Report, path: Path) -> None:
 
 
 def save_json(result: object, path: Path) -> None:
-    """Write a result as JSON: dataclasses, mappings and sequences of plain values.
+    """Write a result as JSON. It may consist of dataclasses, mappings and sequences of plain values.
 
     Raises:
-        ConfigError: it cannot be written.
+        ConfigError: the file cannot be written.
     """
     try:
         path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
@@ -122,7 +132,7 @@ def load_report(path: Path) -> Report:
     """Read a report.
 
     Raises:
-        ConfigError: it cannot be read, is none, or of another schema version.
+        ConfigError: the file cannot be read, is not a report, or has another schema version.
     """
     try:
         data = path.read_bytes()
@@ -133,4 +143,4 @@ def load_report(path: Path) -> Report:
     except OSError as error:
         raise ConfigError(f"cannot read the report {path}: {error.strerror}") from error
     except msgspec.MsgspecError as error:
-        raise ConfigError(f"{path} is no report of graftlm bench serve: {error}") from error
+        raise ConfigError(f"{path} is not a report of graftlm bench serve: {error}") from error

@@ -1,4 +1,4 @@
-"""A whole run: from settings to a report."""
+"""A run of the load generator, from its settings to its report."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -21,29 +21,30 @@ from graftlm.errors import ConfigError
 
 __all__ = ["Watch", "run_benchmark"]
 
-#: Given the number of requests, opens what watches them.
+#: Gets the number of requests, and returns a context with the observer of the requests.
 Watch = Callable[[int], AbstractContextManager[LoadObserver]]
 
-_ARRIVALS_STREAM = 2  # of random numbers; the workload has 0 and 1
+_ARRIVALS_STREAM = 2  # number of the stream of random numbers for arrivals; the workload uses 0 and 1
 
 
-def _watch_nothing(num_requests: int) -> AbstractContextManager[LoadObserver]:
+def _no_watch(num_requests: int) -> AbstractContextManager[LoadObserver]:
     return nullcontext(LoadObserver())
 
 
 async def run_benchmark(
-    settings: BenchSettings, *, api_key: str | None = None, allow_failures: bool = False, watch: Watch = _watch_nothing
+    settings: BenchSettings, *, api_key: str | None = None, allow_failures: bool = False, watch: Watch = _no_watch
 ) -> Report:
     """Measure a server.
 
     Args:
+        settings: the settings of the run.
         api_key: sent as a bearer token; never saved.
-        allow_failures: go on when a warm-up request fails.
-        watch: hears of the measured requests.
+        allow_failures: continue if a warm-up request fails.
+        watch: shows the progress of the measured requests.
 
     Raises:
         ConfigError: the settings or the dataset are wrong, or do not fit the server.
-        BenchError: the server cannot be measured: it does not answer, or a warm-up request fails.
+        BenchError: the server cannot be measured, because it does not answer or a warm-up request fails.
     """
     environment = Environment.now()
     async with open_session(api_key, settings.timeout_s) as session:
@@ -76,12 +77,16 @@ def _client(session: aiohttp.ClientSession, settings: BenchSettings, target: Tar
 
 
 def _check_context(settings: BenchSettings, target: Target) -> None:
-    """Refuse random prompts that every one would be refused."""
+    """Check that random prompts and their outputs fit into the model's context.
+
+    Raises:
+        ConfigError: they do not fit, so the server would refuse all of them.
+    """
     longest = settings.prompt_tokens + settings.output_tokens
     if settings.dataset is None and target.context_len is not None and longest > target.context_len:
         raise ConfigError(
-            f"--prompt-tokens {settings.prompt_tokens} and --output-tokens {settings.output_tokens} make {longest}, "
-            f"but the model's context is {target.context_len} tokens"
+            f"--prompt-tokens {settings.prompt_tokens} plus --output-tokens {settings.output_tokens} is {longest}, but "
+            f"the model's context has only {target.context_len} tokens"
         )
 
 

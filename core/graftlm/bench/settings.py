@@ -1,4 +1,4 @@
-"""What a run of the load generator is asked to do."""
+"""The settings of a run of the load generator."""
 
 import math
 from collections.abc import Callable
@@ -11,7 +11,8 @@ __all__ = ["ApiName", "BenchSettings", "LoadMode"]
 
 ApiName = Literal["native", "openai-completions", "openai-chat"]
 
-#: burst: all at once. closed: the next when one ends. open: by a schedule. bounded: by a schedule, so many at most.
+#: burst: all requests at once. closed: a request starts when another one ends. open: requests start by a schedule.
+#: bounded: by a schedule, with a limit on the requests that run at the same time.
 LoadMode = Literal["burst", "closed", "open", "bounded"]
 
 _DEFAULT_NUM_PROMPTS = 200
@@ -19,32 +20,34 @@ _DEFAULT_NUM_PROMPTS = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchSettings:
-    """One run. The fields are the options of `graftlm bench serve`; the API key is not among them, as they are saved.
+    """The settings of a run. The fields are the options of `graftlm bench serve`, without the API key: they are saved.
 
     Attributes:
-        url: of the server, without a path.
-        model: the name in OpenAI's requests; None asks the server for its first one.
-        dataset: a JSONL file of prompts; None draws them at random.
-        num_prompts: requests to send; None: 200, or as many as the dataset has.
-        request_rate: arrivals per second; None: as fast as `concurrency` lets them.
+        url: the server's URL, without a path.
+        api: the interface to use.
+        model: the model's name in OpenAI's requests; None: the first model of the server.
+        dataset: a JSONL file of prompts; None: random prompts.
+        num_prompts: number of requests; None: 200, or the size of the dataset.
+        request_rate: arrivals per second; None: as fast as `concurrency` permits.
         burstiness: shape of the gamma distribution of the gaps between arrivals; 1 is a Poisson process.
-        concurrency: requests under way at most; None sets no bound.
-        prompt_tokens: length of a random prompt, with its shared prefix.
-        output_tokens: to generate, where a line of the dataset does not say.
-        shared_prefix_tokens: of a random prompt, how many it shares.
-        num_prefixes: different shared prefixes.
-        warmup: requests before the measurement, one after the other.
-        seed: of prompts and arrivals.
-        ignore_eos: go on to `output_tokens`; an extension that OpenAI's own servers refuse.
-        timeout_s: a request that takes longer is a failure.
-        percentiles: which ones are reported.
-        vocab_size: of the model; None asks the server.
+        concurrency: most requests that run at the same time; None: no limit.
+        prompt_tokens: length of a random prompt, including its shared prefix.
+        output_tokens: most tokens to generate, for lines of the dataset that do not contain it.
+        shared_prefix_tokens: length of the prefix that random prompts share with other prompts.
+        num_prefixes: number of different shared prefixes.
+        warmup: number of requests before the measurement, one after the other.
+        seed: seed of prompts and arrivals.
+        ignore_eos: always generate `output_tokens`; an extension that OpenAI's own servers refuse.
+        temperature: 0 selects the most likely token.
+        timeout_s: seconds after which a request counts as failed.
+        percentiles: the percentiles to report.
+        vocab_size: the model's vocabulary size; None: the server is asked.
         flush_cache: empty the server's prefix cache before the measurement.
-        save_chunks: keep the time of every chunk in the saved report.
-        label: says what this run was, in the report.
+        save_chunks: save the time of every chunk in the report.
+        label: description of the run, for the report.
 
     Raises:
-        ConfigError: a value is out of range, or two do not go together.
+        ConfigError: a value is out of range, or two values contradict each other.
     """
 
     url: str
@@ -73,7 +76,7 @@ class BenchSettings:
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
             raise ConfigError(f"--url must begin with http:// or https://, got {self.url!r}")
-        # A base URL as OpenAI's clients take it names the same server.
+        # The base URL of OpenAI's clients ends with /v1.
         object.__setattr__(self, "url", self.url.rstrip("/").removesuffix("/v1"))
         for names, is_ok, expected in _RANGES:
             for name in names:
@@ -81,19 +84,19 @@ class BenchSettings:
         if self.shared_prefix_tokens >= self.prompt_tokens:
             raise ConfigError(
                 f"--shared-prefix-tokens must be less than --prompt-tokens, got {self.shared_prefix_tokens} and "
-                f"{self.prompt_tokens}: a prompt's own part is what is left"
+                f"{self.prompt_tokens}: each prompt needs at least one token of its own"
             )
 
     @property
     def mode(self) -> LoadMode:
-        """How requests come."""
+        """The way in which requests are started."""
         if self.request_rate is None:
             return "burst" if self.concurrency is None else "closed"
         return "open" if self.concurrency is None else "bounded"
 
     @property
     def num_random_prompts(self) -> int:
-        """Requests of a run without a dataset."""
+        """Number of requests of a run without a dataset."""
         return _DEFAULT_NUM_PROMPTS if self.num_prompts is None else self.num_prompts
 
     def _check(self, name: str, is_ok: Callable[[Any], bool], expected: str) -> None:

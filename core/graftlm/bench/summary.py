@@ -1,4 +1,4 @@
-"""The figures of a run, from its records."""
+"""The figures of a run, which are computed from its records."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -16,10 +16,11 @@ __all__ = ["Distribution", "FailureCount", "Summary", "summarize"]
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """How a quantity spreads.
+    """The distribution of a quantity.
 
     Attributes:
-        percentiles: "50" -> the value that half of all are not above; between two values, by linear interpolation.
+        count: number of values.
+        percentiles: percentile such as "50" -> value. Between two values, it is interpolated linearly.
     """
 
     count: int
@@ -32,9 +33,11 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class FailureCount:
-    """Failures of one kind.
+    """The failures of one kind.
 
     Attributes:
+        kind: as in `Failure`.
+        count: their number.
         example: the message of the first one.
     """
 
@@ -45,7 +48,7 @@ class FailureCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """A run in figures: docs/benchmarking.md says what each is. Latencies are of completed requests only."""
+    """The figures of a run, which docs/benchmarking.md describes. Latencies are those of completed requests only."""
 
     mode: LoadMode
     duration_s: float
@@ -78,10 +81,12 @@ class Summary:
 
 
 def summarize(records: Sequence[RequestRecord], settings: BenchSettings, lag: LagMonitor) -> Summary:
-    """Work the figures out.
+    """Compute the figures of a run.
 
     Args:
-        records: of all requests, at least one.
+        records: the records of all requests, at least one.
+        settings: the settings of the run.
+        lag: the measured lag of the client's event loop.
     """
     completed = [record for record in records if record.failure is None]
     counted = [r for r in completed if r.prompt_tokens is not None and r.output_tokens is not None]
@@ -149,7 +154,7 @@ def _failures(records: Iterable[RequestRecord]) -> list[FailureCount]:
 
 
 def _rate(moments_s: Sequence[float]) -> float | None:
-    """Return the mean rate of what happens at these moments; None for fewer than two."""
+    """Return the mean rate per second of events at these times; None for fewer than two different times."""
     span_s = max(moments_s) - min(moments_s)
     return (len(moments_s) - 1) / span_s if span_s > 0 else None
 
@@ -159,16 +164,16 @@ def _per(amount: float, duration_s: float) -> float:
 
 
 def _in_flight(records: Sequence[RequestRecord], duration_s: float) -> tuple[float, int]:
-    """Return how many requests were under way, in the mean and at most."""
+    """Return the mean and the largest number of requests that ran at the same time."""
     busy_s = sum(record.end_s - record.sent_s for record in records)
-    # Where one ends as another is sent, the end comes first.
+    # If one request ends at the time at which another is sent, the end comes first.
     changes = sorted([(r.sent_s, 1) for r in records] + [(r.end_s, -1) for r in records])
     in_flight = np.cumsum([change for _, change in changes])
     return _per(busy_s, duration_s), int(in_flight.max())
 
 
 def _tokens_per_chunk(records: Iterable[RequestRecord]) -> float | None:
-    """Return the mean size of a chunk, by the server's running count or else by its count at the end."""
+    """Return the mean number of tokens in a chunk; None if there are no counts or no chunks."""
     known = [(r.output_tokens, r.num_chunks) for r in records if r.output_tokens is not None and r.num_chunks]
     num_chunks = sum(chunks for _, chunks in known)
     return sum(tokens for tokens, _ in known) / num_chunks if num_chunks else None

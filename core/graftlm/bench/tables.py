@@ -1,4 +1,4 @@
-"""A report for a terminal, alone or beside another one."""
+"""A report as tables on a terminal, alone or compared with another report."""
 
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -21,18 +21,18 @@ _FIGURES: Final[tuple[_Figure, ...]] = (
     ("requests completed", lambda s: s.completed, ",d"),
     ("requests failed", lambda s: s.failed, ",d"),
     ("duration, s", lambda s: s.duration_s, ",.2f"),
-    ("asked, requests/s", lambda s: s.asked_rate, ",.2f"),
+    ("requested rate, requests/s", lambda s: s.asked_rate, ",.2f"),
     ("sent, requests/s", lambda s: s.sent_rate, ",.2f"),
     ("completed, requests/s", lambda s: s.completed_rate, ",.2f"),
     ("in flight, mean", lambda s: s.mean_in_flight, ",.1f"),
-    ("in flight, most", lambda s: s.max_in_flight, ",d"),
+    ("in flight, max", lambda s: s.max_in_flight, ",d"),
     ("prompt tokens", lambda s: s.prompt_tokens, ",d"),
-    ("cached of them", lambda s: s.cached_tokens, ",d"),
+    ("cached prompt tokens", lambda s: s.cached_tokens, ",d"),
     ("output tokens", lambda s: s.output_tokens, ",d"),
     ("prompt tokens/s", lambda s: s.prompt_tokens_per_s, ",.1f"),
     ("output tokens/s", lambda s: s.output_tokens_per_s, ",.1f"),
     ("tokens per chunk", lambda s: s.tokens_per_chunk, ".2f"),
-    ("client, share of a core", lambda s: s.client_cpu_share, ".0%"),
+    ("client's share of a core", lambda s: s.client_cpu_share, ".0%"),
 )
 
 _LATENCIES: Final[tuple[tuple[str, Callable[[Summary], Distribution | None]], ...]] = (
@@ -47,7 +47,11 @@ _LATENCIES: Final[tuple[tuple[str, Callable[[Summary], Distribution | None]], ..
 
 
 def print_report(report: Report, console: Console, other: Report | None = None) -> None:
-    """Print figures, failures and warnings; with another report, its values and this one's by them."""
+    """Print figures, failures and warnings.
+
+    Args:
+        other: a report to compare with; its values and the ratios to it are printed, too.
+    """
     model = report.server.model or "a model"
     about = [f"{model} at {report.server.url}", report.settings.api, _LOADS[report.summary.mode]]
     console.print(Text(", ".join([*([report.label] if report.label else []), *about]), "bold"), soft_wrap=True)
@@ -79,8 +83,8 @@ def _figures(report: Report, other: Report | None) -> Table:
         mine, theirs = value_of(report.summary), None if other is None else value_of(other.summary)
         if mine is None and theirs is None:
             continue
-        beside = [] if other is None else [_form(theirs, form), _ratio(mine, theirs)]
-        table.add_row(name, _form(mine, form), *beside)
+        comparison = [] if other is None else [_form(theirs, form), _ratio(mine, theirs)]
+        table.add_row(name, _form(mine, form), *comparison)
     return table
 
 
@@ -100,7 +104,7 @@ def _latencies(report: Report, other: Report | None) -> Table:
 
 
 def _values(spread: Distribution | None, percentiles: list[str]) -> Iterator[float | None]:
-    """Yield mean, percentiles and maximum; None for what is not there."""
+    """Yield the mean, the percentiles and the maximum; None for each missing value."""
     yield None if spread is None else spread.mean
     for p in percentiles:
         yield None if spread is None else spread.percentiles.get(p)

@@ -1,4 +1,4 @@
-"""The server under test: what it says of itself."""
+"""The server under test, and the information that it provides."""
 
 from dataclasses import dataclass
 from typing import Final, TypeVar
@@ -18,17 +18,19 @@ _TIMEOUT: Final = aiohttp.ClientTimeout(total=30)
 
 
 class BenchError(GraftlmError):
-    """A server cannot be measured: it does not answer, or refuses what the run needs."""
+    """A server or an engine cannot be measured, because it does not answer or refuses a request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server; None where it does not say.
+    """The server under test. A field is None if the server does not provide it.
 
     Attributes:
-        model: the name that requests give.
-        version: of the server's software.
-        context_len: tokens of prompt and output together at most.
+        url: the server's URL.
+        model: the model's name in requests.
+        version: version of the server's software.
+        vocab_size: number of tokens in the model's vocabulary.
+        context_len: most tokens of prompt and output together.
     """
 
     url: str
@@ -58,10 +60,10 @@ class _ModelList(msgspec.Struct):
 
 
 async def probe(session: aiohttp.ClientSession, settings: BenchSettings) -> Target:
-    """Ask a server what it is; only the model's name has to be answered, when requests must give it.
+    """Read a server's information. Only the model's name is required, and only if requests must contain it.
 
     Raises:
-        BenchError: it does not answer; or tells no model's name, and none is given.
+        BenchError: the server does not answer, refuses the API key, or does not provide a required model name.
     """
     info = await _ask(session, settings.url + "/get_model_info", _ModelInfo) or _ModelInfo()
     server = await _ask(session, settings.url + "/server_info", _ServerInfo) or _ServerInfo()
@@ -81,25 +83,29 @@ async def flush_cache(session: aiohttp.ClientSession, url: str) -> None:
     """Empty a server's prefix cache.
 
     Raises:
-        BenchError: it does not.
+        BenchError: the server does not answer, or answers with an error.
     """
     status, body = await _exchange(session, "POST", url + "/flush_cache")
     if status != 200:
-        raise BenchError(f"POST {url}/flush_cache was answered by status {status}: {error_text(body)[:500]}")
+        raise BenchError(f"POST {url}/flush_cache was answered with status {status}: {error_text(body)[:500]}")
 
 
 async def _first_model(session: aiohttp.ClientSession, url: str) -> str:
     models = await _ask(session, url + "/v1/models", _ModelList)
     if models is None or not models.data:
-        raise BenchError(f"GET {url}/v1/models names no model: give --model, and --api-key where one is needed")
+        raise BenchError(f"GET {url}/v1/models lists no model: give --model, and --api-key if the server needs a key")
     return models.data[0].id
 
 
 async def _ask(session: aiohttp.ClientSession, url: str, shape: type[T]) -> T | None:
-    """Return what a server says at a URL; None when it has nothing of that shape there for us."""
+    """Return the JSON at a URL; None if the server has none of this structure there.
+
+    Raises:
+        BenchError: the server does not answer, or refuses the API key.
+    """
     status, body = await _exchange(session, "GET", url)
     if status in (401, 403):
-        raise BenchError(f"GET {url} was answered by status {status}: give --api-key, or set GRAFTLM_API_KEY")
+        raise BenchError(f"GET {url} was answered with status {status}: give --api-key, or set GRAFTLM_API_KEY")
     if status != 200:
         return None
     try:
@@ -112,7 +118,7 @@ async def _exchange(session: aiohttp.ClientSession, method: str, url: str) -> tu
     """Return the status and the body of an answer.
 
     Raises:
-        BenchError: there is none.
+        BenchError: the server does not answer.
     """
     try:
         async with session.request(method, url, timeout=_TIMEOUT) as response:
@@ -120,4 +126,6 @@ async def _exchange(session: aiohttp.ClientSession, method: str, url: str) -> tu
     except TimeoutError as error:
         raise BenchError(f"{method} {url} was not answered within {_TIMEOUT.total:.0f} s") from error
     except (aiohttp.ClientError, OSError) as error:
-        raise BenchError(f"{method} {url} failed: {error}; is the server running, and --url right?") from error
+        raise BenchError(
+            f"{method} {url} failed: {error}; check that the server runs and that --url is correct"
+        ) from error

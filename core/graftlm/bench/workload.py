@@ -1,4 +1,4 @@
-"""The requests of a run: from a dataset, or drawn at random."""
+"""The requests of a run, from a dataset or random."""
 
 from array import array
 from collections.abc import Callable
@@ -17,11 +17,11 @@ from graftlm.errors import ConfigError
 
 __all__ = ["Workload", "make_workload", "ordinary_token_ids"]
 
-#: Tokenizers keep special tokens and single bytes at the low end of the ids, and more special tokens at the high end.
+#: The lowest token ids are often special tokens and single bytes; the highest ones are often further special tokens.
 _NUM_LOW_IDS: Final = 300
 _HIGH_SHARE: Final = 1 / 16
 
-#: Short and frequent: most tokenizers have one token for each, with the space before it.
+#: Short and frequent words. Most tokenizers have one token for each of them, together with the space before it.
 _WORDS: Final = (
     "time year people way day man thing woman life child world school state family student group country problem hand "
     "part place case week company system program question work number night point home water room mother area money "
@@ -33,14 +33,14 @@ _WORDS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is sent.
+    """The requests of a run.
 
     Attributes:
-        warmup: before the measurement; random prompts that share nothing with what is measured.
-        items: what is measured, in order of arrival.
-        num_repeated: of the items, how many send a line of the dataset again.
-        shared_share: of the prompt tokens, the share that a prefix cache without earlier runs can find at most; None:
-            not known.
+        warmup: requests before the measurement; random prompts that share no prefix with the measured ones.
+        items: the measured requests, in order of arrival.
+        num_repeated: number of measured requests that repeat a line of the dataset.
+        shared_share: largest share of the prompt tokens, from 0 to 1, that a prefix cache can find if it was empty at
+            the start; None: not known.
     """
 
     warmup: list[WorkItem]
@@ -50,22 +50,28 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pieces:
-    """What random prompts are made of: numbers below `count`, and how some of them make a prompt."""
+class _Alphabet:
+    """The elements of random prompts.
+
+    Attributes:
+        count: number of elements; each is represented by a number below it.
+        to_prompt: converts a sequence of such numbers into a prompt.
+    """
 
     count: int
     to_prompt: Callable[[NDArray[np.int32]], Prompt]
 
 
 def make_workload(settings: BenchSettings, accepts: tuple[type, ...], vocab_size: int | None) -> Workload:
-    """Read or draw the requests of a run; the same settings give the same ones.
+    """Read or create the requests of a run. The same settings give the same requests.
 
     Args:
-        accepts: the forms of prompts that the API takes.
-        vocab_size: of the model; None: not known.
+        settings: the settings of the run.
+        accepts: the forms of prompts that the API accepts.
+        vocab_size: the model's vocabulary size; None: not known.
 
     Raises:
-        ConfigError: the dataset is wrong, or the vocabulary is needed and not known.
+        ConfigError: the dataset is wrong, or the vocabulary size is needed but not known.
     """
     warmup_rng, rng = (np.random.default_rng([settings.seed, stream]) for stream in (0, 1))
     if settings.dataset is not None:
@@ -73,45 +79,45 @@ def make_workload(settings: BenchSettings, accepts: tuple[type, ...], vocab_size
         count = settings.num_prompts or len(lines)
         warmup = _random_items(settings, settings.warmup, _words(), warmup_rng)
         return Workload(warmup, list(islice(cycle(lines), count)), num_repeated=count - len(lines))
-    pieces = _token_ids(vocab_size) if TokenPrompt in accepts else _words()
+    alphabet = _token_ids(vocab_size) if TokenPrompt in accepts else _words()
     count = settings.num_random_prompts
-    # The first prompt of each prefix computes it.
+    # The first prompt with a prefix does not find it in the cache.
     shared_share = (
         max(0, count - settings.num_prefixes) / count * settings.shared_prefix_tokens / settings.prompt_tokens
     )
     return Workload(
-        warmup=_random_items(settings, settings.warmup, pieces, warmup_rng),
-        items=_random_items(settings, count, pieces, rng),
+        warmup=_random_items(settings, settings.warmup, alphabet, warmup_rng),
+        items=_random_items(settings, count, alphabet, rng),
         shared_share=shared_share,
     )
 
 
 def ordinary_token_ids(vocab_size: int) -> range:
-    """Return ids of tokens that are not special, as far as one can tell without the tokenizer."""
+    """Return token ids that are probably not special; only the tokenizer could show it for certain."""
     high = vocab_size - int(vocab_size * _HIGH_SHARE)
     return range(min(_NUM_LOW_IDS, vocab_size // 2), high)
 
 
-def _random_items(settings: BenchSettings, count: int, pieces: _Pieces, rng: np.random.Generator) -> list[WorkItem]:
-    """Draw prompts of which every `num_prefixes`-th, in random order, begins alike."""
+def _random_items(settings: BenchSettings, count: int, alphabet: _Alphabet, rng: np.random.Generator) -> list[WorkItem]:
+    """Return random prompts. The shared prefixes are assigned to them in random order, each equally often."""
     own_len = settings.prompt_tokens - settings.shared_prefix_tokens
-    prefixes = rng.integers(pieces.count, size=(settings.num_prefixes, settings.shared_prefix_tokens), dtype=np.int32)
+    prefixes = rng.integers(alphabet.count, size=(settings.num_prefixes, settings.shared_prefix_tokens), dtype=np.int32)
     which = rng.permutation(count) % settings.num_prefixes
-    own = rng.integers(pieces.count, size=(count, own_len), dtype=np.int32)
+    own = rng.integers(alphabet.count, size=(count, own_len), dtype=np.int32)
     prompts = (np.concatenate((prefixes[which[i]], own[i])) for i in range(count))
-    return [WorkItem(pieces.to_prompt(prompt), settings.output_tokens) for prompt in prompts]
+    return [WorkItem(alphabet.to_prompt(prompt), settings.output_tokens) for prompt in prompts]
 
 
-def _token_ids(vocab_size: int | None) -> _Pieces:
+def _token_ids(vocab_size: int | None) -> _Alphabet:
     if vocab_size is None:
         raise ConfigError(
-            "the server does not tell its vocabulary's size at /get_model_info, which random prompts are drawn from; "
+            "random prompts need the model's vocabulary size, but the server does not provide it at /get_model_info; "
             "give --vocab-size, or a --dataset"
         )
     ids = ordinary_token_ids(vocab_size)
-    return _Pieces(len(ids), lambda chosen: TokenPrompt(array("i", chosen + np.int32(ids.start))))
+    return _Alphabet(len(ids), lambda numbers: TokenPrompt(array("i", numbers + np.int32(ids.start))))
 
 
-def _words() -> _Pieces:
+def _words() -> _Alphabet:
     words = _WORDS.split()
-    return _Pieces(len(words), lambda chosen: TextPrompt(" ".join(words[i] for i in chosen)))
+    return _Alphabet(len(words), lambda numbers: TextPrompt(" ".join(words[i] for i in numbers)))

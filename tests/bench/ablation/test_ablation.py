@@ -59,13 +59,13 @@ def test_too_few_rounds_cause_a_warning(saved):
 def test_a_meaningless_comparison_is_reported_as_not_applicable(saved):
     report = json.loads((saved / "found.json").read_text())
     assert report["not_applicable"] == [
-        {"switch": "jump_forward", "workload": "unshared", "reason": "no request is under a grammar"},
+        {"switch": "jump_forward", "workload": "unshared", "reason": "no request has a grammar"},
     ]
 
 
 def test_graphs_are_not_applicable_on_a_cpu_that_only_pads():
     config = EngineConfig.load(None, ["model.device=cpu", "execution.graphs=true"])
-    assert SWITCHES["graphs"].not_applicable(config) == "a CPU replays steps only where execution.graphs is auto"
+    assert SWITCHES["graphs"].not_applicable(config) == "on a CPU, steps are replayed only if execution.graphs is auto"
 
 
 def test_jump_forward_takes_fewer_steps_than_sampling_forced_text(saved):
@@ -90,8 +90,8 @@ def test_a_switch_changes_its_setting_and_is_not_applicable_if_already_off(name,
     config = EngineConfig.load(None, ["model.device=cpu", "memory.kv_tokens=64"])
     off = EngineConfig.load(config, [override])
     assert SWITCHES[name].switched_off(config).model_dump() == off.model_dump()
-    if name != "graphs":  # on a CPU, another reason has precedence
-        assert SWITCHES[name].not_applicable(off) == "it is off in this configuration already"
+    if name != "graphs":  # on a CPU that is said first
+        assert SWITCHES[name].not_applicable(off) == "it is already off in this configuration"
 
 
 def test_a_ratio_compares_two_runs_of_one_round():

@@ -91,8 +91,8 @@ def test_a_step_beyond_the_context_is_left_out_with_a_message(checkpoint):
     fits, left_out = fitting_cases([1, 16], 599, [512, 600, 4096], longest)
     assert fits == [Case("decode", 1, 599), Case("decode", 16, 599), Case("prefill", 1, 512)]
     assert left_out == [
-        "prefill of 600 tokens: left out, the model's context ends at 600 tokens",
-        "prefill of 4,096 tokens: left out, the model's context ends at 600 tokens",
+        "prefill of 600 tokens: left out, because the model's context has only 600 tokens",
+        "prefill of 4,096 tokens: left out, because the model's context has only 600 tokens",
     ]
 
 
@@ -106,7 +106,7 @@ def test_the_command_prints_saves_and_plots(checkpoint, tmp_path, capfd):
     out = capfd.readouterr().out
     assert "GB/s read" in out
     assert "decode, batch 2, context 64" in out
-    assert "% of measured read bandwidth, counting weights and KV once" in out
+    assert "% of the measured read bandwidth, counting weights and KV once" in out
     assert "prefill of 9,000 tokens: left out" in out
     report = json.loads(saved.read_text())
     assert [case["case"]["kind"] for case in report["cases"]] == ["decode", "prefill"]

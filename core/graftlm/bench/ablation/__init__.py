@@ -1,4 +1,4 @@
-"""What each part of an engine is worth: the engine with one of them switched off at a time: `graftlm bench ablation`.
+"""`graftlm bench ablation`: measures the effect of each part of an engine by switching it off.
 
 switches ─> study ─> report ─> tables, plot
 """

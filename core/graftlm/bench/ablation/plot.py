@@ -1,4 +1,4 @@
-"""An ablation as a picture: how much longer each workload takes without each part."""
+"""The plot of an ablation: the time of each workload without each part, relative to the full engine."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -15,7 +15,7 @@ _INCHES_PER_WORKLOAD: Final = (4.0, 3.5)
 
 
 def save_ablation_plot(report: AblationReport, path: Path) -> None:
-    """Draw a diagram for each workload: a bar for each part that was off, with its quartiles.
+    """Draw a diagram for each workload, with a bar for each part that was switched off, and its quartiles.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -40,4 +40,4 @@ def _draw(effects: list[Effect], axes: "Axes") -> None:
     axes.barh(names, [one.ratio for one in effects], xerr=[below, above], height=0.6)
     axes.axvline(1.0, color="black", linewidth=0.8)
     axes.invert_yaxis()
-    axes.set_xlabel("time without it, by the full engine's")
+    axes.set_xlabel("time without the part / time of the full engine")

@@ -1,4 +1,4 @@
-"""What an ablation found: how much longer each workload takes without each part."""
+"""The result of an ablation: the time of each workload without each part, relative to the full engine."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,17 +10,18 @@ from graftlm.bench.offline import Run
 
 __all__ = ["FULL", "AblationReport", "Effect", "NotApplicable", "effect"]
 
-#: What the engine with everything on is called.
+#: The name of the engine in which no part is switched off.
 FULL = "full"
 
 
 @dataclass(frozen=True, slots=True)
 class NotApplicable:
-    """A switch that was not tried.
+    """A switch that was not measured.
 
     Attributes:
-        workload: None: on any.
-        reason: why it means nothing here.
+        switch: name of the switch.
+        workload: the workload with which it was not measured; None: all workloads.
+        reason: why switching it off has no meaning there.
     """
 
     switch: str
@@ -30,14 +31,16 @@ class NotApplicable:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """One workload without one part, against the full engine in the same rounds.
+    """One workload without one part, compared with the full engine in the same rounds.
 
     Attributes:
+        workload: name of the workload.
         switch: the part that was off; "full" for the full engine itself, whose ratios are 1.
-        wall_s: median.
-        output_tokens_per_s: median.
-        ratio: median over rounds of the time without it by the time of the full engine; above 1, the part pays.
-        ratio_q1, ratio_q3: quartiles of the same.
+        wall_s: median time of a run, in seconds.
+        output_tokens_per_s: median of the runs.
+        ratio: median over the rounds of (time without the part / time of the full engine). Above 1, the part makes the
+            engine faster.
+        ratio_q1, ratio_q3: first and third quartile of this ratio.
     """
 
     workload: str
@@ -51,12 +54,18 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class AblationReport:
-    """A whole run.
+    """The result of an ablation.
 
     Attributes:
+        machine: the machine on which it was measured.
+        model: path of the checkpoint.
         settings: the configuration's overrides.
-        effects: by workload, the full engine first.
-        runs: every run that counts, in order.
+        scale: factor on the number of requests.
+        seed: seed of the prompts.
+        rounds: number of times that each workload ran on each engine.
+        effects: by workload; the full engine comes first.
+        not_applicable: the switches that were not measured.
+        runs: every counted run, in order.
     """
 
     machine: Machine
@@ -71,13 +80,13 @@ class AblationReport:
 
 
 def effect(runs: Sequence[Run], full: Sequence[Run]) -> Effect:
-    """Compare one engine's runs of a workload with the full engine's.
+    """Compare one engine's runs of a workload with those of the full engine.
 
     Args:
         runs: one for each round.
-        full: of the same rounds.
+        full: the full engine's runs in the same rounds.
     """
-    ratios = [run.wall_s / beside.wall_s for run, beside in zip(runs, full, strict=True)]
+    ratios = [run.wall_s / full_run.wall_s for run, full_run in zip(runs, full, strict=True)]
     q1, ratio, q3 = np.percentile(ratios, [25, 50, 75]).tolist()
     return Effect(
         workload=runs[0].workload,

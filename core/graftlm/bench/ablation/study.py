@@ -1,4 +1,4 @@
-"""A whole ablation: engines side by side, workloads in turns."""
+"""The run of an ablation: it loads the engines and runs the workloads on them alternately."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -12,11 +12,11 @@ from graftlm.engine.engine import Engine
 
 __all__ = ["run_ablation"]
 
-#: Given the number of runs, opens what is called after each.
+#: Gets the number of runs, and returns a context with a function that is called after each run.
 Watch = Callable[[int], AbstractContextManager[Callable[[], None]]]
 
 
-def _watch_nothing(num_runs: int) -> AbstractContextManager[Callable[[], None]]:
+def _no_watch(num_runs: int) -> AbstractContextManager[Callable[[], None]]:
     return nullcontext(lambda: None)
 
 
@@ -29,18 +29,20 @@ def run_ablation(
     scale: float = 1.0,
     seed: int = 0,
     rounds: int = 7,
-    watch: Watch = _watch_nothing,
+    watch: Watch = _no_watch,
 ) -> AblationReport:
-    """Measure workloads on the full engine, and with each part switched off.
+    """Measure workloads on the full engine, and on engines with one part switched off.
 
     Args:
-        config: of the full engine.
-        switches, workloads: names of SWITCHES and WORKLOADS.
-        settings: overrides that made the configuration, for the report.
+        config: configuration of the full engine.
+        switches, workloads: names in SWITCHES and WORKLOADS.
+        settings: the configuration's overrides, for the report.
         scale: factor on the number of requests.
-        watch: hears of each run that counts.
+        seed: seed of the prompts.
+        rounds: number of times that each workload runs on each engine.
+        watch: shows the progress of the counted runs.
 
-    Effects: all engines are loaded at once, each with weights of its own, while this runs.
+    Effects: while this runs, all engines are loaded at the same time, each with its own weights.
 
     Raises:
         BenchError: a request ended without a token.
@@ -63,11 +65,11 @@ def run_ablation(
         engines = _open(config, [name for name in active if any(name in names for names in used.values())], stack)
         on_run = stack.enter_context(watch(rounds * sum(1 + len(names) for names in used.values())))
         for workload, names in used.items():
-            beside = {name: engines[name] for name in (FULL, *names)}
-            found = alternate(beside, [workload], scale=scale, seed=seed, rounds=rounds, on_run=on_run)
-            runs += [run for of_round in found for run in of_round]
+            compared = {name: engines[name] for name in (FULL, *names)}
+            found = alternate(compared, [workload], scale=scale, seed=seed, rounds=rounds, on_run=on_run)
+            runs += [run for round_runs in found for run in round_runs]
             by_engine = list(zip(*found, strict=True))
-            effects += [effect(of_one, by_engine[0]) for of_one in by_engine]
+            effects += [effect(engine_runs, by_engine[0]) for engine_runs in by_engine]
     return AblationReport(
         machine=Machine.here(),
         model=config.model.path,
@@ -82,7 +84,7 @@ def run_ablation(
 
 
 def _open(config: EngineConfig, switches: Sequence[str], stack: ExitStack) -> Mapping[str, Engine]:
-    """Open the full engine and one for each switch, all with as much KV memory."""
+    """Load the full engine and one for each switch, all with the same size of KV memory."""
     if config.memory.kv_tokens is None:
         share = config.memory.kv_fraction / (1 + len(switches))
         full = stack.enter_context(Engine(EngineConfig.load(config, [f"memory.kv_fraction={share}"])))

@@ -1,4 +1,4 @@
-"""The parts that an ablation can switch off, and where that means something."""
+"""The parts that an ablation can switch off, and the conditions under which this has a meaning."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -29,12 +29,12 @@ def _any_workload(workload: Workload) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """One part of an engine.
+    """One part of an engine that can be switched off.
 
     Attributes:
         off: the settings that switch it off: section -> field -> value.
-        unavailable: why it cannot be on with a configuration, on this machine; None: it can.
-        unused_by: why a workload does not use it; None: it does.
+        unavailable: returns why the part cannot be on with a configuration on this machine; None: it can.
+        unused_by: returns why a workload does not use the part; None: it does.
     """
 
     off: Mapping[str, Mapping[str, Any]]
@@ -42,24 +42,24 @@ class Switch:
     unused_by: Callable[[Workload], str | None] = _any_workload
 
     def switched_off(self, config: EngineConfig) -> EngineConfig:
-        """Return a configuration with the part off, and everything else as it was."""
+        """Return a copy of a configuration in which the part is switched off."""
         sections = config.model_dump()
         for section, fields in self.off.items():
             sections[section].update(fields)
         return EngineConfig.load(sections)
 
     def not_applicable(self, config: EngineConfig) -> str | None:
-        """Say why switching it off means nothing with a configuration, on this machine; None: it means something."""
+        """Return why switching the part off has no effect with a configuration on this machine; None: it has one."""
         reason = self.unavailable(config)
         if reason is None and self.switched_off(config).model_dump() == config.model_dump():
-            return "it is off in this configuration already"
+            return "it is already off in this configuration"
         return reason
 
 
 def _cannot_pack(config: EngineConfig) -> str | None:
     device = detect_platform(config).device
     if device != "cpu":
-        return f"weights are packed on CPUs only, the device is {device}"
+        return f"weights are packed on CPUs only, but the device is {device}"
     dtype = torch_dtype(config.model.dtype, load_model_config(resolve_checkpoint(config.model.path)))
     return None if can_pack(dtype) else f"this CPU has no kernels for packed {str(dtype).removeprefix('torch.')}"
 
@@ -73,13 +73,13 @@ def _cannot_fuse(config: EngineConfig) -> str | None:
     return None
 
 
-def _replays_nothing(config: EngineConfig) -> str | None:
-    replays = detect_platform(config).device == "cuda" or config.execution.graphs == "auto"
-    return None if replays else "a CPU replays steps only where execution.graphs is auto"
+def _cannot_replay(config: EngineConfig) -> str | None:
+    can_replay = detect_platform(config).device == "cuda" or config.execution.graphs == "auto"
+    return None if can_replay else "on a CPU, steps are replayed only if execution.graphs is auto"
 
 
 def _without_grammar(workload: Workload) -> str | None:
-    return None if workload.has_grammar else "no request is under a grammar"
+    return None if workload.has_grammar else "no request has a grammar"
 
 
 SWITCHES: Final = {
@@ -89,5 +89,5 @@ SWITCHES: Final = {
     "fused_ops": Switch({"model": {"native_ops": False}}, _cannot_fuse),
     "chunk_mixing": Switch({"scheduling": {"mix_chunks": False}}),
     "jump_forward": Switch({"grammar": {"jump_forward": False}}, unused_by=_without_grammar),
-    "graphs": Switch({"execution": {"graphs": False}}, _replays_nothing),
+    "graphs": Switch({"execution": {"graphs": False}}, _cannot_replay),
 }

@@ -1,4 +1,4 @@
-"""An ablation for a terminal."""
+"""The result of an ablation as a table on a terminal."""
 
 from typing import Final
 
@@ -9,12 +9,12 @@ from graftlm.bench.ablation.report import FULL, AblationReport
 
 __all__ = ["print_ablation"]
 
-#: With fewer, quartiles say nothing of noise.
+#: With fewer rounds, quartiles do not show the noise.
 _FEW_ROUNDS: Final = 5
 
 
 def print_ablation(report: AblationReport, console: Console) -> None:
-    """Print a line for each workload and part, and what was not applicable."""
+    """Print a line for each workload and part, and the switches that were not measured."""
     table = Table(title=f"{report.model}: {report.machine}", title_justify="left", box=None, pad_edge=False)
     table.add_column("workload")
     for column in ("wall s", "out tok/s", "time to full's", "quartiles"):
@@ -29,9 +29,11 @@ def print_ablation(report: AblationReport, console: Console) -> None:
             "" if is_full else f"{one.ratio_q1:.2f}-{one.ratio_q3:.2f}",
         )
     console.print(table)
-    console.print(f"medians of {report.rounds} rounds; a ratio is of the two runs of one round")
+    console.print(f"medians of {report.rounds} rounds; each ratio compares two runs of the same round")
     if report.rounds < _FEW_ROUNDS:
-        console.print(f"too few rounds to tell a part's effect from noise: take at least {_FEW_ROUNDS} (--rounds)")
+        console.print(
+            f"too few rounds to distinguish a part's effect from noise: use at least {_FEW_ROUNDS} (--rounds)"
+        )
     for skipped in report.not_applicable:
         where = "" if skipped.workload is None else f" to {skipped.workload}"
         console.print(f"{skipped.switch}: not applicable{where}: {skipped.reason}")

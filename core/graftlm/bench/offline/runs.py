@@ -1,4 +1,4 @@
-"""One workload on one engine, measured; and several engines in turns."""
+"""Measurement of a workload on one engine, and on several engines alternately."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,13 +18,16 @@ __all__ = ["Run", "alternate", "fastest", "measure"]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One workload on one engine.
+    """The figures of one workload on one engine.
 
     Attributes:
-        variant: "base", or the settings that `--compare` gives.
-        ttft_*, tpot_*: time to the first token, and per token after it, over requests.
-        cache_hit_rate: prompt tokens that were not computed, of all.
-        host_ms_per_step: planning and committing; beside the model's time when steps overlap.
+        workload: name of the workload.
+        variant: name of the engine: "base", or the settings of `--compare`.
+        wall_s: time of the run in seconds.
+        ttft_*, tpot_*: time to the first token, and time per later token; median and 99th percentile over requests.
+        cache_hit_rate: share of the prompt tokens that were found in the prefix cache, from 0 to 1.
+        host_ms_per_step: time for planning and committing. If steps overlap, it runs in parallel to the model's time.
+        model_ms_per_step: time of the forward pass and sampling.
     """
 
     workload: str
@@ -55,20 +58,23 @@ def alternate(
     rounds: int,
     on_run: Callable[[], None] = lambda: None,
 ) -> list[list[Run]]:
-    """Run workloads on engines in turns, so that what else the machine does hits all alike.
+    """Run workloads on engines alternately, so that changes in the machine's state affect all engines equally.
 
-    Each engine first runs each workload once, as small as it gets; that does not count. All rounds have the same
-    prompts; in each, another engine begins.
+    Each engine first runs the smallest version of each workload once, which is not counted. All rounds have the same
+    prompts. In each round, a different engine runs first.
 
     Args:
         engines: variant -> engine.
-        rounds: how often each workload runs on each engine.
-        on_run: called after each run that counts.
+        workloads: names in WORKLOADS.
+        scale: factor on the number of requests.
+        seed: seed of the prompts.
+        rounds: number of times that each workload runs on each engine.
+        on_run: called after each counted run.
 
     Returns: for each workload and round, one run per engine, in the engines' order.
 
     Raises:
-        BenchError, RequestError: as of `measure`.
+        BenchError, RequestError: as in `measure`.
     """
     for (variant, engine), workload in product(engines.items(), workloads):
         measure(engine, workload, variant, 0.0, seed + 1)
@@ -84,7 +90,11 @@ def alternate(
 
 
 def fastest(rounds: Iterable[Sequence[Run]]) -> list[Run]:
-    """Return each variant's fastest run of each workload, of what `alternate` returned."""
+    """Return each variant's fastest run of each workload.
+
+    Args:
+        rounds: the result of `alternate`.
+    """
     best: dict[tuple[str, str], Run] = {}
     for run in chain.from_iterable(rounds):
         key = (run.workload, run.variant)
@@ -93,17 +103,17 @@ def fastest(rounds: Iterable[Sequence[Run]]) -> list[Run]:
 
 
 def measure(engine: Engine, workload: str, variant: str, scale: float, seed: int) -> Run:
-    """Run a workload on an empty cache.
+    """Run a workload, starting with an empty prefix cache, and return its figures.
 
     Args:
-        workload: one of WORKLOADS.
-        variant: what to call the engine.
+        workload: a name in WORKLOADS.
+        variant: name of the engine in the figures.
         scale: factor on the number of requests.
-        seed: of the prompts.
+        seed: seed of the prompts.
 
     Raises:
         BenchError: a request ended without a token.
-        RequestError: the engine refuses a request, because it has no grammar backend, say.
+        RequestError: the engine refuses a request, for instance because it has no grammar backend.
     """
     size = Size.of(scale, _context_len(engine))
     prompts = Prompts(engine.model_config.vocab_size, seed)

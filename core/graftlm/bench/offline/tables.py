@@ -1,4 +1,4 @@
-"""Runs for a terminal."""
+"""The figures of runs as a table on a terminal."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,10 @@ __all__ = ["print_runs"]
 
 
 def print_runs(runs: Sequence[Run], title: str, console: Console) -> None:
-    """Print a line for each run; other variants come below the first one of their workload, with the ratio to it."""
+    """Print a line for each run.
+
+    Further variants of a workload follow its first variant, with the ratio of their times.
+    """
     table = Table(title=title, caption="ms: median (99th percentile)")
     table.add_column("workload")
     for column in ("wall s", "out tok/s", "total tok/s", "first token ms", "ms/token", "cached"):

@@ -1,4 +1,4 @@
-"""The workloads that an engine is measured by, in its own process."""
+"""The workloads for measurements of an engine in its own process."""
 
 import random
 from collections.abc import Callable
@@ -10,25 +10,25 @@ from graftlm.types import RequestOutput, SamplingParams
 
 __all__ = ["DEFAULT_WORKLOADS", "WORKLOADS", "Prompts", "Size", "Workload"]
 
-#: Token ids below this are not drawn: many tokenizers keep their special tokens there.
+#: Prompts contain no smaller token ids, since many tokenizers have their special tokens there.
 _FIRST_TOKEN_ID: Final = 300
 _FULL_CONTEXT: Final = 1104
 
-#: Most of what it allows has no alternative, as in the JSON that programs ask for.
+#: A regular expression that forces most of the characters, as the JSON schemas of programs do.
 _RECORD: Final = (
     r'\{"registration_number": [0-9]{6}, "is_active_member": (true|false), "preferred_language": "(en|de|fr)"\}'
 )
-#: Tokens that a record may take, if each is a byte.
+#: Most tokens of a record, if each byte is a token.
 _RECORD_TOKENS: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much of a workload to run.
+    """The size of a workload, relative to its full size.
 
     Attributes:
         requests: factor on the number of requests.
-        lengths: factor on their lengths, at most 1.
+        lengths: factor on the lengths of prompts and outputs, at most 1.
     """
 
     requests: float
@@ -36,20 +36,20 @@ class Size:
 
     @classmethod
     def of(cls, scale: float, context_len: int) -> "Size":
-        """Scale the number of requests, and fit their lengths into the model's context."""
+        """Return the size for a factor on the number of requests, with lengths that fit into the model's context."""
         return cls(scale, min(1.0, context_len / _FULL_CONTEXT))
 
     def count(self, full: int) -> int:
-        """Return how many requests stand for `full`."""
+        """Return the number of requests that replaces `full` requests, at least 1."""
         return max(1, round(full * self.requests))
 
     def tokens(self, full: int) -> int:
-        """Return how many tokens stand for `full`."""
+        """Return the number of tokens that replaces `full` tokens, at least 2."""
         return max(2, int(full * self.lengths))
 
 
 class Prompts:
-    """Draws prompts; the same seed draws the same ones."""
+    """Creates random prompts. The same seed gives the same prompts."""
 
     def __init__(self, vocab_size: int, seed: int) -> None:
         self._random = random.Random(seed)
@@ -60,12 +60,12 @@ class Prompts:
         return self._random.choices(self._token_ids, k=num_tokens)
 
     def between(self, low: int, high: int) -> int:
-        """Return a number from low to high."""
+        """Return a random number from `low` to `high`, both included."""
         return self._random.randint(low, high)
 
 
 def _fixed(num_tokens: int) -> SamplingParams:
-    """Return greedy sampling of that many tokens."""
+    """Return parameters for greedy sampling of exactly this number of tokens."""
     return SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
 
 
@@ -109,12 +109,12 @@ def _structured(engine: Engine, size: Size, prompts: Prompts) -> list[RequestOut
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests to an engine.
+    """A set of requests to an engine.
 
     Attributes:
-        summary: for a user.
-        run: sends them and returns their outputs.
-        has_grammar: they are constrained, and need a grammar backend.
+        summary: description for users.
+        run: runs the requests and returns their outputs.
+        has_grammar: whether the requests have a grammar, and need a grammar backend.
     """
 
     summary: str
@@ -124,19 +124,19 @@ class Workload:
 
 WORKLOADS: Final = {
     "shared-prefix": Workload(
-        "64 requests at once: a common prompt of 1,024 tokens, 64 of their own, 16 to generate", _shared_prefix
+        "64 requests at once: 1,024 common prompt tokens, 64 different ones, 16 output tokens", _shared_prefix
     ),
     "multi-turn": Workload(
-        "8 conversations of 4 turns: 128 tokens more each turn, 64 to generate, the history sent again", _multi_turn
+        "8 conversations of 4 turns: 128 new prompt tokens per turn after the history, 64 output tokens", _multi_turn
     ),
-    "unshared": Workload("32 requests at once: 64 to 512 tokens of their own, 16 to 128 to generate", _unshared),
-    "single-stream": Workload("1 request at a time, 3 in all: 512 tokens, 128 to generate", _single_stream),
+    "unshared": Workload("32 requests at once: 64 to 512 prompt tokens, 16 to 128 output tokens", _unshared),
+    "single-stream": Workload("3 requests, one after the other: 512 prompt tokens, 128 output tokens", _single_stream),
     "structured": Workload(
-        "16 requests at once: 256 tokens, a record of fixed keys to generate under a regular expression",
+        "16 requests at once: 256 prompt tokens; the output is a record that matches a regular expression",
         _structured,
         has_grammar=True,
     ),
 }
 
-#: What runs when none is named: what every engine can run.
+#: The workloads that run by default, which every engine supports.
 DEFAULT_WORKLOADS: Final = tuple(name for name, workload in WORKLOADS.items() if not workload.has_grammar)

@@ -1,4 +1,4 @@
-"""Each operator of a step beside the ceiling of the machine that bounds it: `graftlm bench roofline`.
+"""`graftlm bench roofline`: compares the time of each operator of a step with the machine's ceilings.
 
 cases ─> rig ─> timer, counter ─┐
 clock ─> ceilings ──────────────┴> study ─> report ─> tables, plot

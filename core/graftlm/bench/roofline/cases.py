@@ -1,4 +1,4 @@
-"""The steps that a roofline looks at: decode steps of some batch sizes, and prefill chunks of some lengths."""
+"""The steps that a roofline run measures: decode steps of some batch sizes, and prefill chunks of some lengths."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ __all__ = ["Case", "fitting_cases"]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One shape of step: requests of one length, which all bring one token, or one that brings its whole prompt.
+    """One kind of step: a decode step of requests with equal contexts, or the prefill of one whole prompt.
 
     Attributes:
         kind: "decode" or "prefill".
-        num_requests: B.
-        seq_len: tokens of each request's context, the step's own included.
+        num_requests: number of requests, B.
+        seq_len: number of tokens in each request's context, including those of the step.
     """
 
     kind: Literal["decode", "prefill"]
@@ -32,11 +32,11 @@ class Case:
         return f"decode, batch {self.num_requests}, context {self.seq_len:,}"
 
     def num_pages(self, page_size: int) -> int:
-        """Return the pages that its requests hold; they share none."""
+        """Return the number of pages of all requests, which do not share pages."""
         return self.num_requests * -(-self.seq_len // page_size)
 
     def plan(self, page_size: int, vocab_size: int) -> StepPlan:
-        """Return the step: random tokens, greedy sampling, request b in row b and in pages of its own."""
+        """Return the step's plan: random tokens, greedy sampling, request b in row b with its own pages."""
         count, end = self.num_requests, self.seq_len
         query_len = 1 if self.kind == "decode" else end
         num_tokens = count * query_len
@@ -59,7 +59,7 @@ class Case:
         )
 
     def setups(self) -> tuple[RowSetup, ...]:
-        """Return what the sampler must know of the rows before the step is run."""
+        """Return the setups of the rows, which the sampler needs before the step runs."""
         none = np.empty(0, dtype=np.int32)
         greedy = SamplingParams(temperature=0.0)
         return tuple(RowSetup(row, f"r{row}", greedy, 0, none, none, ()) for row in range(self.num_requests))
@@ -68,19 +68,21 @@ class Case:
 def fitting_cases(
     batches: Sequence[int], context_len: int, prefill_lens: Sequence[int], longest: int
 ) -> tuple[list[Case], list[str]]:
-    """Return the cases that a model can run, and a line about each that it cannot.
+    """Return the cases that a model can run, and a line of text about each other case.
 
     Args:
-        batches: requests of the decode steps.
-        context_len: tokens of each one's context.
-        prefill_lens: tokens of the chunks.
-        longest: context of the model, in tokens.
+        batches: numbers of requests of the decode steps.
+        context_len: number of tokens in the context of each request.
+        prefill_lens: numbers of tokens of the prefill chunks.
+        longest: length of the model's context, in tokens.
     """
-    asked = [Case("decode", batch, context_len) for batch in batches]
-    asked += [Case("prefill", 1, length) for length in prefill_lens]
-    # A context that is full has no place for the token that a step samples.
-    fits = [case for case in asked if case.seq_len < longest]
+    cases = [Case("decode", batch, context_len) for batch in batches]
+    cases += [Case("prefill", 1, length) for length in prefill_lens]
+    # If the context is full, it has no room for the token that the step samples.
+    fitting = [case for case in cases if case.seq_len < longest]
     left_out = [
-        f"{case}: left out, the model's context ends at {longest:,} tokens" for case in asked if case not in fits
+        f"{case}: left out, because the model's context has only {longest:,} tokens"
+        for case in cases
+        if case not in fitting
     ]
-    return fits, left_out
+    return fitting, left_out

@@ -1,4 +1,4 @@
-"""The machine's two ceilings: how fast memory is read, and how fast matrices are multiplied."""
+"""The machine's two ceilings: the bandwidth of reading memory, and the speed of matrix products."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -24,13 +24,14 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is measured.
+    """The sizes and durations of the measurements.
 
     Attributes:
-        read_bytes: what is read in one go; several times the caches, or their speed is measured.
-        matrix_shapes: (M, K, N) of the products, of which the fastest counts.
-        rounds: in each, the ceilings and every case have a turn.
-        turn_s: seconds of a case's turn, after which it runs no further step; it runs one at least.
+        read_bytes: number of bytes of one read. They must be several times the size of the CPU caches; otherwise the
+            speed of the caches is measured.
+        matrix_shapes: (M, K, N) of the matrix products. The fastest one gives the ceiling.
+        rounds: number of rounds. In each round, the ceilings and every case are measured once.
+        turn_s: seconds for a case in a round. When they are over, no further step starts; at least one step runs.
     """
 
     read_bytes: int = _GIB
@@ -40,7 +41,7 @@ class Effort:
 
     @classmethod
     def for_device(cls, device: torch.device, rounds: int) -> "Effort":
-        """Return one that keeps a device busy: a GPU needs more."""
+        """Return the sizes for a device. A GPU needs larger ones to be fully used."""
         if device.type == "cpu":
             return cls(rounds=rounds)
         shapes = ((4096, 4096, 4096), (8192, 4096, 8192), (8192, 8192, 8192))
@@ -49,15 +50,15 @@ class Effort:
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """What the machine can do at most, as measured.
+    """The measured maximum speeds of the machine.
 
     Attributes:
-        read_bytes_per_s: streaming reads.
+        read_bytes_per_s: bandwidth of reading memory.
         read_by: the operation that read fastest.
-        read_bytes: how much it read in one go.
-        matrix_flops_per_s: of a matrix product in the model's dtype.
-        matrix_shape: (M, K, N) of the fastest one.
-        dtype: of the product.
+        read_bytes: number of bytes of one read.
+        matrix_flops_per_s: speed of a matrix product in the model's dtype.
+        matrix_shape: (M, K, N) of the fastest product.
+        dtype: dtype of the product.
     """
 
     read_bytes_per_s: float
@@ -68,14 +69,14 @@ class Ceilings:
     dtype: str
 
     def seconds(self, cost: Cost) -> dict[Bound, float]:
-        """Return the time that a cost takes at each ceiling."""
+        """Return the time in seconds that a cost takes at each ceiling."""
         return {"memory": cost.num_bytes / self.read_bytes_per_s, "matrix": cost.flops / self.matrix_flops_per_s}
 
 
 class CeilingProbe:
-    """Measures the ceilings, a sample at a time, so that samples can alternate with what is compared to them.
+    """Measures the ceilings, one sample at a time. So the samples can alternate with the steps compared to them.
 
-    Effects: holds `effort.read_bytes` of memory, and the matrices, while it lives.
+    Effects: allocates `effort.read_bytes` of memory, and the matrices, until the object is deleted.
     """
 
     def __init__(self, device: torch.device, dtype: torch.dtype, clock: Clock, effort: Effort) -> None:
@@ -87,17 +88,17 @@ class CeilingProbe:
         self._read_s: dict[str, list[float]] = {name: [] for name in self._reads}
         self._product_s: dict[tuple[int, int, int], list[float]] = {shape: [] for shape in self._products}
         for run in (*self._reads.values(), *self._products.values()):
-            run()  # the first time, memory is handed out and kernels are looked up
+            run()  # the first call allocates memory and loads kernels
 
     def sample(self) -> None:
-        """Time each way to read, and each product, once."""
+        """Time each operation that reads, and each product, once."""
         for name, read in self._reads.items():
             self._read_s[name].append(self._timed(read))
         for shape, product in self._products.items():
             self._product_s[shape].append(self._timed(product))
 
     def ceilings(self) -> Ceilings:
-        """Return the best of the medians of what was sampled."""
+        """Return the ceilings: the best medians of the samples. There must be at least one sample."""
         read_by = min(self._read_s, key=lambda name: median(self._read_s[name]))
         rates = {shape: _flops(shape) / median(times) for shape, times in self._product_s.items()}
         shape = max(rates, key=lambda shape: rates[shape])
@@ -118,13 +119,13 @@ class CeilingProbe:
         return self._clock.seconds(start, end)
 
 
-#: A row of the matrix that `mv` reads, in float32.
+#: Length of a row of the float32 matrix that `mv` reads.
 _ROW_LEN = 1 << 12
 _ROW_BYTES = 4 * _ROW_LEN
 
 
 def _reads(num_bytes: int, device: torch.device) -> dict[str, Callable[[], Tensor]]:
-    """Return ways to read that much once; which is fastest differs between machines."""
+    """Return operations that read this number of bytes once. The fastest one depends on the machine."""
     data = torch.ones(num_bytes // _ROW_BYTES, _ROW_LEN, device=device)
     flat, vector = data.view(-1), torch.ones(_ROW_LEN, device=device)
     return {
@@ -135,7 +136,7 @@ def _reads(num_bytes: int, device: torch.device) -> dict[str, Callable[[], Tenso
 
 
 def _product(shape: Sequence[int], device: torch.device, dtype: torch.dtype) -> Callable[[], Tensor]:
-    """Return a product as the layers compute it, with packed weights where these pay."""
+    """Return a matrix product as the model's layers compute it, with packed weights if they are faster."""
     num_rows, in_features, out_features = shape
     x = torch.randn(num_rows, in_features, device=device).to(dtype)
     weight = torch.randn(out_features, in_features, device=device).to(dtype)

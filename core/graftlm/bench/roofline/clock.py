@@ -1,4 +1,4 @@
-"""How time is read: beside the CPU's work by its clock, within a GPU's work by events."""
+"""Clocks for a device's work: the host's clock for a CPU, and events in the stream for a GPU."""
 
 import time
 from typing import Any, Protocol
@@ -9,10 +9,10 @@ __all__ = ["Clock", "CudaClock", "HostClock", "clock_for"]
 
 
 class Clock(Protocol):
-    """Marks moments in a device's work. Marks are opaque; only `seconds` reads them."""
+    """Sets marks in a device's work. Marks are opaque; only `seconds` reads them."""
 
     def mark(self) -> Any:
-        """Mark the moment at which the device has done what was asked of it so far."""
+        """Return a mark for the time at which the device has completed the work queued so far."""
         ...
 
     def sync(self) -> None:
@@ -20,30 +20,30 @@ class Clock(Protocol):
         ...
 
     def seconds(self, start: Any, end: Any) -> float:
-        """Return the time between two marks."""
+        """Return the time between two marks, in seconds."""
         ...
 
 
 class HostClock:
-    """Marks by the CPU's clock: what was asked for is done when the call returns."""
+    """Uses the host's clock, since work on the CPU is complete when a call returns."""
 
     def mark(self) -> int:
-        """Return nanoseconds."""
+        """Return the current time in nanoseconds."""
         return time.perf_counter_ns()
 
     def sync(self) -> None:
-        """Do nothing: a mark can be read at once."""
+        """Do nothing, since marks can be read immediately."""
 
     def seconds(self, start: int, end: int) -> float:
-        """Return the time between two marks."""
+        """Return the time between two marks, in seconds."""
         return 1e-9 * (end - start)
 
 
 class CudaClock:
-    """Marks by events in the current stream."""
+    """Uses events in the current stream."""
 
     def mark(self) -> torch.cuda.Event:
-        """Put an event behind the work asked for so far."""
+        """Record an event after the work queued so far."""
         event: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
@@ -53,10 +53,10 @@ class CudaClock:
         torch.cuda.synchronize()
 
     def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        """Return the time between two marks."""
+        """Return the time between two marks, in seconds."""
         return 1e-3 * float(start.elapsed_time(end))
 
 
 def clock_for(device: torch.device) -> Clock:
-    """Return the clock that a device's work is timed by."""
+    """Return the clock for a device's work."""
     return CudaClock() if device.type == "cuda" else HostClock()

@@ -1,4 +1,4 @@
-"""What an operator has to move and to compute, by the shapes of its layer."""
+"""The cost of operators in bytes and operations, from the shapes of their tensors."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ __all__ = [
     "sampler_cost",
 ]
 
-#: Operations for each element, as they are commonly counted; all are far below what the memory allows.
+#: Operations per element, as they are usually counted. For all of these operators, memory is the bound.
 _NORM_FLOPS = 5
 _ACTIVATION_FLOPS = 6
 _ROTATION_FLOPS = 3
@@ -32,13 +32,13 @@ _ROTATION_FLOPS = 3
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The least that an operator must do, each byte counted once.
+    """The minimum work of an operator, with each byte counted once.
 
     Attributes:
-        weight_bytes: parameters read.
-        kv_bytes: keys and values of the cache, read or written.
-        activation_bytes: inputs read and outputs written.
-        flops: additions and multiplications.
+        weight_bytes: bytes of parameters that are read.
+        kv_bytes: bytes of keys and values in the KV cache that are read or written.
+        activation_bytes: bytes of inputs that are read and outputs that are written.
+        flops: number of additions and multiplications.
     """
 
     weight_bytes: int = 0
@@ -48,7 +48,7 @@ class Cost:
 
     @property
     def num_bytes(self) -> int:
-        """All bytes."""
+        """The sum of all bytes."""
         return self.weight_bytes + self.kv_bytes + self.activation_bytes
 
     def __add__(self, other: "Cost") -> "Cost":
@@ -61,7 +61,10 @@ class Cost:
 
 
 def linear_cost(layer: Linear, x: Tensor, out: Tensor) -> Cost:
-    """Return the cost of a matrix product of x [..., in] to out [..., N]; of gates, N is half of what is computed."""
+    """Return the cost of a matrix product from x [..., in] to out [..., N].
+
+    For a fused gate and up projection, N is half of the computed columns.
+    """
     bias_bytes = 0 if layer.bias is None else layer.bias.nbytes
     return Cost(
         weight_bytes=_weight_bytes(layer) + bias_bytes,
@@ -71,7 +74,7 @@ def linear_cost(layer: Linear, x: Tensor, out: Tensor) -> Cost:
 
 
 def grouped_linear_cost(layer: GroupedLinear, groups: RowGroups, x: Tensor, out: Tensor) -> Cost:
-    """Return the cost of products of x [N, in] to out [N, out] by the matrices of those experts that have rows."""
+    """Return the cost of products from x [N, in] to out [N, out]. Only experts that have rows are counted."""
     num_used = sum(1 for _ in groups.on_host())
     return Cost(
         weight_bytes=_weight_bytes(layer) * num_used // layer.num_experts,
@@ -81,17 +84,17 @@ def grouped_linear_cost(layer: GroupedLinear, groups: RowGroups, x: Tensor, out:
 
 
 def lm_head_cost(hidden: Tensor, logits: Tensor) -> Cost:
-    """Return the cost of the output projection, tied or not, of hidden [S, hidden] to logits [S, V]."""
+    """Return the cost of the output projection, tied or not, from hidden [S, hidden] to logits [S, V]."""
     weight_bytes = hidden.shape[-1] * logits.shape[-1] * hidden.dtype.itemsize
     flops = 2 * hidden.numel() * logits.shape[-1]
     return Cost(weight_bytes=weight_bytes, activation_bytes=_bytes(hidden, logits), flops=flops)
 
 
 def elementwise_cost(layer: nn.Module, tensors: Iterable[Tensor]) -> Cost:
-    """Return the cost of a norm, or of a table of angles: one pass over what goes in and what comes out.
+    """Return the cost of a norm or of a table of angles: each input is read once, each output written once.
 
     Args:
-        tensors: inputs and outputs; one that is both an input and an output is counted once.
+        tensors: inputs and outputs. A tensor that is both is counted once.
     """
     different = list({tensor.data_ptr(): tensor for tensor in tensors}.values())
     flops = _NORM_FLOPS * max((tensor.numel() for tensor in different), default=0)
@@ -99,12 +102,12 @@ def elementwise_cost(layer: nn.Module, tensors: Iterable[Tensor]) -> Cost:
 
 
 def activation_cost(out: Tensor) -> Cost:
-    """Return the cost of act(gate) * up, given its result [T, I]: both halves are read, the product is written."""
+    """Return the cost of act(gate) * up for its result [T, I]: two inputs are read, the product is written."""
     return Cost(activation_bytes=3 * out.nbytes, flops=_ACTIVATION_FLOPS * out.numel())
 
 
 def rotation_cost(q: Tensor, k: Tensor) -> Cost:
-    """Return the cost of rotating q [T, H, D] and k [T, H_kv, D]: read, written."""
+    """Return the cost of rotating q [T, H, D] and k [T, H_kv, D], which are read and written."""
     return Cost(activation_bytes=2 * (q.nbytes + k.nbytes), flops=_ROTATION_FLOPS * (q.numel() + k.numel()))
 
 
@@ -116,17 +119,17 @@ def attention_cost(
     q: Tensor,
     k: Tensor,
 ) -> Cost:
-    """Return the cost of one layer's attention: each cached token is read once, each new one written.
+    """Return the cost of one layer's attention: each cached token is read once, each new token is written once.
 
     Args:
-        query_lens, seq_lens: int32 [B], new tokens of each request, and its context with them.
-        kv_dtype: of the cache.
-        q: [T, H, D].
-        k: [T, H_kv, D]; v is alike, or its first columns.
+        query_lens, seq_lens: int32 [B], number of new tokens of each request, and length of its context with them.
+        kv_dtype: dtype of the KV cache.
+        q: queries [T, H, D].
+        k: keys [T, H_kv, D]. Values have the same shape, or are the first columns of the keys.
     """
     window = int(seq_lens.max()) if spec.sliding_window is None else spec.sliding_window
-    seen = [np.minimum(np.arange(n - q_len, n) + 1, window) for q_len, n in zip(query_lens, seq_lens, strict=True)]
-    num_pairs = sum(int(of_one.sum()) for of_one in seen)
+    num_keys = [np.minimum(np.arange(n - q_len, n) + 1, window) for q_len, n in zip(query_lens, seq_lens, strict=True)]
+    num_pairs = sum(int(counts.sum()) for counts in num_keys)  # of a query and a key
     num_read = sum(int(min(n, window + q_len - 1)) for q_len, n in zip(query_lens, seq_lens, strict=True))
     token_bytes = KVStore.bytes_per_token([spec], kv_dtype)
     value_share = spec.value_dim / spec.head_dim
@@ -138,12 +141,12 @@ def attention_cost(
 
 
 def sampler_cost(logits: Tensor) -> Cost:
-    """Return the cost of taking the most likely of logits [S, V]."""
+    """Return the cost of greedy sampling from logits [S, V]."""
     return Cost(activation_bytes=logits.nbytes, flops=logits.numel())
 
 
 def _weight_bytes(layer: Linear | GroupedLinear) -> int:
-    """Return the bytes of a weight, wherever it is: in a quantization's kernels, packed, or plain."""
+    """Return the size of a layer's weight in bytes: quantized, packed or plain."""
     return sum(kernel.num_bytes for kernel in layer.kernels) or layer.num_weights * layer.weight.dtype.itemsize
 
 

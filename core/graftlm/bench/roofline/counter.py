@@ -1,4 +1,4 @@
-"""What each operator of a forward pass costs: read off the tensors that its modules get and give."""
+"""Counting of the cost of each operator in a forward pass, from the inputs and outputs of its modules."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -26,11 +26,14 @@ __all__ = ["OperatorCounter"]
 
 
 class OperatorCounter:
-    """Counts the cost of one step by forward hooks.
+    """Counts the cost of one step with forward hooks.
 
     Args:
-        plan: of the step.
-        kv_dtype: of the cache.
+        plan: the step's plan.
+        kv_dtype: dtype of the KV cache.
+
+    Attributes:
+        costs: name of an operator -> its cost.
     """
 
     def __init__(self, plan: StepPlan, kv_dtype: torch.dtype) -> None:
@@ -40,7 +43,7 @@ class OperatorCounter:
 
     @contextmanager
     def attached(self, operators: Sequence[Operator]) -> Iterator[None]:
-        """Hook operators while the block runs."""
+        """Return a context in which the operators have the hooks."""
         with ExitStack() as stack:
             for operator in operators:
                 stack.callback(operator.module.register_forward_hook(partial(self._count, operator.name)).remove)
@@ -52,7 +55,7 @@ class OperatorCounter:
         elif isinstance(module, GroupedLinear):
             x, groups = args
             self.costs[name] += grouped_linear_cost(module, groups, x, output)
-            if name == NAMES["down"]:  # what goes into it is what the experts' activation wrote
+            if name == NAMES["down"]:  # its input is the output of the experts' activation
                 self.costs[ACTIVATION] += activation_cost(x)
         elif isinstance(module, Attention):
             self._count_attention(name, module, *args)

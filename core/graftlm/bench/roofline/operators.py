@@ -1,4 +1,4 @@
-"""The operators of a model: which module does what, found by the layers it is made of."""
+"""The operators of a model, found by the types of its modules."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -38,13 +38,13 @@ ROPE: Final = "rope"
 LM_HEAD: Final = "lm_head"
 SAMPLER: Final = "sampler"
 ATTENTION_PLAN: Final = "attention plan"
-#: A step less its operators.
+#: The part of a step that is in no operator.
 REST: Final = "everything else"
 
-#: Attribute of a linear layer -> how the operator is called; others keep their attribute's name.
+#: Attribute name of a linear layer -> name of the operator. Other layers keep their attribute name.
 NAMES: Final = {"qkv": "fused QKV", "out": "output projection", "gate_up": "gate-up", "down": "down"}
 
-#: How a table lists them; others come after these, and what is left of the step last.
+#: Order of the operators in tables. Other operators follow these, and the rest of the step comes last.
 ORDER: Final = (
     NAMES["qkv"],
     ATTENTION,
@@ -64,11 +64,11 @@ _NORM_TYPES = (RMSNorm, QKNorm, GemmaRMSNorm, GemmaQKNorm)
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """A module whose time counts towards an operator, without that of the operators inside it.
+    """A module whose time is added to an operator. The time of other operators inside the module is not included.
 
     Attributes:
-        name: of the operator, shared by all layers.
-        module: where it happens.
+        name: name of the operator; modules of different layers have the same name.
+        module: the module.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Operator:
 
 
 def operators(model: Model) -> list[Operator]:
-    """Return a model's operators. One that is not made of `graftlm.layers` has none: its time is "everything else"."""
+    """Return a model's operators; none if it does not consist of `graftlm.layers`. Its time is then in `REST`."""
     if not isinstance(model, nn.Module):
         return []
     found = []
@@ -95,7 +95,7 @@ def _name(attribute: str, module: nn.Module) -> str | None:
     if isinstance(module, _NORM_TYPES):
         return NORMS
     if isinstance(module, Experts):
-        return ACTIVATION  # all that it does besides its projections: to sort rows, too
+        return ACTIVATION  # the rest of the module besides its projections, including the sorting of rows
     if isinstance(module, RotaryEmbedding) or any(isinstance(child, Attention) for child in module.children()):
-        return ROPE  # around its projections and the attention call, a block rotates
+        return ROPE  # besides projections and attention, an attention block does only the rotation
     return None

@@ -1,4 +1,4 @@
-"""A roofline report as a picture (Williams, Waterman, Patterson: doi.org/10.1145/1498765.1498785)."""
+"""The plot of a roofline report (Williams, Waterman, Patterson: doi.org/10.1145/1498765.1498785)."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -14,15 +14,15 @@ __all__ = ["save_roofline_plot"]
 _INCHES_PER_CASE: Final = (5.5, 4.5)
 _COLUMNS: Final = 2
 
-#: Operations per byte from which to which the roof is drawn.
+#: Range of the x axis, in operations per byte.
 _INTENSITIES: Final = (0.05, 5000.0)
 
-#: Area of an operator's dot that takes the whole step, in points².
+#: Area of the dot of an operator that takes the whole step, in points².
 _DOT_AREA: Final = 900.0
 
 
 def save_roofline_plot(report: RooflineReport, path: Path) -> None:
-    """Draw a diagram for each step: operators under the roof, their dots as large as their share of the step.
+    """Draw a diagram for each step: operators as dots below the roof. The area of a dot shows its share of the step.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -33,7 +33,7 @@ def save_roofline_plot(report: RooflineReport, path: Path) -> None:
     width, height = _INCHES_PER_CASE
     figure = Figure(figsize=(_COLUMNS * width, num_rows * height), layout="constrained")
     diagrams = figure.subplots(num_rows, _COLUMNS, squeeze=False).flatten()
-    for figures, axes in zip(report.cases, diagrams, strict=False):  # the last place may stay empty
+    for figures, axes in zip(report.cases, diagrams, strict=False):  # the last diagram may be unused
         _draw(figures, report, axes)
     for axes in diagrams[len(report.cases) :]:
         axes.set_axis_off()

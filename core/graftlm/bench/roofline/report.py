@@ -1,4 +1,4 @@
-"""What a roofline run found: each operator's cost and time beside the ceiling that bounds it."""
+"""The result of a roofline run: each operator's cost, its time, and the ceiling that bounds it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,13 +15,16 @@ __all__ = ["CaseFigures", "OperatorFigures", "RooflineReport", "case_figures"]
 
 @dataclass(frozen=True, slots=True)
 class OperatorFigures:
-    """One operator in one step, all layers together.
+    """One operator in one step, summed over all layers.
 
     Attributes:
-        time_s: median over steps.
-        share_of_step: of the time of all operators.
-        bound: which ceiling it would meet first; None where nothing is counted.
-        share_of_ceiling: time at that ceiling by time taken. Above 1 where data stay in the caches.
+        name: name of the operator.
+        num_bytes: bytes that it moves.
+        flops: its operations.
+        time_s: median time over the steps, in seconds.
+        share_of_step: its time / the time of all operators.
+        bound: the ceiling that limits it; None if its cost is not counted.
+        share_of_ceiling: time at that ceiling / measured time. It is above 1 if data stay in the CPU caches.
     """
 
     name: str
@@ -35,18 +38,19 @@ class OperatorFigures:
 
 @dataclass(frozen=True, slots=True)
 class CaseFigures:
-    """One step.
+    """The figures of one kind of step.
 
     Attributes:
-        step_s: median of steps run as the engine runs them, nothing hooked.
-        num_steps: how many of them.
-        apart_s: of all operators, timed in other steps; more than `step_s` by what stands between operators to time
-            them, and on a GPU by what graphs save.
-        operators: the last one is "everything else", the step less its operators.
-        model_bytes: weights and KV, each counted once; activations are left out.
-        flops: of all operators.
-        share_of_read: time to read `model_bytes` at the ceiling, by the step's time.
-        share_of_matrix: time for `flops` at the ceiling, by the step's time.
+        case: the kind of step.
+        step_s: median time of steps without hooks, as the engine runs them, in seconds.
+        num_steps: number of these steps.
+        apart_s: time of all operators, measured in other steps. It is larger than `step_s`, since it contains the time
+            of the hooks, and on a GPU the time that graphs save.
+        operators: the operators. The last one, "everything else", is the rest of the step.
+        model_bytes: bytes of weights and KV, each counted once, without activations.
+        flops: operations of all operators.
+        share_of_read: time to read `model_bytes` at the ceiling / `step_s`.
+        share_of_matrix: time for `flops` at the ceiling / `step_s`.
     """
 
     case: Case
@@ -62,11 +66,16 @@ class CaseFigures:
 
 @dataclass(frozen=True, slots=True)
 class RooflineReport:
-    """A whole run.
+    """The result of a roofline run.
 
     Attributes:
+        machine: the machine on which it was measured.
+        model: path of the checkpoint.
         settings: the configuration's overrides.
-        attention: name of the backend.
+        dtype: dtype of the model.
+        attention: name of the attention backend.
+        ceilings: the measured ceilings.
+        cases: the figures of each kind of step.
         left_out: a line about each case that the model cannot run.
     """
 
@@ -87,15 +96,16 @@ def case_figures(
     operators_s: Sequence[Mapping[str, float]],
     ceilings: Ceilings,
 ) -> CaseFigures:
-    """Work out one case's figures.
+    """Compute the figures of one case.
 
     Args:
-        costs: of each operator in one step.
-        steps_s: seconds of whole steps, at least one.
-        operators_s: seconds by operator of other steps, at least one.
+        costs: name of an operator -> its cost in one step.
+        steps_s: times of whole steps in seconds, at least one.
+        operators_s: name of an operator -> its time in seconds, for each of some other steps, at least one.
+        ceilings: the measured ceilings.
     """
     step_s = median(steps_s)
-    times = {name: median(of_one[name] for of_one in operators_s) for name in operators_s[0]}
+    times = {name: median(step_times[name] for step_times in operators_s) for name in operators_s[0]}
     apart_s = sum(times.values())
     names = [name for name in ORDER if name in times] + sorted(set(times) - {*ORDER, REST}) + [REST]
     rows = [_operator(name, costs.get(name, Cost()), times[name], apart_s, ceilings) for name in names]
@@ -115,12 +125,12 @@ def case_figures(
 
 
 def _operator(name: str, cost: Cost, time_s: float, apart_s: float, ceilings: Ceilings) -> OperatorFigures:
-    bound, share = _nearness(cost, time_s, ceilings) if cost.num_bytes and time_s > 0 else (None, None)
+    bound, share = _bound(cost, time_s, ceilings) if cost.num_bytes and time_s > 0 else (None, None)
     return OperatorFigures(name, cost.num_bytes, cost.flops, time_s, time_s / apart_s, bound, share)
 
 
-def _nearness(cost: Cost, time_s: float, ceilings: Ceilings) -> tuple[Bound, float]:
-    """Return the ceiling that a cost meets first, and how much of the time taken it would take there."""
+def _bound(cost: Cost, time_s: float, ceilings: Ceilings) -> tuple[Bound, float]:
+    """Return the ceiling that limits a cost, and (time at that ceiling / measured time)."""
     at_ceiling = ceilings.seconds(cost)
     bound = max(at_ceiling, key=lambda which: at_ceiling[which])
     return bound, at_ceiling[bound] / time_s

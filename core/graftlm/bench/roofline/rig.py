@@ -1,4 +1,4 @@
-"""An engine's device side, set up to run single steps of chosen shapes."""
+"""The device parts of an engine, prepared to run single steps of given shapes."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -28,12 +28,12 @@ __all__ = ["Rig", "longest_context", "open_rig"]
 
 
 class Rig:
-    """Runs steps whole, as the engine does, or operator by operator.
+    """Runs steps without hooks, as the engine does, or with a timer on each operator.
 
     Args:
-        parts: of an engine that runs no steps of its own.
-        page_size: of its cache.
-        vocab_size: V.
+        parts: the device parts of an engine whose loop runs no steps.
+        page_size: number of tokens in a page.
+        vocab_size: number of tokens in the vocabulary, V.
     """
 
     def __init__(self, parts: DeviceParts, page_size: int, vocab_size: int) -> None:
@@ -49,24 +49,27 @@ class Rig:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Memory of the keys and values of one token."""
+        """Size of the keys and values of one token in bytes, in the model's dtype."""
         return KVStore.bytes_per_token(self._parts.model.attention_layers, self.dtype)
 
     def plan(self, case: Case) -> StepPlan:
-        """Return a case's step, which has run once: the sampler knows its rows, kernels have been looked up."""
+        """Return a case's step after running it once, which sets up the sampler's rows and loads kernels."""
         plan = case.plan(self._page_size, self._vocab_size)
         self._parts.runner.run(replace(plan, setups=case.setups()))
         return plan
 
     def step_s(self, plan: StepPlan) -> float:
-        """Run a step as the engine does; returns the seconds until its tokens are on the host."""
+        """Run a step as the engine does. Return the seconds until its tokens are on the host."""
         start = time.perf_counter()
         self._parts.runner.run(plan)
         return time.perf_counter() - start
 
     @torch.inference_mode()
     def operators_s(self, plan: StepPlan) -> dict[str, float]:
-        """Run a step with every operator timed; returns seconds by operator, with what is left under `REST`."""
+        """Run a step with a timer on every operator.
+
+        Returns: name of an operator -> seconds; `REST` is the rest of the step.
+        """
         timer = OperatorTimer(self.clock)
         parts = self._parts
         with timer.attached(self._operators), timer.span(REST):
@@ -82,7 +85,7 @@ class Rig:
 
     @torch.inference_mode()
     def costs(self, plan: StepPlan) -> dict[str, Cost]:
-        """Run a step and return what each operator has to move and to compute."""
+        """Run a step and return the cost of each operator."""
         counter = OperatorCounter(plan, self._parts.kv.dtype)
         batch = self._batches.build(plan)
         self._parts.attention.prepare(batch)
@@ -97,13 +100,13 @@ class Rig:
 
 @contextmanager
 def open_rig(config: EngineConfig, cases: Sequence[Case]) -> Iterator[Rig]:
-    """Assemble what a configuration names, with rows and KV memory for some cases, and no prefix cache.
+    """Assemble a configuration's engine, with rows and KV memory for some cases, and without a prefix cache.
 
     Args:
-        cases: at least one.
+        cases: the cases, at least one.
 
     Raises:
-        GraftlmError: the configuration, a plugin or the checkpoint is wrong; the leaf says which.
+        GraftlmError: the configuration, a plugin or the checkpoint is wrong; the subclass says which.
     """
     page_size = config.cache.page_size
     num_tokens = max(case.num_pages(page_size) for case in cases) * page_size
@@ -124,7 +127,7 @@ def open_rig(config: EngineConfig, cases: Sequence[Case]) -> Iterator[Rig]:
 
 
 def longest_context(config: EngineConfig) -> int:
-    """Return the context of a configuration's model, in tokens.
+    """Return the length of the context of a configuration's model, in tokens.
 
     Raises:
         ModelError: there is no such checkpoint.
@@ -134,7 +137,11 @@ def longest_context(config: EngineConfig) -> int:
 
 
 def _fill(parts: DeviceParts) -> None:
-    """Write all of the KV memory: untouched pages of a CPU are one page of zeros, which never leaves its caches."""
+    """Write to all of the KV memory.
+
+    The operating system maps memory that was never written to one page of zeros. The CPU caches would serve the reads
+    of this page.
+    """
     for layer in parts.model.attention_layers:
         for tensor in parts.kv.stored(layer.layer_id):
             tensor.copy_(torch.randn(tensor.shape, device=tensor.device))

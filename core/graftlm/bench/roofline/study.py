@@ -1,4 +1,4 @@
-"""A whole roofline run: ceilings and steps in turns, so that all meet the machine in the same states."""
+"""A roofline run. It measures ceilings and steps alternately, so that changes in the machine's state affect all."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -24,14 +24,16 @@ def run_roofline(
     left_out: Sequence[str] = (),
     on_turn: Callable[[], None] = lambda: None,
 ) -> RooflineReport:
-    """Measure every case, and the ceilings beside them.
+    """Measure every case, and the ceilings in between.
 
     Args:
-        cases: that the rig was opened for.
-        model: what to call it.
-        settings: overrides that made the configuration, for the report.
-        left_out: lines about cases that cannot be run.
-        on_turn: called after each turn of a case, of which there are `effort.rounds` each.
+        rig: runs the steps.
+        cases: the cases for which the rig was opened.
+        effort: sizes and durations of the measurements.
+        model: name of the model in the report.
+        settings: the configuration's overrides, for the report.
+        left_out: lines about cases that the model cannot run, for the report.
+        on_turn: called after each turn of a case; each case has `effort.rounds` turns.
     """
     probe = CeilingProbe(rig.device, rig.dtype, rig.clock, effort)
     runs = [_Run(rig, case, rig.plan(case)) for case in cases]
@@ -64,7 +66,7 @@ class _Run:
     operators_s: list[dict[str, float]] = field(default_factory=list)
 
     def take_turn(self, turn_s: float) -> None:
-        """Run steps whole and operator by operator, in alternation."""
+        """Run steps without hooks and with timers, alternately, for `turn_s` seconds."""
         end = time.perf_counter() + turn_s
         while True:
             self.steps_s.append(self.rig.step_s(self.plan))
@@ -73,5 +75,5 @@ class _Run:
                 return
 
     def figures(self, ceilings: Ceilings) -> CaseFigures:
-        """Return what the samples say."""
+        """Return the figures of the samples."""
         return case_figures(self.case, self.rig.costs(self.plan), self.steps_s, self.operators_s, ceilings)

@@ -1,4 +1,4 @@
-"""How long each operator of a forward pass takes: hooks that exist only while they measure."""
+"""Timing of each operator in a forward pass, with hooks that exist only during the measurement."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -16,12 +16,14 @@ __all__ = ["OperatorTimer"]
 
 @dataclass(slots=True)
 class _Span:
-    """One call of a module, in marks of the clock.
+    """One call of a module, as marks of the clock.
 
         enters | the hook's own time | starts | the call | ends | the hook's own time | leaves
 
     Attributes:
-        inside: calls of other operators within this one.
+        name: name of the operator.
+        enters, starts, ends, leaves: marks, as in the line above.
+        inside: calls of other operators during this call.
     """
 
     name: str
@@ -33,12 +35,12 @@ class _Span:
 
 
 class OperatorTimer:
-    """Times operators by forward hooks.
+    """Times operators with forward hooks.
 
-    An operator's time is that of its module's calls, less what the operators inside took with their hooks.
+    An operator's time is the time of its module's calls, minus the time of the operators inside and of their hooks.
 
     Args:
-        clock: marks the moments.
+        clock: sets the marks.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -48,7 +50,7 @@ class OperatorTimer:
 
     @contextmanager
     def attached(self, operators: Sequence[Operator]) -> Iterator[None]:
-        """Hook operators while the block runs."""
+        """Return a context in which the operators have the hooks."""
         with ExitStack() as stack:
             for operator in operators:
                 before = operator.module.register_forward_pre_hook(self._enter(operator.name))
@@ -59,7 +61,7 @@ class OperatorTimer:
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
-        """Time the block as one call of an operator that is no module."""
+        """Return a context that is timed as one call of an operator, for operators that are not modules."""
         span = self._begin(name)
         span.starts = self._clock.mark()
         yield
@@ -67,7 +69,7 @@ class OperatorTimer:
         self._end(span)
 
     def take(self) -> dict[str, float]:
-        """Return seconds by operator since the last call."""
+        """Return name of an operator -> seconds, for the calls since this method was last called."""
         self._clock.sync()
         seconds: dict[str, float] = defaultdict(float)
         for span in self._done:
