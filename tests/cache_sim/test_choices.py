@@ -57,5 +57,5 @@ def test_capacities_are_separated_by_commas_or_options():
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "0%", "M", "1T", "1MM", "1e99999", "nan", "inf", "1M2", "%"])
 def test_malformed_capacities_are_refused(text):
-    with pytest.raises(ConfigError, match="a capacity must be tokens"):
+    with pytest.raises(ConfigError, match="a capacity must be a number of tokens"):
         parse_capacities([text])

@@ -146,8 +146,8 @@ def test_a_progress_bar_is_shown_on_request(cache_sim):
         (["few.jsonl", "--eviction", "lur"], "Unknown eviction strategy 'lur'"),
         (["few.jsonl", "--cache", "radish"], "Did you mean 'radix'?"),
         (["few.jsonl", "--eviction", "lru:x=1"], "cache.eviction.options.x"),
-        (["few.jsonl", "--capacity", "much"], "a capacity must be tokens"),
-        (["few.jsonl", "--page-size", "3"], "blocks of 4 tokens, which pages of 3 do not divide"),
+        (["few.jsonl", "--capacity", "much"], "a capacity must be a number of tokens"),
+        (["few.jsonl", "--page-size", "3"], "--page-size 3 does not divide the block length of trace few, 4 tokens"),
         (["few.jsonl", "--plot", "found.pdf"], "--plot writes PNG or SVG files, got found.pdf; name it found.png"),
         (["few.jsonl", "--json", "none/found.json"], "--json: cannot write none/found.json: No such file"),
         (["few.jsonl", "--plot", "none/found.png"], "--plot: cannot write none/found.png: No such file"),
@@ -163,7 +163,7 @@ def test_a_plot_is_saved_as_an_image(cache_sim):
     pytest.importorskip("matplotlib")
     status, output, _ = cache_sim("few.jsonl", "many.jsonl", "--cache", "radix,chunk", "--plot", "found.png")
     assert status == 0
-    assert output.splitlines()[-1] == "drawn as found.png"
+    assert output.splitlines()[-1] == "plot saved as found.png"
     assert Path("found.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -195,7 +195,7 @@ def test_a_result_never_overwrites_an_input_file(option, cache_sim, tmp_path, mo
     other_name.symlink_to(trace)
     code, _, errors = cache_sim(str(trace), option, str(other_name))
     assert code == 2
-    assert "name another one" in errors
+    assert "choose another path" in errors
     assert trace.read_text() == line
 
 
@@ -205,7 +205,7 @@ def test_token_counts_beyond_the_limit_are_refused(tokens, cache_sim, tmp_path):
     trace.write_text(f'{{"timestamp": 0, "input_length": {tokens}, "block_tokens": {tokens}, "hash_ids": [1]}}\n')
     code, _, errors = cache_sim(str(trace))
     assert code == 2
-    assert f"{tokens} tokens is beyond" in errors
+    assert f"{tokens} tokens is too long" in errors
 
 
 def test_a_capacity_beyond_the_limit_is_refused(cache_sim, tmp_path):

@@ -105,8 +105,8 @@ def test_only_time_inside_the_cache_is_measured(make_trace, registry):
     assert (replay.match_ns, replay.insert_ns, replay.evict_ns, replay.lock_ns) == (2000, 2000, 1000, 6000)
 
 
-class Miser(NaiveCache):
-    """A cache that evicts nothing."""
+class StuckCache(NaiveCache):
+    """Evicts nothing."""
 
     def evict(self, num_pages):
         return np.empty(0, dtype=np.int32)
@@ -116,6 +116,6 @@ def test_a_cache_that_evicts_too_few_pages_is_an_error(make_trace, registry):
     rig = Rig(registry, 2)
     eviction = registry.provider("eviction", "lru")
     strategy = eviction.create(eviction.options(), EvictionContext(2, BLOCK))
-    rig.simulator.cache = Miser(CacheContext(BLOCK, strategy, rig.clock))
-    with pytest.raises(PluginError, match="gave up 0 pages when asked for 2"):
+    rig.simulator.cache = StuckCache(CacheContext(BLOCK, strategy, rig.clock))
+    with pytest.raises(PluginError, match="should have evicted 2 pages, but evicted 0"):
         rig.run(make_trace([1, 2], [3, 4]))

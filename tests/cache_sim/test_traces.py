@@ -59,11 +59,11 @@ def test_requests_are_sorted_by_arrival_and_unknown_fields_are_ignored():
         ({**MOONCAKE, "timestamp": "now"}, "at `$.timestamp`"),
         (
             {**MOONCAKE, "hash_ids": [1, 2]},
-            "t.jsonl:2: hash_ids has 2 ids, expected 3: blocks 0 to 2 of 10 tokens at 4 a block. "
-            "Is --block-tokens right?",
+            "t.jsonl:2: hash_ids has 2 ids, expected 3: blocks 0 to 2 of 10 tokens, with 4 tokens per block. "
+            "Check --block-tokens.",
         ),
         ({**MOONCAKE, "output_hash_ids": []}, "output_hash_ids has 0 ids, expected 1: blocks 2 to 2 of 12 tokens"),
-        (OURS, "t.jsonl:2: block_tokens is 4, the first line has None"),
+        (OURS, "t.jsonl:2: block_tokens is 4, but the first line has None"),
     ],
 )
 def test_a_bad_line_is_reported_with_its_number(line, message):
@@ -74,7 +74,7 @@ def test_a_bad_line_is_reported_with_its_number(line, message):
 
 
 def test_lines_of_different_block_sizes_are_refused():
-    with pytest.raises(TraceError, match=r"t\.jsonl:2: block_tokens is 16, the first line has 4"):
+    with pytest.raises(TraceError, match=r"t\.jsonl:2: block_tokens is 16, but the first line has 4"):
         parse(OURS, {**OURS, "block_tokens": 16})
 
 

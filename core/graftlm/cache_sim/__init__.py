@@ -1,4 +1,6 @@
-"""Replays recorded request traces through prefix caches and eviction strategies, without a model.
+"""Replays recorded request traces through prefix caches and eviction strategies. No model is needed.
+
+The arrows show how data flows:
 
 trace.jsonl ─ read_trace ─ Trace ─┬─ Simulator (a cache plugin, an eviction plugin) ─ Replay ─┬─ TraceStudy
                                   └─ PageTree ─ offline_optimum ─ Optimum ────────────────────┘      │

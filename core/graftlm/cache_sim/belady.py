@@ -1,13 +1,15 @@
-"""The offline optimum: a bound on the tokens any prefix cache of a capacity can find on a trace.
+"""The offline optimum: an upper bound on the hits of any prefix cache of a given capacity on a given trace.
 
-Belady's rule (1966) gives up the page whose next use is furthest, here its next use as a hit: pages that a request
-writes again, the last of its prompt or its output, are lost on nobody. The rule is optimal for pages of one size, also
-though each request needs all of its pages at once, since the pages in use are the same whatever was kept.
+Belady's rule (1966) evicts the page whose next use is furthest in the future. Here only a hit counts as a use. A
+request always writes the last page of its prompt and the pages of its output, so it loses nothing if these pages were
+evicted. The rule is optimal because all pages have one size. Each request needs all of its pages at once, but this does
+not matter, because the pages in use do not depend on the pages that were kept.
 
-A prefix cache may only give up leaves, and hardly loses by that: whoever finds a page finds all before it, so the next
-hit of a page is never later than that of the pages behind it, and among the furthest there is a leaf. The exception is
-a page that is written again before it is found: a prefix cache needs it meanwhile for what stands behind it, and the
-bound does not. Without recorded outputs that is one page in a trace now and then, and else the bound is reached.
+A prefix cache may evict only leaves. This restriction costs almost nothing: a request that hits a page also hits all
+pages before it. So the next hit of a page is never later than the next hits of the pages after it, and one of the pages
+with the furthest next hit is a leaf. There is one exception: a page that is written again before its next hit. A prefix
+cache must keep this page as long as it keeps the pages after it, but Belady's rule may evict it. In traces without
+recorded outputs such pages are rare. In all other cases, a prefix cache can reach the bound.
 """
 
 import heapq
@@ -22,11 +24,11 @@ __all__ = ["Optimum", "offline_optimum"]
 
 @dataclass(frozen=True, slots=True)
 class Optimum:
-    """What the best possible cache does.
+    """The figures of the best possible cache.
 
     Attributes:
-        hit_pages: of all prompts.
-        evicted_pages: that it gives up for want of room.
+        hit_pages: number of pages found in the cache, over all prompts.
+        evicted_pages: number of pages evicted to make room.
     """
 
     hit_pages: int
@@ -34,14 +36,12 @@ class Optimum:
 
 
 def offline_optimum(tree: PageTree, capacity_pages: int, in_flight: int = 0) -> Optimum:
-    """Replay a trace under Belady's rule.
+    """Replay a trace under Belady's rule. Takes O(n log n) time for n blocks in all requests.
 
     Args:
-        tree: of the trace.
-        capacity_pages: pages there are.
-        in_flight: so many requests keep their pages after they came; as in `Simulator`.
-
-    O(n log n) for n blocks in all requests.
+        tree: the tree of the trace.
+        capacity_pages: number of pages in the cache. Requests that need more pages are skipped.
+        in_flight: number of requests that keep their pages after their arrival, as in `Simulator`.
     """
     paths = [path for path in tree.paths if path.num_pages <= capacity_pages]
     return _Belady(tree, capacity_pages, in_flight, never=len(paths)).run(paths)
@@ -49,11 +49,12 @@ def offline_optimum(tree: PageTree, capacity_pages: int, in_flight: int = 0) -> 
 
 @dataclass(frozen=True, slots=True)
 class _NextHit:
-    """When a block is found next.
+    """The next hit of a block.
 
     Attributes:
-        request: the index of the request.
-        num_pages: of the block, from its start; the others are written again before they are found.
+        request: index of the request that hits the block.
+        num_pages: number of pages that are hit, from the start of the block. The other pages are written again before
+            their next hit.
     """
 
     request: int
@@ -61,10 +62,13 @@ class _NextHit:
 
 
 class _Belady:
-    """Blocks are given up from their end on, those with the furthest next hit first, deeper ones first among equals.
+    """Replays requests and evicts by Belady's rule.
 
-    The heap holds what became free to go, with the block's use count at that time: an entry counts when the block has
-    not been used since. `keep` is how many pages of the block the entry does not speak for.
+    Blocks with the furthest next hit are evicted first, and among these the deepest. A block is evicted from its end.
+
+    The heap contains the evictable blocks, each with its use count at the time when the block became evictable. An
+    entry is valid if the block was not used since then. `keep` is the number of pages at the start of the block that
+    the entry must not evict.
     """
 
     def __init__(self, tree: PageTree, capacity_pages: int, in_flight: int, never: int) -> None:
@@ -73,7 +77,7 @@ class _Belady:
         self._capacity = capacity_pages
         self._in_flight = in_flight
         num_nodes = len(self._sizes)
-        self._held = [0] * num_nodes
+        self._cached_pages = [0] * num_nodes  # of each block
         self._num_locks = [0] * num_nodes
         self._num_uses = [0] * num_nodes
         self._next_hits = [_NextHit(never, 0)] * num_nodes
@@ -91,7 +95,7 @@ class _Belady:
         return Optimum(self._hit_pages, self._evicted_pages)
 
     def _all_next_hits(self, paths: list[RequestPath]) -> list[list[_NextHit]]:
-        """Return, for each request and each of its blocks, when the block is found after that request."""
+        """Return, for each request, the next hit of each of its blocks after this request."""
         following = [_NextHit(self._never, 0)] * len(self._sizes)
         found: list[list[_NextHit]] = []
         for index in range(len(paths) - 1, -1, -1):
@@ -103,24 +107,24 @@ class _Belady:
         return found
 
     def _prompt_parts(self, path: RequestPath) -> Iterator[int]:
-        """Yield how many pages of each block can be a hit."""
-        left = path.prompt_pages
+        """Yield, for each block, the number of its pages that can be hits."""
+        remaining = path.prompt_pages
         for node in path.nodes:
-            num_pages = min(left, self._sizes[node])
-            left -= num_pages
+            num_pages = min(remaining, self._sizes[node])
+            remaining -= num_pages
             yield num_pages
 
     def _serve(self, path: RequestPath, next_hits: list[_NextHit]) -> None:
-        held, sizes, nodes = self._held, self._sizes, path.nodes
-        self._hit_pages += sum(map(min, self._prompt_parts(path), [held[node] for node in nodes]))
-        num_new = path.num_pages - sum([held[node] for node in nodes])
+        cached, sizes, nodes = self._cached_pages, self._sizes, path.nodes
+        self._hit_pages += sum(map(min, self._prompt_parts(path), [cached[node] for node in nodes]))
+        num_new = path.num_pages - sum([cached[node] for node in nodes])
         while self._running and self._locked_pages + self._unlocked_pages(path) > self._capacity:
             self._retire()
         self._lock(path)
         self._make_room(num_new)
         self._free -= num_new
         for node, next_hit in zip(nodes, next_hits, strict=True):
-            held[node] = sizes[node]
+            cached[node] = sizes[node]
             self._next_hits[node] = next_hit
         while len(self._running) > self._in_flight:
             self._retire()
@@ -136,15 +140,15 @@ class _Belady:
             self._num_uses[node] += 1
 
     def _retire(self) -> None:
-        """Unlock the request that has been locked the longest."""
+        """Unlock the blocks of the oldest locked request."""
         for node in self._running.popleft().nodes:
             self._num_locks[node] -= 1
             if not self._num_locks[node]:
                 self._locked_pages -= self._sizes[node]
-                self._offer(node)
+                self._make_evictable(node)
 
-    def _offer(self, node: int) -> None:
-        """Let a block go: first the pages that are not found again, then the others."""
+    def _make_evictable(self, node: int) -> None:
+        """Add a block to the heap. Its pages without a later hit are evicted before its other pages."""
         next_hit, depth, uses = self._next_hits[node], self._depths[node], self._num_uses[node]
         if next_hit.num_pages < self._sizes[node]:
             heapq.heappush(self._heap, (-self._never, -depth, node, uses, next_hit.num_pages))
@@ -152,14 +156,15 @@ class _Belady:
             heapq.heappush(self._heap, (-next_hit.request, -depth, node, uses, 0))
 
     def _make_room(self, num_pages: int) -> None:
-        held, heap = self._held, self._heap
+        """Evict pages until `num_pages` are free."""
+        cached, heap = self._cached_pages, self._heap
         while self._free < num_pages:
             _, _, node, uses, keep = entry = heapq.heappop(heap)
-            if uses != self._num_uses[node] or held[node] <= keep:
+            if uses != self._num_uses[node] or cached[node] <= keep:
                 continue
-            given_up = min(held[node] - keep, num_pages - self._free)
-            held[node] -= given_up
-            self._free += given_up
-            self._evicted_pages += given_up
-            if held[node] > keep:
+            num_evicted = min(cached[node] - keep, num_pages - self._free)
+            cached[node] -= num_evicted
+            self._free += num_evicted
+            self._evicted_pages += num_evicted
+            if cached[node] > keep:
                 heapq.heappush(heap, entry)

@@ -1,4 +1,4 @@
-"""Which plugins and capacities a study compares, as a command line names them."""
+"""The plugins and capacities that a study compares, parsed from a command line."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +15,12 @@ _UNITS: Final = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A provider by name, and the options it is created with."""
+    """A plugin to compare.
+
+    Attributes:
+        name: name of the plugin's provider.
+        options: the options with which the plugin is created.
+    """
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -26,20 +31,20 @@ class Choice:
 
 
 def parse_choices(text: str) -> list[Choice]:
-    """Parse `name,name:key=value,key=value,name`; values are YAML.
+    """Parse `name,name:key=value,key=value,name`. Values are YAML.
 
     Raises:
-        ConfigError: it has another form.
+        ConfigError: the text has another form.
     """
     found: list[tuple[str, dict[str, Any]]] = []
     for part in text.split(","):
         name, colon, assignment = part.strip().partition(":")
-        if "=" in name:  # one more option of the name before it
+        if "=" in name:  # another option of the previous name
             name, colon, assignment = "", ":", part.strip()
         if name:
             found.append((name, {}))
         if not found or (not name and not colon):
-            raise ConfigError(f"{text!r} must be NAME, or NAME:KEY=VALUE,KEY=VALUE, several between commas")
+            raise ConfigError(f"{text!r} must be NAME or NAME:KEY=VALUE,KEY=VALUE; separate several names by commas")
         if colon:
             key, equals, value = assignment.partition("=")
             if not (key and equals):
@@ -50,11 +55,12 @@ def parse_choices(text: str) -> list[Choice]:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """How much a cache may hold: a number of tokens, or a share of a trace's footprint.
+    """The capacity of a cache: a number of tokens, or a share of a trace's footprint.
 
     Attributes:
-        text: as it was written.
-        amount: tokens, or the share.
+        text: the capacity as given on the command line.
+        amount: the number of tokens, or the share of the footprint as a fraction.
+        is_share: whether `amount` is a share.
     """
 
     text: str
@@ -62,16 +68,21 @@ class Capacity:
     is_share: bool
 
     def pages(self, footprint_pages: int, page_size: int) -> int:
-        """Return the capacity in whole pages, at least one."""
+        """Return the capacity in whole pages, at least 1.
+
+        Args:
+            footprint_pages: number of distinct pages in the trace.
+            page_size: number of tokens in a page.
+        """
         exact = self.amount * footprint_pages if self.is_share else self.amount / page_size
         return max(int(exact), 1)
 
 
 def parse_capacities(texts: Iterable[str]) -> list[Capacity]:
-    """Parse `500K`, `2M`, `10%` and the like, several between commas.
+    """Parse capacities such as `500K`, `2M` or `10%`. A text may contain several capacities, separated by commas.
 
     Raises:
-        ConfigError: one has another form, or is not above 0.
+        ConfigError: a capacity has another form, or is not above 0.
     """
     return [_capacity(part.strip()) for part in _parts(texts)]
 
@@ -90,7 +101,8 @@ def _capacity(text: str) -> Capacity:
         amount = 0.0
     if not 0 < amount < float("inf"):
         raise ConfigError(
-            f"a capacity must be tokens, as in 500K or 2M, or a share of the trace, as in 10%; got {text!r}"
+            f"a capacity must be a number of tokens, such as 500K or 2M, or a share of the trace, such as 10%; "
+            f"got {text!r}"
         )
     return Capacity(text, amount, is_share)
 
@@ -99,7 +111,7 @@ def _value(text: str, whole: str) -> Any:
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{whole!r}: the value {text!r} is no YAML: {error}") from error
+        raise ConfigError(f"{whole!r}: the value {text!r} is not YAML: {error}") from error
 
 
 def _spell(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""The tree of all blocks a trace ever asks for: what a cache without bounds would hold in the end."""
+"""The tree of all blocks in a trace: the final contents of a cache of unlimited size."""
 
 from dataclasses import dataclass
 
@@ -9,12 +9,12 @@ __all__ = ["PageTree", "RequestPath"]
 
 @dataclass(frozen=True, slots=True)
 class RequestPath:
-    """One request's way through the tree.
+    """The path of a request through the tree.
 
     Attributes:
-        nodes: numbers of its blocks, from the root on; blocks with less than a page are left out.
-        num_pages: of all of them.
-        prompt_pages: the most that can be a hit: at least one token of a prompt is always computed.
+        nodes: the numbers of the request's blocks, from the root. Blocks with less than one page are left out.
+        num_pages: number of pages in these blocks.
+        prompt_pages: maximum number of pages that can be hits. At least one token of a prompt is always computed.
     """
 
     nodes: tuple[int, ...]
@@ -23,20 +23,22 @@ class RequestPath:
 
 
 class PageTree:
-    """Blocks by what stands before them, numbered, parents before children.
+    """The tree of blocks. The parent of a block is the block before it in a request.
+
+    The blocks have numbers from 0. A parent has a smaller number than its children.
 
     Attributes:
-        paths: one for each request, in order.
-        node_pages: whole pages in each block.
-        node_depths: blocks in front of each.
-        total_pages: of all blocks: the trace's footprint.
+        paths: the path of each request, in the order of the trace.
+        node_pages: number of whole pages in each block.
+        node_depths: number of blocks before each block.
+        total_pages: number of pages in all blocks, which is the trace's footprint.
     """
 
     def __init__(self, trace: Trace, page_size: int) -> None:
         self.paths: list[RequestPath] = []
         self.node_pages: list[int] = []
         self.node_depths: list[int] = []
-        self._numbers: dict[tuple[object, int], int] = {}  # by parent (a namespace at the root) and block
+        self._numbers: dict[tuple[object, int], int] = {}  # by parent (for first blocks: the namespace) and block
         for request in trace.requests:
             nodes = []
             parent: object = request.namespace
@@ -51,6 +53,7 @@ class PageTree:
         self.total_pages = sum(self.node_pages)
 
     def _node(self, parent: object, block: int, num_pages: int, depth: int) -> int:
+        """Return the number of a block. Add the block if it is new."""
         number = self._numbers.setdefault((parent, block), len(self.node_pages))
         if number == len(self.node_pages):
             self.node_pages.append(num_pages)

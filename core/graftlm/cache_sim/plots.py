@@ -1,4 +1,4 @@
-"""Studies as a picture: hit rates over capacities."""
+"""Plots hit rates over capacities."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +16,12 @@ _INCHES_PER_TRACE: Final = (7.0, 4.5)
 
 
 def save_plot(studies: Sequence[TraceStudy], path: Path) -> None:
-    """Draw one diagram for each trace, side by side: a line for each plugin, and a dashed one for the offline optimum.
+    """Save one diagram for each trace, side by side.
+
+    A diagram has a line for each pair of cache and strategy, and a dashed line for the offline optimum.
+
+    Args:
+        path: a PNG or SVG file.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -37,7 +42,7 @@ def _draw(study: TraceStudy, axes: "Axes") -> None:
 
     capacities = [at.pages * study.page_size for at in study.capacities]
     optimum = [percent(at.optimum.hit_pages * study.page_size) for at in study.capacities]
-    by_plugins = zip(*(at.outcomes for at in study.capacities), strict=True)  # each at every capacity
+    by_plugins = zip(*(at.outcomes for at in study.capacities), strict=True)  # for each plugin pair, all capacities
     style: dict[str, Any] = {"marker": "o", "markersize": 4}
     axes.plot(capacities, optimum, "--", color="black", label="offline optimum", **style)
     for outcomes in sorted(by_plugins, key=lambda outcomes: -outcomes[-1].replay.hit_tokens):

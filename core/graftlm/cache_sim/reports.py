@@ -1,4 +1,4 @@
-"""A study as JSON."""
+"""The result of a study as JSON."""
 
 import json
 import os
@@ -12,32 +12,35 @@ from graftlm.errors import ConfigError
 
 __all__ = ["check_overwrites_none", "check_writable", "save_studies", "study_as_json"]
 
-#: Grows when a field changes its meaning.
+#: This number grows when a field changes its meaning.
 _FORMAT_VERSION: Final = 1
 
 
 def check_overwrites_none(path: Path, option: str, inputs: Iterable[Path]) -> None:
-    """Make sure that a result is no file that is read, by whatever name.
+    """Check that a result file is not one of the input files, also under another name (such as a link).
 
     Args:
-        option: of the command line, for the message.
+        path: the result file.
+        option: the command-line option that gave the path, for the message.
+        inputs: the input files.
 
     Raises:
-        ConfigError: it is one.
+        ConfigError: the result file is an input file.
     """
     for source in inputs:
         if path.exists() and source.exists() and os.path.samefile(path, source):
-            raise ConfigError(f"{option}: {path} is the file that is read as {source}; name another one")
+            raise ConfigError(f"{option}: {path} is the same file as the input {source}; choose another path")
 
 
 def check_writable(path: Path, option: str) -> None:
-    """Find out, before a long run, whether a file can be written.
+    """Check before a long run that a file can be written.
 
     Args:
-        option: of the command line, for the message.
+        path: the file.
+        option: the command-line option that gave the path, for the message.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: the file cannot be written.
     """
     existed = path.exists()
     try:
@@ -46,11 +49,11 @@ def check_writable(path: Path, option: str) -> None:
     except OSError as error:
         raise ConfigError(f"{option}: cannot write {path}: {error.strerror or error}") from error
     if not existed:
-        path.unlink()  # a run that fails leaves no empty file
+        path.unlink()  # a run that fails must not leave an empty file
 
 
 def save_studies(studies: Sequence[TraceStudy], path: Path) -> None:
-    """Write a file with what was found on each trace.
+    """Write the result on each trace to a JSON file.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -63,7 +66,10 @@ def save_studies(studies: Sequence[TraceStudy], path: Path) -> None:
 
 
 def study_as_json(study: TraceStudy) -> dict[str, Any]:
-    """Return all figures of a study; lengths in tokens, rates as shares of prompt tokens, times in µs per request."""
+    """Return all figures of a study.
+
+    Lengths are in tokens, hit rates are fractions of the prompt tokens, and times are in µs per request.
+    """
     trace = study.trace
     return {
         "trace": trace.name,

@@ -1,4 +1,4 @@
-"""Replays a trace through a prefix cache: what it finds, what it gives up, and how long it takes for that."""
+"""Replays a trace through a prefix cache, and measures its hits, its evictions and its time."""
 
 import time
 from collections import deque
@@ -15,7 +15,11 @@ __all__ = ["Replay", "Simulator", "TraceClock"]
 
 
 class TraceClock:
-    """The time of the trace, in seconds: the only time that the cache under test knows."""
+    """The clock of the cache under test. It shows the time in the trace, in seconds.
+
+    Attributes:
+        now_s: the arrival of the request that is being replayed.
+    """
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -27,16 +31,18 @@ class TraceClock:
 
 @dataclass(slots=True)
 class Replay:
-    """What came of a replay.
+    """The figures of a replay.
 
     Attributes:
-        num_requests: of the trace.
-        bypassed_requests: that need more than the whole capacity; they are computed without the cache.
-        prompt_tokens: of all requests.
-        hit_tokens: of them, found in the cache.
-        prompt_cost, hit_cost: the prefill cost of both, as in `NodeStats.prefill_cost`: late tokens cost more.
-        evicted_tokens: given up.
-        match_ns, lock_ns, insert_ns, evict_ns: inside the cache, locking and unlocking together.
+        num_requests: number of requests in the trace.
+        bypassed_requests: number of requests that need more than the whole capacity. They do not use the cache.
+        prompt_tokens: number of prompt tokens of all requests.
+        hit_tokens: number of prompt tokens found in the cache.
+        prompt_cost, hit_cost: the prefill cost of `prompt_tokens` and of `hit_tokens`, as in `NodeStats.prefill_cost`.
+            The cost of a token grows with the number of tokens before it.
+        evicted_tokens: number of evicted tokens.
+        match_ns, lock_ns, insert_ns, evict_ns: time in these methods of the cache, in nanoseconds. `lock_ns` includes
+            unlocking.
     """
 
     num_requests: int = 0
@@ -54,7 +60,12 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """A request that still holds its prefix, and pages the cache did not take."""
+    """A request that is still in flight.
+
+    Attributes:
+        handle: the locked prefix.
+        own_pages: the request's pages that the cache did not accept.
+    """
 
     handle: PrefixHandle
     own_pages: PageIds
@@ -62,17 +73,20 @@ class _Running:
 
 @dataclass(slots=True)
 class Simulator:
-    """Does for each request what an engine does: match, lock, make room, insert, and unlock later.
+    """Performs the cache operations of an engine for each request: match, lock, evict, insert, and later unlock.
 
-    A request takes the whole pages of its known tokens, all at once. What a partial page and an unrecorded output take
-    is left out, in the offline optimum too.
+    A request allocates the whole pages of all its known tokens at once. Partial pages and outputs that were not
+    recorded need no room. The offline optimum makes the same assumptions.
 
     Attributes:
-        cache: under test, empty.
-        pool: all the pages there are.
-        clock: the cache's; set to each request's arrival.
-        block_tokens, page_size: of the trace and of the cache.
-        in_flight: how many requests stay locked after they came. The oldest go early when their pages are needed.
+        cache: the cache under test; it must be empty.
+        pool: the pages of the cache; their number is the capacity.
+        clock: the clock of the cache. It is set to the arrival of each request.
+        block_tokens: number of tokens in a block of the trace.
+        page_size: number of tokens in a page.
+        in_flight: number of requests that stay locked after their arrival. If their pages are needed, the oldest are
+            unlocked earlier.
+        timer: returns the time in nanoseconds.
     """
 
     cache: PrefixCache
@@ -89,11 +103,11 @@ class Simulator:
         """Replay requests in order.
 
         Args:
-            requests: with times that do not fall.
-            on_request: called after each.
+            requests: the requests, in ascending order of time.
+            on_request: called after each request.
 
         Raises:
-            PluginError: the cache gives up fewer pages than it says it could.
+            PluginError: the cache evicts fewer pages than it reports as evictable.
         """
         for request in requests:
             self._serve(request)
@@ -112,15 +126,15 @@ class Simulator:
         self.clock.now_s = request.time_s
         token_ids = request.token_ids(self.block_tokens)
         key = PrefixKey(token_ids, request.namespace, request.priority)
-        # An engine computes at least one token of a prompt, to have something to sample from.
+        # An engine computes at least the last token of a prompt, because it needs the logits for sampling.
         prompt = PrefixKey(token_ids[: request.prompt_tokens - 1], request.namespace, request.priority)
-        handle = self._find(prompt)
-        self._keep(key, handle, self._take_pages(num_pages - handle.num_pages))
+        handle = self._match(prompt)
+        self._insert(key, handle, self._alloc_pages(num_pages - handle.num_pages))
         while len(self._running) > self.in_flight:
             self._retire()
 
-    def _find(self, prompt: PrefixKey) -> PrefixHandle:
-        """Match a prompt and lock what is found."""
+    def _match(self, prompt: PrefixKey) -> PrefixHandle:
+        """Match a prompt, and lock and return the prefix that was found."""
         replay, timer = self._replay, self.timer
         started = timer()
         match = self.cache.match(prompt)
@@ -133,8 +147,8 @@ class Simulator:
         replay.hit_cost += _prefill_cost(num_tokens)
         return match.handle
 
-    def _keep(self, key: PrefixKey, handle: PrefixHandle, pages: PageIds) -> None:
-        """Insert what was computed past a handle, and move the lock there."""
+    def _insert(self, key: PrefixKey, handle: PrefixHandle, pages: PageIds) -> None:
+        """Insert the pages after a locked prefix, and move the lock to the inserted prefix."""
         replay, timer = self._replay, self.timer
         start = handle.num_pages
         started = timer()
@@ -147,7 +161,8 @@ class Simulator:
         self.pool.free(pages[: result.existing_pages - start])
         self._running.append(_Running(result.handle, pages[result.cached_pages - start :]))
 
-    def _take_pages(self, num_pages: int) -> PageIds:
+    def _alloc_pages(self, num_pages: int) -> PageIds:
+        """Allocate pages. If too few are free, unlock old requests and evict."""
         while self._running and self.pool.num_free + self.cache.evictable_pages < num_pages:
             self._retire()
         if num_pages > self.pool.num_free:
@@ -162,13 +177,13 @@ class Simulator:
         replay.evicted_tokens += len(pages) * self.page_size
         if len(pages) < num_pages:
             raise PluginError(
-                f"the prefix cache gave up {len(pages)} pages when asked for {num_pages}, though no request holds any; "
-                f"it has {self.cache.evictable_pages} evictable and {self.cache.locked_pages} locked pages left"
+                f"the prefix cache should have evicted {num_pages} pages, but evicted {len(pages)}; now "
+                f"{self.cache.evictable_pages} of its pages are evictable and {self.cache.locked_pages} are locked"
             )
         self.pool.free(pages)
 
     def _retire(self) -> None:
-        """End the request that has been running the longest."""
+        """Unlock the oldest request in flight, and free its own pages."""
         running, timer = self._running.popleft(), self.timer
         started = timer()
         self.cache.unlock(running.handle)
@@ -177,5 +192,5 @@ class Simulator:
 
 
 def _prefill_cost(num_tokens: int) -> float:
-    """Return what computing the first tokens of a prompt costs."""
+    """Return the cost of computing the first `num_tokens` tokens of a prompt."""
     return NodeStats(created=0.0, last_access=0.0, tokens=num_tokens).prefill_cost

@@ -17,16 +17,16 @@ from graftlm.registry import Registry
 __all__ = ["CapacityStudy", "Outcome", "Study", "TraceStudy"]
 
 
-#: Pages that a cache may be replayed with; each is an entry of a table.
+#: Maximum number of pages in a replayed cache. Each page is an entry of a table.
 _MAX_PAGES = 2**28
 
-#: What plugins are created for when they are only checked.
-_PAGES_OF_CHECK = 1024
+#: Number of pages with which plugins are created to check their options.
+_CHECK_PAGES = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one cache with one strategy did at one capacity."""
+    """The result of one cache with one eviction strategy at one capacity."""
 
     cache: Choice
     eviction: Choice
@@ -35,11 +35,13 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class CapacityStudy:
-    """What a study found at one capacity.
+    """The results of a study at one capacity.
 
     Attributes:
-        asked: the capacity as it was written.
-        pages: what that is.
+        asked: the capacity as given on the command line.
+        pages: the capacity in pages.
+        optimum: the figures of the offline optimum.
+        outcomes: the result of each pair of cache and strategy.
     """
 
     asked: str
@@ -50,11 +52,14 @@ class CapacityStudy:
 
 @dataclass(frozen=True, slots=True)
 class TraceStudy:
-    """What a study found on one trace.
+    """The results of a study on one trace.
 
     Attributes:
-        footprint_pages: of all different blocks.
-        capacities: in rising order, each once.
+        trace: the trace.
+        page_size: number of tokens in a page.
+        in_flight: as in `Simulator`.
+        footprint_pages: number of pages in all distinct blocks of the trace.
+        capacities: the results at each capacity, in ascending order, without duplicates.
     """
 
     trace: Trace
@@ -66,11 +71,14 @@ class TraceStudy:
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """What is compared.
+    """A comparison of all pairs of caches and eviction strategies at several capacities.
 
     Attributes:
-        registry: creates the plugins, by their names.
-        page_size: tokens in a page; None takes each trace's blocks.
+        registry: creates the plugins.
+        caches: the compared prefix caches.
+        evictions: the compared eviction strategies.
+        capacities: the compared capacities.
+        page_size: number of tokens in a page; None for the block length of each trace.
         in_flight: as in `Simulator`.
     """
 
@@ -83,26 +91,28 @@ class Study:
 
     @property
     def num_replays(self) -> int:
-        """Replays of each trace, the optimum not counted."""
+        """Number of replays of each trace, without the offline optimum."""
         return len(self.capacities) * len(self.caches) * len(self.evictions)
 
     def check(self) -> None:
-        """Create each plugin once, so that a wrong name or option shows before any work is done.
+        """Create each plugin once, to find wrong names and options before the replays.
 
         Raises:
-            ConfigError, PluginError: a plugin cannot be had.
+            ConfigError: a name or an option of a plugin is wrong.
+            PluginError: a plugin cannot be loaded or created.
         """
         for cache, eviction in product(self.caches, self.evictions):
-            self._make_cache(cache, eviction, _PAGES_OF_CHECK, self.page_size or 1, TraceClock())
+            self._make_cache(cache, eviction, _CHECK_PAGES, self.page_size or 1, TraceClock())
 
     def run(self, trace: Trace, on_request: Callable[[], None] = lambda: None) -> TraceStudy:
-        """Replay one trace through everything.
+        """Replay one trace through all pairs of caches and strategies at all capacities.
 
         Args:
             on_request: called after each request of each replay.
 
         Raises:
-            ConfigError: the page size does not divide the trace's blocks, or a capacity is beyond what can be replayed.
+            ConfigError: the page size does not divide the trace's block length, or a capacity is too large.
+            PluginError: a cache evicts fewer pages than it reports as evictable.
         """
         page_size = self._page_size(trace)
         tree = PageTree(trace, page_size)
@@ -122,8 +132,8 @@ class Study:
         page_size = self.page_size or trace.block_tokens
         if trace.block_tokens % page_size:
             raise ConfigError(
-                f"trace {trace.name} has blocks of {trace.block_tokens} tokens, which pages of {page_size} do not "
-                "divide. Choose another --page-size, or leave it out for one page a block."
+                f"--page-size {page_size} does not divide the block length of trace {trace.name}, {trace.block_tokens} "
+                "tokens. Choose another --page-size, or omit it to use one page per block."
             )
         return page_size
 
@@ -161,6 +171,6 @@ class Study:
 def _check_capacity(capacity: Capacity, num_pages: int, page_size: int) -> None:
     if num_pages > _MAX_PAGES:
         raise ConfigError(
-            f"capacity {capacity.text}: {num_pages:.3g} pages of {page_size} tokens are beyond the {_MAX_PAGES} that "
-            "can be replayed. Choose a smaller --capacity, or a larger --page-size."
+            f"capacity {capacity.text} is {num_pages:.3g} pages of {page_size} tokens; at most {_MAX_PAGES} pages can "
+            "be replayed. Choose a smaller --capacity or a larger --page-size."
         )

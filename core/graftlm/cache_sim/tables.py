@@ -1,4 +1,4 @@
-"""A study for a terminal."""
+"""The result of a study as a table on a terminal."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from graftlm.cache_sim.study import Outcome, TraceStudy
 
 __all__ = ["print_study"]
 
-#: Times are per request.
+#: The titles of the figures. Times are per request.
 _COLUMNS = (
     "hit rate",
     "of optimum",
@@ -26,7 +26,10 @@ _COLUMNS = (
 
 
 def print_study(study: TraceStudy, console: Console) -> None:
-    """Print a table: for each capacity the offline optimum, then each cache and strategy, the best first."""
+    """Print a table.
+
+    For each capacity, it shows the offline optimum and then each pair of cache and strategy, by descending hit rate.
+    """
     trace = study.trace
     console.print(
         Text(

@@ -1,12 +1,13 @@
-"""Recorded request traces: which blocks of tokens each request asked for, and when.
+"""Recorded request traces: the token blocks and the arrival time of each request.
 
-A trace is JSON lines, one request each. Two forms are read; they differ in their optional fields only.
+A trace is a file of JSON lines, with one request per line. There are two forms, which differ only in their optional
+fields:
 
     {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, ...]}             Mooncake
     {..., "output_hash_ids": [...], "block_tokens": 16, "namespace": "9f3c", "priority": 0}                graftlm's
 
-An id stands for one block of tokens together with all that stands before it; the last block of a list may be partial.
-`output_hash_ids` goes on where the whole blocks of the input end:
+An id identifies one block of tokens together with all tokens before it. The last block of a list may be partial.
+`output_hash_ids` starts after the last whole block of the input:
 
     tokens            |<- whole blocks of the input ->|<- rest of input ->|<- output, less its last token ->|
     hash_ids          |  h0   h1   h2   ...           |  h_last           |
@@ -29,16 +30,16 @@ from graftlm.types import TokenIds
 
 __all__ = ["DEFAULT_BLOCK_TOKENS", "Trace", "TraceError", "TraceRequest", "parse_trace", "read_trace"]
 
-#: Tokens in a block of the Mooncake traces.
+#: Number of tokens in a block of the Mooncake traces.
 DEFAULT_BLOCK_TOKENS: Final = 512
 
 
-#: Tokens in a request or a block at most; a replay writes them all out.
+#: Maximum number of tokens in a request or a block. A replay creates an array of them.
 _MAX_TOKENS: Final = 2**26
 
 
 class TraceError(GraftlmError, ValueError):
-    """A trace cannot be read; the message says file and line."""
+    """A trace cannot be read. The message contains the file and the line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +47,13 @@ class TraceRequest:
     """One recorded request.
 
     Attributes:
-        time_s: when it arrived.
-        block_ids: int32 [blocks]; ids of one trace count from 0, and equal ids mean equal tokens.
-        prompt_tokens: of its input; at least 1.
-        num_tokens: that a cache may keep of it: its input and, where recorded, its output less the last token.
-        namespace: requests of different namespaces share nothing.
-        priority: as the client gave it.
+        time_s: arrival, in seconds.
+        block_ids: int32 [blocks]. The ids of one trace are numbered from 0; equal ids mean equal tokens.
+        prompt_tokens: number of input tokens, at least 1.
+        num_tokens: number of tokens that a cache may keep: the input and, if recorded, the output without its last
+            token.
+        namespace: requests of different namespaces share no pages.
+        priority: the priority that the client requested.
     """
 
     time_s: float
@@ -62,7 +64,7 @@ class TraceRequest:
     priority: int = 0
 
     def token_ids(self, block_tokens: int) -> TokenIds:
-        """Return int32 [num_tokens]: each block's id in place of each of its tokens."""
+        """Return int32 [num_tokens], in which the id of each block replaces each of its tokens."""
         return np.repeat(self.block_ids, block_tokens)[: self.num_tokens]
 
 
@@ -71,9 +73,9 @@ class Trace:
     """The requests of one file.
 
     Attributes:
-        name: for reports.
-        block_tokens: tokens in a block.
-        requests: in the order in which they arrived.
+        name: name of the trace in reports.
+        block_tokens: number of tokens in a block.
+        requests: the requests in order of arrival.
     """
 
     name: str
@@ -82,7 +84,7 @@ class Trace:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of all inputs."""
+        """Number of input tokens of all requests."""
         return sum(request.prompt_tokens for request in self.requests)
 
 
@@ -91,7 +93,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class _Line(msgspec.Struct):
-    """A line of either form; fields that others add are ignored."""
+    """A line of either form. Unknown fields are ignored."""
 
     timestamp: float
     input_length: _Positive
@@ -104,10 +106,14 @@ class _Line(msgspec.Struct):
 
 
 def read_trace(path: Path, block_tokens: int = DEFAULT_BLOCK_TOKENS) -> Trace:
-    """Read a trace from a file; as `parse_trace`.
+    """Read a trace from a file. Its name is the name of the file without the suffix.
+
+    Args:
+        path: the file.
+        block_tokens: as in `parse_trace`.
 
     Raises:
-        TraceError: it cannot be read, or a line is wrong.
+        TraceError: the file cannot be read, or `parse_trace` raises this error.
     """
     try:
         with path.open("rb") as lines:
@@ -122,14 +128,16 @@ def parse_trace(
     """Parse a trace.
 
     Args:
-        lines: JSON, one request each; empty ones are skipped.
-        source: what they come from, for messages.
-        block_tokens: of a trace whose lines do not say.
-        name: for reports; None takes `source`.
+        lines: JSON lines with one request each; empty lines are skipped.
+        source: the origin of the lines, for messages.
+        block_tokens: number of tokens in a block, for a trace whose lines do not contain it.
+        name: name of the trace in reports; None for `source`.
+
+    Returns: the trace, with its requests in order of arrival.
 
     Raises:
-        TraceError: a line is no request, does not have the blocks its lengths ask for, or differs from the first in
-            `block_tokens`; or there is none.
+        TraceError: a line is not a request, its number of ids does not match its lengths, it is too long, or its
+            `block_tokens` differs from the first line's. Or there is no line.
     """
     reader: _Reader | None = None
     decode = msgspec.json.Decoder(_Line, strict=True).decode
@@ -145,15 +153,20 @@ def parse_trace(
         if problem := reader.add(line):
             raise TraceError(f"{source}:{number}: {problem}")
     if reader is None:
-        raise TraceError(f"{source}: the trace is empty, expected one request a line")
+        raise TraceError(f"{source}: the trace is empty; expected one request per line")
     requests = sorted(reader.requests, key=lambda request: request.time_s)
     return Trace(name or source, reader.block_tokens, tuple(requests))
 
 
 class _Reader:
-    """Turns lines into requests, and the ids of a file into small ones.
+    """Converts lines to requests, and replaces the ids of the file by numbers from 0.
 
-    An id that once stands for a whole block and once for a partial one is taken for two: what they share is unknown.
+    An id may identify a whole block in one request and a partial block in another. Such an id gets two numbers, because
+    it is unknown which tokens the two blocks have in common.
+
+    Attributes:
+        block_tokens: number of tokens in a block.
+        requests: the requests so far.
     """
 
     def __init__(self, block_tokens: int, given: bool) -> None:
@@ -163,13 +176,13 @@ class _Reader:
         self._numbers: dict[tuple[int, int], int] = {}
 
     def add(self, line: _Line) -> str | None:
-        """Take a line; returns what is wrong with it, or None."""
+        """Add the request of a line. Return None, or an error message if the line is wrong."""
         size = self.block_tokens
         if (line.block_tokens is not None) != self._given or line.block_tokens not in (None, size):
-            return f"block_tokens is {line.block_tokens}, the first line has {size if self._given else None}"
+            return f"block_tokens is {line.block_tokens}, but the first line has {size if self._given else None}"
         most = max(size, line.input_length, line.output_length if line.output_hash_ids is not None else 0)
         if most > _MAX_TOKENS:
-            return f"a request or block of {most} tokens is beyond the {_MAX_TOKENS} that can be replayed"
+            return f"a request or block of {most} tokens is too long; at most {_MAX_TOKENS} tokens can be replayed"
         if problem := _count_problem("hash_ids", line.hash_ids, 0, line.input_length, size):
             return problem
         ids, num_tokens = line.hash_ids, line.input_length
@@ -182,7 +195,7 @@ class _Reader:
         self.requests.append(
             TraceRequest(
                 line.timestamp / 1000,
-                self._small(ids, num_tokens),
+                self._renumber(ids, num_tokens),
                 line.input_length,
                 num_tokens,
                 line.namespace,
@@ -191,20 +204,29 @@ class _Reader:
         )
         return None
 
-    def _small(self, ids: list[int], num_tokens: int) -> NDArray[np.int32]:
+    def _renumber(self, ids: list[int], num_tokens: int) -> NDArray[np.int32]:
+        """Return the numbers of blocks with `num_tokens` tokens, int32 [blocks]."""
         numbers, size = self._numbers, self.block_tokens
         last_tokens = num_tokens - (len(ids) - 1) * size
-        small = [numbers.setdefault((block, size), len(numbers)) for block in ids[:-1]]
-        small += [numbers.setdefault((block, last_tokens), len(numbers)) for block in ids[-1:]]
-        return np.array(small, dtype=np.int32)
+        renumbered = [numbers.setdefault((block, size), len(numbers)) for block in ids[:-1]]
+        renumbered += [numbers.setdefault((block, last_tokens), len(numbers)) for block in ids[-1:]]
+        return np.array(renumbered, dtype=np.int32)
 
 
 def _count_problem(field: str, ids: list[int], num_before: int, num_tokens: int, block_tokens: int) -> str | None:
-    """Say that a list has not one id for each block past `num_before` of so many tokens."""
+    """Return an error message if a list does not have one id for each block of `num_tokens` tokens.
+
+    Args:
+        field: name of the list, for the message.
+        ids: the list.
+        num_before: number of blocks at the start that have no id in the list.
+        num_tokens: number of tokens in all blocks.
+        block_tokens: number of tokens in a block.
+    """
     expected = -(-num_tokens // block_tokens) - num_before
     if len(ids) == expected:
         return None
     return (
         f"{field} has {len(ids)} ids, expected {expected}: blocks {num_before} to {num_before + expected - 1} of "
-        f"{num_tokens} tokens at {block_tokens} a block. Is --block-tokens right?"
+        f"{num_tokens} tokens, with {block_tokens} tokens per block. Check --block-tokens."
     )
