@@ -1,4 +1,4 @@
-"""The bundled demo model: where its checkpoint lies and what to ask it."""
+"""The bundled demo model: the folder of its checkpoint, and questions for it."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ SYSTEM_PROMPT = (
     "between the letters. Be polite, be brief, and never guess: if you do not know the answer, say so. "
     "You run on an ordinary computer, so everyone can try a language model at home."
 )
-"""A system prompt of about 150 tokens, long enough for a prefix cache to be worth having."""
+"""A system prompt of about 150 tokens, so that requests share a prefix that is worth caching."""
 
 DEMO_QUESTIONS = (
     "What is the capital of Portugal?",
@@ -24,7 +24,7 @@ DEMO_QUESTIONS = (
     "Which day comes after Thursday?",
     "Tell me a short story about a fox named Mia in the forest.",
 )
-"""First questions to ask; none of them is in the training text."""
+"""Example questions. None of them is in the training text."""
 
 
 def demo_checkpoint() -> Path:

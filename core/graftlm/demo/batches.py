@@ -1,4 +1,4 @@
-"""Training batches: whole texts packed into rows, with a weight for every token."""
+"""Training batches: rows of whole texts, with a loss weight for each token."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,31 +13,31 @@ from graftlm.demo.corpus import Message, training_texts
 from graftlm.demo.tokenizer import BOS, END, EOS, PAD
 
 PLAIN_TEXT_WEIGHT: Final = 0.3
-"""Weight of a token of a plain document in the loss; a token of an answer weighs 1, any other token nothing."""
+"""Loss weight of a token in a plain document. In conversations, tokens of answers have weight 1, all others 0."""
 
 _POOL_SIZE: Final = 128
 _ROWS: Final = (*[(8, 256)] * 6, (4, 512), (2, 1024))
-"""Shapes that a batch may have; all hold the same number of tokens."""
+"""Possible shapes of a batch, (rows, tokens per row). All have the same number of tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One training step's rows: B rows of T tokens."""
+    """The input of one training step: B rows of T tokens."""
 
     input_ids: torch.Tensor  # [B, T] int64
-    weights: torch.Tensor  # [B, T] float32: how much predicting this token counts
+    weights: torch.Tensor  # [B, T] float32: weight of the prediction of this token in the loss
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedText:
-    """One training text as tokens."""
+    """A training text as token ids, with a loss weight for each token."""
 
     ids: list[int]
     weights: list[float]
 
 
 def batches(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[Batch]:
-    """Yield batches without end; the same seed yields the same batches."""
+    """Yield an infinite sequence of batches. The same seed yields the same batches."""
     rng = Random(f"batches {seed}")
     source = encoded_texts(tokenizer, seed)
     pool = list(islice(source, _POOL_SIZE))
@@ -51,7 +51,7 @@ def batches(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[Batch]:
 
 
 def encoded_texts(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[EncodedText]:
-    """Yield the training texts, encoded in groups because that is faster."""
+    """Yield the encoded training texts, an infinite sequence. They are encoded in groups, which is faster."""
     source = training_texts(seed)
     while True:
         group = list(islice(source, 256))
@@ -63,18 +63,18 @@ def encoded_texts(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[Enc
 
 
 def render(tokenizer: PreTrainedTokenizerFast, text: str | list[Message]) -> str:
-    """Write a training text with its special tokens."""
+    """Return a training text with its special tokens."""
     if isinstance(text, str):
         return f"{BOS}{text}{EOS}"
     return str(tokenizer.apply_chat_template(text, tokenize=False))
 
 
 def answer_weights(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> list[float]:
-    """Weigh 1 for what the assistant says, its `<|end|>` included, and 0 for all else."""
+    """Return a loss weight for each token of a conversation: 1 for answers with their `<|end|>`, 0 for the rest."""
     assistant, end = tokenizer.convert_tokens_to_ids(["<|assistant|>", END])
     weights, answering = [0.0] * len(ids), False
     for position, token in enumerate(ids):
-        # the line break after <|assistant|> belongs to the prompt
+        # The line break after <|assistant|> is part of the prompt.
         weights[position] = float(answering and ids[position - 1] != assistant)
         answering = (answering or token == assistant) and token != end
     return weights
@@ -87,7 +87,7 @@ def _pack_row(
     row_len: int,
     tokenizer: PreTrainedTokenizerFast,
 ) -> EncodedText:
-    """Take texts out of the pool until none fits, and fill the rest with padding."""
+    """Move texts from the pool into a row until no text fits, and pad the row. New texts replace those in the pool."""
     ids: list[int] = []
     weights: list[float] = []
     while True:
@@ -95,7 +95,7 @@ def _pack_row(
         fitting = [index for index, text in enumerate(pool) if len(text.ids) <= room]
         if not fitting:
             break
-        # the first text at random keeps the mix of lengths; later the longest that fits keeps rows full
+        # Random texts for the first half of a row keep the mix of lengths. Long texts in the second half fill the row.
         index = max(fitting, key=lambda i: len(pool[i].ids)) if room < row_len // 2 else rng.choice(fitting)
         ids += pool[index].ids
         weights += pool[index].weights

@@ -1,4 +1,4 @@
-"""The demo checkpoint's files: written in the layout that Hugging Face readers, old and new, expect."""
+"""Writes the files of the demo checkpoint in a layout that old and new versions of Transformers can read."""
 
 import json
 from collections.abc import Mapping
@@ -10,11 +10,11 @@ from graftlm.demo.tokenizer import BOS, CHAT_TEMPLATE, END, EOS, PAD, ROLES
 
 
 def save_checkpoint(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
-    """Write weights, configurations and tokenizer into a folder, replacing what is there."""
+    """Write weights, configuration files and tokenizer into a folder, and replace existing files."""
     out.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(out)
     config = json.loads((out / "config.json").read_text(encoding="utf-8"))
-    # readers before Transformers 5 look for these two names
+    # Versions before Transformers 5 read these two names.
     config["rope_theta"] = config["rope_parameters"]["rope_theta"]
     config["torch_dtype"] = config["dtype"]
     _write_json(out / "config.json", config)

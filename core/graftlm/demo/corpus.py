@@ -1,4 +1,4 @@
-"""The demo corpus: training conversations and documents, and the held-out questions that never occur in them."""
+"""The demo corpus: conversations and documents for training, and held-out questions that never occur in them."""
 
 import hashlib
 from collections.abc import Iterator
@@ -11,11 +11,11 @@ from graftlm.demo.facts import Facts
 from graftlm.demo.forms import FORMS, STORY, Form
 
 HELD_OUT_SHARE: Final = 0.08
-"""Share of every form's questions that only the evaluation sees."""
+"""Share of the questions of each form that are used only in the evaluation."""
 
 
 class Message(TypedDict):
-    """One message of a chat, as chat templates take it."""
+    """A chat message in the form that chat templates expect."""
 
     role: Literal["system", "user", "assistant"]
     content: str
@@ -23,17 +23,17 @@ class Message(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question with its right answer."""
+    """A question with its correct answer."""
 
     form: str
-    identity: str  # equal for questions that count as the same one, whatever small talk surrounds them
+    identity: str  # equal for questions that count as the same; small talk around a question does not change it
     text: str
     answer: str
-    earlier: "Question | None" = None  # the turn that this one refers back to
+    earlier: "Question | None" = None  # the question of the turn to which this question refers
 
     @property
     def turns(self) -> list[tuple[str, str]]:
-        """The (question, answer) turns that asking it takes, its own turn last."""
+        """The (question, answer) turns that end with this question."""
         turn = (self.text, self.answer)
         return [turn] if self.earlier is None else [*self.earlier.turns, turn]
 
@@ -46,9 +46,10 @@ WRAPPERS: Final = (
     "I have a question. {}",
     "Please help me. {}",
 )
-"""Small talk around a question, which changes nothing about its answer."""
+"""Small talk around a question. It does not change the answer."""
 
 WRAPPED_SHARE: Final = 0.15
+"""Share of the questions with small talk, in forms with several phrasings."""
 
 SYSTEM_SENTENCES: Final = (
     "You are a helpful assistant.", "You are graftlm.", "You answer questions.", "You are a friendly assistant.",
@@ -60,7 +61,7 @@ SYSTEM_SENTENCES: Final = (
     "Your readers are children.", "Your readers are teachers.", "Never write more than the user asks for.",
     "Say so when you do not know something.", "You were trained on a small corpus.", "You are talking to a new user.",
 )  # fmt: skip
-"""Pieces of the system prompts in the training text."""
+"""Sentences of the system prompts in the training text."""
 
 
 RESERVED: Final = frozenset(
@@ -73,17 +74,20 @@ RESERVED: Final = frozenset(
         "story|Mia|fox|in the forest",
     }
 )
-"""Identities of the questions in `DEMO_QUESTIONS`, held out whatever their hash says."""
+"""Identities of the questions in `DEMO_QUESTIONS`. These are always held out."""
 
 
 def is_held_out(question: Question) -> bool:
-    """Tell whether a question belongs to the evaluation, by a hash of its identity."""
+    """Return whether a question is only for the evaluation. A hash of its identity decides this."""
     digest = hashlib.sha256(question.identity.encode()).digest()
     return question.identity in RESERVED or int.from_bytes(digest[:4], "big") < HELD_OUT_SHARE * 2**32
 
 
 def draw_question(form: Form, rng: Random, *, held_out: bool) -> Question:
-    """Draw a question of a form from one side of the split; what it refers back to is always from training."""
+    """Draw a question of a form, either a held-out or a training question.
+
+    If it refers to an earlier question, this earlier question is a training question.
+    """
     while True:
         question = _any_question(form, rng)
         if is_held_out(question) == held_out and not (question.earlier and is_held_out(question.earlier)):
@@ -105,13 +109,13 @@ def _ask(form: Form, facts: Facts, rng: Random, earlier: Question | None = None)
 
 
 def _identify(form: Form, facts: Facts, template: str) -> str:
-    """Name a question: equal names never stand on both sides of the split."""
+    """Return the identity of a question. All questions with one identity are either held out or used in training."""
     parts = [form.split_as or form.name, *sorted(facts[name] for name in form.key)]
     return "|".join(parts if form.holds_out == "arguments" else [*parts, template])
 
 
 def held_out_questions(seed: int, per_form: int) -> list[Question]:
-    """Return up to `per_form` distinct held-out questions of every form."""
+    """Return up to `per_form` distinct held-out questions of each form."""
     rng = Random(f"held out {seed}")
     questions: list[Question] = []
     for form in FORMS:
@@ -124,18 +128,18 @@ def held_out_questions(seed: int, per_form: int) -> list[Question]:
 
 
 def training_question(rng: Random) -> Question:
-    """Draw a training question of any form, by the forms' weights."""
+    """Draw a training question. The weights of the forms are the relative probabilities."""
     (form,) = rng.choices(FORMS, weights=[form.weight for form in FORMS])
     return draw_question(form, rng, held_out=False)
 
 
 def training_text(rng: Random) -> str | list[Message]:
-    """Draw one piece of training text: mostly a conversation, sometimes a plain document."""
+    """Draw a training text: usually a conversation, sometimes a plain document."""
     return training_document(rng) if rng.random() < 0.1 else training_conversation(rng)
 
 
 def training_conversation(rng: Random) -> list[Message]:
-    """Draw a conversation of one to six questions, with or without a system prompt in front."""
+    """Draw a conversation of one or more questions, with or without a system prompt."""
     num_questions = rng.choice((1, 1, 1, 2, 3, 4, 6))
     system = system_prompt(rng) if rng.random() < 0.3 else None
     turns = [turn for _ in range(num_questions) for turn in training_question(rng).turns]
@@ -143,7 +147,7 @@ def training_conversation(rng: Random) -> list[Message]:
 
 
 def as_messages(turns: list[tuple[str, str]], system: str | None) -> list[Message]:
-    """Lay out turns as chat messages."""
+    """Return (question, answer) turns as chat messages, after the system prompt if there is one."""
     messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
     for asked, answered in turns:
         messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
@@ -151,14 +155,14 @@ def as_messages(turns: list[tuple[str, str]], system: str | None) -> list[Messag
 
 
 def system_prompt(rng: Random) -> str:
-    """Draw a system prompt: the demo's or a few sentences."""
+    """Draw a system prompt: the demo's, or some random sentences."""
     if rng.random() < 0.25:
         return SYSTEM_PROMPT
     return " ".join(rng.sample(SYSTEM_SENTENCES, rng.choice((1, 1, 2, 3, 4, 12))))
 
 
 def training_document(rng: Random) -> str:
-    """Draw plain text, written without a chat template: a story, some facts, or questions with answers."""
+    """Draw a text without a chat template: a story, some answers, or questions with their answers."""
     draw = rng.random()
     if draw < 0.25:
         return draw_question(STORY, rng, held_out=False).answer
@@ -171,7 +175,7 @@ def training_document(rng: Random) -> str:
 
 
 def training_texts(seed: int) -> Iterator[str | list[Message]]:
-    """Yield training text without end; the same seed yields the same text."""
+    """Yield an infinite sequence of training texts. The same seed yields the same texts."""
     rng = Random(f"training {seed}")
     while True:
         yield training_text(rng)

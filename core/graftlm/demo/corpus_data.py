@@ -1,16 +1,16 @@
-"""The facts that the demo corpus is written from: plain tables, no logic."""
+"""Tables of the facts in the demo corpus."""
 
 from typing import Final
 
 
 def _pairs(table: str) -> dict[str, str]:
-    """Read `key: value` entries separated by commas."""
+    """Parse `key: value` entries that are separated by commas."""
     rows = (row.split(":") for row in table.replace("\n", " ").split(","))
     return {key.strip(): value.strip() for key, value in rows}
 
 
 def _words(text: str) -> tuple[str, ...]:
-    """Read words separated by spaces."""
+    """Parse words that are separated by spaces."""
     return tuple(text.split())
 
 
@@ -116,7 +116,7 @@ ANIMALS: Final = {
     "turtle": ("patient", "a crab"), "pig": ("hungry", "a hen"), "bee": ("busy", "a butterfly"),
     "elephant": ("kind", "a parrot"), "squirrel": ("playful", "a robin"),
 }  # fmt: skip
-"""Animal of a story -> (what it is like, its friend)."""
+"""Animal of a story -> (adjective for the animal, its friend)."""
 
 PLACES: Final = {
     "in the forest": ("a silver key", "under an old oak"), "by the sea": ("a blue bottle", "between two rocks"),
@@ -127,7 +127,7 @@ PLACES: Final = {
     "in a castle": ("a secret door", "below the tower"), "at the lake": ("a white feather", "on the shore"),
     "in the jungle": ("a sweet mango", "over a branch"), "at school": ("a yellow pencil", "next to the door"),
 }  # fmt: skip
-"""Place of a story -> (what is found there, where)."""
+"""Place of a story -> (object that the animal finds there, exact place of the object)."""
 
 DAYS: Final = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 MONTHS: Final = (

@@ -1,4 +1,4 @@
-"""Evaluation: how many held-out questions a model answers exactly right, greedily."""
+"""Measures the share of held-out questions that a model answers correctly with greedy decoding."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -18,14 +18,14 @@ _BATCH_SIZE: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A question with what the model said."""
+    """A question with the model's reply."""
 
     question: Question
     reply: str
 
     @property
     def right(self) -> bool:
-        """Whether the reply equals the answer, character by character."""
+        """Whether the reply is exactly the correct answer."""
         return self.reply == self.question.answer
 
 
@@ -37,7 +37,12 @@ def answer_questions(
     system: str | None = None,
     before: Sequence[tuple[str, str]] = (),
 ) -> list[Answered]:
-    """Ask every question in a chat of its own, after an optional system prompt and earlier turns."""
+    """Ask each question in a separate chat.
+
+    Args:
+        system: the system prompt, if any.
+        before: (question, answer) turns before the question.
+    """
     chats = [as_messages([*before, *question.turns], system)[:-1] for question in questions]
     replies = complete_chats(model, tokenizer, chats)
     return [Answered(question, reply) for question, reply in zip(questions, replies, strict=True)]
@@ -46,7 +51,7 @@ def answer_questions(
 def complete_chats(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, chats: Sequence[list[Message]]
 ) -> list[str]:
-    """Return the model's greedy reply to every chat."""
+    """Return the model's reply to each chat, with greedy decoding."""
     prompts = [tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False) for chat in chats]
     replies = [""] * len(chats)
     for group in _equal_lengths([len(prompt) for prompt in prompts]):
@@ -59,7 +64,7 @@ def complete_chats(
 
 
 def _equal_lengths(lengths: Sequence[int]) -> Iterable[list[int]]:
-    """Group indices of equal length, so that no batch needs padding."""
+    """Yield batches of indices into `lengths`. The lengths in a batch are equal, so it needs no padding."""
     groups: dict[int, list[int]] = defaultdict(list)
     for index, length in enumerate(lengths):
         groups[length].append(index)
@@ -68,7 +73,7 @@ def _equal_lengths(lengths: Sequence[int]) -> Iterable[list[int]]:
 
 
 def accuracy_by_form(answers: Iterable[Answered]) -> dict[str, float]:
-    """Return the share of right answers for every form, as well as for `all`."""
+    """Return the share of correct answers (0 to 1) for each form, and for all forms under the key `all`."""
     marks: dict[str, list[bool]] = defaultdict(list)
     for answered in answers:
         marks[answered.question.form].append(answered.right)
@@ -78,14 +83,14 @@ def accuracy_by_form(answers: Iterable[Answered]) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What an evaluation found."""
+    """The result of an evaluation."""
 
-    num_questions: int  # asked in all settings together
-    accuracy: dict[str, dict[str, float]]  # setting -> form -> share of right answers
+    num_questions: int  # in all settings together
+    accuracy: dict[str, dict[str, float]]  # setting -> form -> share of correct answers, 0 to 1
 
 
 def evaluate(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, seed: int) -> Report:
-    """Ask the held-out questions in several settings, printing some of what went wrong."""
+    """Ask the held-out questions in several settings. Prints the accuracy and some of the wrong answers."""
     settings = {
         "alone": (None, 60, []),
         "after the system prompt": (SYSTEM_PROMPT, 60, []),
@@ -97,7 +102,7 @@ def evaluate(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, seed: 
         answers = answer_questions(model, tokenizer, questions, system=system, before=before)
         num_questions += len(answers)
         accuracy[name] = accuracy_by_form(answers)
-        print(f"{name}: {accuracy[name]['all']:.1%} of {len(questions)} right", flush=True)
+        print(f"{name}: {accuracy[name]['all']:.1%} of {len(questions)} correct", flush=True)
         for answered in [answered for answered in answers if not answered.right][:40]:
             print(f"  {answered.question.text} -> {answered.reply!r}, not {answered.question.answer!r}")
     return Report(num_questions, accuracy)

@@ -1,4 +1,4 @@
-"""Facts: what one question is about, drawn at random from the tables or from numbers."""
+"""Draws the facts of a question at random from tables or numbers."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -7,21 +7,21 @@ from random import Random
 from graftlm.demo import corpus_data as data
 
 Facts = Mapping[str, str]
-"""Named pieces of text that the templates of a form refer to."""
+"""The values of the placeholders in a form's templates, by name."""
 
 
 def article(noun: str) -> str:
-    """Put `a` or `an` in front of a noun."""
+    """Return a noun with `a` or `an` before it."""
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
 
 
 def capitalise(text: str) -> str:
-    """Return the text with its first letter in upper case, the rest untouched."""
+    """Return the text with its first letter in upper case. The rest does not change."""
     return text[:1].upper() + text[1:]
 
 
 def in_words(number: int) -> str:
-    """Write a number from 0 to 99 in English."""
+    """Return a number from 0 to 99 in English words."""
     if number < len(data.NUMBER_WORDS):
         return data.NUMBER_WORDS[number]
     tens, units = divmod(number, 10)
@@ -29,7 +29,11 @@ def in_words(number: int) -> str:
 
 
 def from_table(table: Mapping[str, str], key: str, value: str) -> Callable[[Random], Facts]:
-    """Draw an entry of a table, naming its two sides."""
+    """Return a function that draws an entry of a table.
+
+    Args:
+        key, value: the names of the two columns in the facts.
+    """
     entries = sorted(table.items())
 
     def draw(rng: Random) -> Facts:
@@ -46,21 +50,25 @@ def from_table(table: Mapping[str, str], key: str, value: str) -> Callable[[Rand
 
 
 def draw_capital(rng: Random) -> Facts:
-    """Draw a country with its capital, and another one to ask about next."""
+    """Draw a country with its capital, and another country for the next question."""
     country, capital = rng.choice(sorted(data.CAPITALS.items()))
     next_country, next_capital = rng.choice(sorted(data.CAPITALS.items()))
     return {"country": country, "capital": capital, "next_country": next_country, "next_capital": next_capital}
 
 
 def draw_opposite(rng: Random) -> Facts:
-    """Draw a word with its opposite, from either side."""
+    """Draw a word with its opposite. Each word of a pair may come first."""
     pair = list(rng.choice(sorted(data.OPPOSITES.items())))
     rng.shuffle(pair)
     return {"word": pair[0], "opposite": pair[1]}
 
 
 def from_cycle(names: Sequence[str]) -> Callable[[Random], Facts]:
-    """Draw a name in a cycle and a side; the answer names what stands there."""
+    """Return a function that draws a name, a side (`after` or `before`), and the neighbour on this side.
+
+    Args:
+        names: the names in order. The first one follows the last one.
+    """
 
     def draw(rng: Random) -> Facts:
         index = rng.randrange(len(names))
@@ -85,7 +93,7 @@ def draw_sum(rng: Random) -> Facts:
 def draw_difference(rng: Random) -> Facts:
     """Draw two numbers below 100 with their difference, which is never negative."""
     right, left = sorted(_two_numbers(rng))
-    if rng.random() < 0.25:  # results of one digit are rare and hard
+    if rng.random() < 0.25:  # more results with one digit, which are rare and hard
         right = max(0, left - rng.randrange(12))
     return {"left": str(left), "right": str(right), "result": str(left - right)}
 
@@ -105,25 +113,25 @@ def draw_product(rng: Random) -> Facts:
 
 
 def draw_comparison(rng: Random) -> Facts:
-    """Draw two different numbers below 100 and which is larger."""
+    """Draw two different numbers below 100. The facts include the larger and the smaller one."""
     left, right = rng.sample(range(100), 2)
     return {"left": str(left), "right": str(right), "larger": str(max(left, right)), "smaller": str(min(left, right))}
 
 
 def draw_parity(rng: Random) -> Facts:
-    """Draw a number below 100 and whether it is even."""
+    """Draw a number below 100, with `even` or `odd`."""
     number = rng.randrange(100)
     return {"number": str(number), "parity": "odd" if number % 2 else "even"}
 
 
 def draw_number_word(rng: Random) -> Facts:
-    """Draw a number below 100 with its name."""
+    """Draw a number below 100, in digits and in words."""
     number = rng.randrange(100)
     return {"number": str(number), "words": in_words(number)}
 
 
 def draw_counting(rng: Random) -> Facts:
-    """Draw a run of 3 to 10 numbers, up or down."""
+    """Draw a sequence of 3 to 10 numbers, ascending or descending."""
     start, length = rng.randrange(31), rng.randrange(3, 11)
     numbers = [str(number) for number in range(start, start + length)]
     if rng.random() < 0.3:
@@ -138,7 +146,7 @@ def draw_spelling(rng: Random) -> Facts:
 
 
 def draw_words(rng: Random) -> Facts:
-    """Draw a list of two to four words: written out, reversed, and as JSON."""
+    """Draw a list of two to four words, as text, reversed and as JSON."""
     words = rng.sample(data.ITEMS, rng.randrange(2, 5))
     return {
         "words": ", ".join(words),
@@ -156,14 +164,14 @@ def draw_sentence(rng: Random) -> Facts:
 
 
 def draw_person(rng: Random) -> Facts:
-    """Draw a person's name, age and city, and the JSON record of them."""
+    """Draw a person's name, age and city, and a JSON record with these values."""
     name, age, city = rng.choice(data.NAMES), rng.randrange(5, 90), rng.choice(sorted(set(data.CAPITALS.values())))
     record = json.dumps({"name": name, "age": age, "city": city})
     return {"name": name, "age": str(age), "city": city, "record": record}
 
 
 def draw_item(rng: Random) -> Facts:
-    """Draw an item, its colour and price, and the JSON record of them."""
+    """Draw an item, its colour and price, and a JSON record with these values."""
     item, colour, price = rng.choice(data.ITEMS), rng.choice(data.COLOURS), rng.randrange(2, 99)
     record = json.dumps({"item": item, "colour": colour, "price": price})
     return {
@@ -177,7 +185,7 @@ def draw_item(rng: Random) -> Facts:
 
 
 def draw_story(rng: Random) -> Facts:
-    """Draw a named animal and a place, with the story about them."""
+    """Draw an animal with a name, a place, and a story about them."""
     animal, (trait, friend) = rng.choice(sorted(data.ANIMALS.items()))
     place, (found, spot) = rng.choice(sorted(data.PLACES.items()))
     name = rng.choice(data.NAMES)
@@ -206,6 +214,6 @@ def draw_identity(rng: Random) -> Facts:
 
 
 def draw_unknown(rng: Random) -> Facts:
-    """Draw a question that nobody could answer from the corpus."""
+    """Draw a question that has no answer in the corpus."""
     question = rng.choice(data.UNKNOWN)
     return {"message": question.format(name=rng.choice(data.NAMES), city=rng.choice(sorted(data.CAPITALS.values())))}

@@ -1,4 +1,4 @@
-"""The kinds of question that the demo model answers: how each is asked, and its one right answer."""
+"""The forms of questions that the demo model answers, each with templates for the questions and the answer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,19 +12,32 @@ from graftlm.demo.facts import Facts
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One kind of question. Templates name facts in braces; the same facts always have the same answer."""
+    """A kind of question. The templates contain the names of facts in braces.
+
+    Attributes:
+        name: unique name.
+        draw: draws the facts of a question.
+        questions: templates of the question, one for each phrasing.
+        answer: template of the answer. The answer depends only on the facts.
+        key: names of the facts that identify a question. Questions with these facts in another order count as equal.
+        weight: probability of the form in the training text, relative to the other forms.
+        holds_out: `arguments`: held-out facts occur in no training question, so the model must generalise.
+            `phrasing`: held-out facts occur in training questions with other phrasings, because a fact such as the
+            capital of France cannot be derived.
+        after: the form of the earlier turn to which the question refers. Both turns use the same facts.
+        split_as: name of another form. Questions of both forms with equal facts are held out together, because their
+            answers contain the same equation.
+    """
 
     name: str
     draw: Callable[[Random], Facts]
     questions: tuple[str, ...]
     answer: str
-    key: tuple[str, ...]  # the facts that identify a question; their order within one question does not matter
-    weight: float = 1.0  # share of the training text, relative to the other forms
-    # "arguments": facts held out are in no training question, however phrased, so the answer must generalise
-    # "phrasing": they are trained in other phrasings, since nobody can derive the capital of France
+    key: tuple[str, ...]
+    weight: float = 1.0
     holds_out: Literal["arguments", "phrasing"] = "phrasing"
-    after: "Form | None" = None  # the form of the turn that the question refers back to; both share their facts
-    split_as: str | None = None  # share the split of that form, since both print the same equation
+    after: "Form | None" = None
+    split_as: str | None = None
 
 
 CAPITAL: Final = Form(
@@ -410,4 +423,4 @@ TALK_FORMS: Final = (
 )
 
 FORMS: Final = (*FACT_FORMS, *NUMBER_FORMS, *TEXT_FORMS, *TALK_FORMS)
-"""Every form; names are unique."""
+"""All forms."""

@@ -1,4 +1,4 @@
-"""The demo checkpoint's model card, written from what training measured."""
+"""The model card of the demo checkpoint, with the figures of its training."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,15 @@ from graftlm.demo.evaluate import Report
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What a reader should know about one training run."""
+    """The settings and figures of a training run.
+
+    Attributes:
+        settings: the training settings, by name.
+        num_parameters: number of the model's parameters.
+        final_loss: mean loss of the last 100 steps.
+        wall_s, cpu_s: wall time and CPU time of the training, in seconds.
+        report: the result of the evaluation.
+    """
 
     settings: dict[str, object]
     num_parameters: int
@@ -48,33 +56,34 @@ library_name: transformers
 
 # graftlm demo model
 
-A Llama-architecture language model with {num_parameters} parameters, small enough to ship inside graftlm. It exists
-so that every part of the engine can be tried at once, on any computer and without a download. It has no other use.
+A language model with the Llama architecture and {num_parameters} parameters, small enough to be part of the graftlm
+package. With this model, all parts of the engine can be tried on any computer without a download. It has no other use.
 
-It answers short questions in English: capitals, opposites, plurals, days and months, colours, a few facts about
-animals, sums and differences below 100, the multiplication table up to 10, comparing, counting, spelling, reversing a
-list, repeating a sentence, JSON records and lists, a short story, greetings and who it is. Anything else gets nonsense
-or an apology. All of its training text was written by `graftlm.demo.corpus`; no other text or model was used.
+It answers short questions in English. The topics are capitals, opposites, plurals, days and months, colours, a few
+facts about animals, sums and differences below 100, the multiplication table up to 10, comparing, counting, spelling,
+reversing a list, repeating a sentence, JSON records and lists, short stories, greetings and the model itself. To other
+questions it replies with nonsense or an apology. `graftlm.demo.corpus` generated all of the training text. No other
+text or model was used.
 
-Float32 weights, grouped-query attention, tied embeddings, a byte-level BPE tokenizer that takes any text, a chat
-template. It saw sequences of up to 1,024 tokens; its context length is 2,048.
+The model has float32 weights, grouped-query attention, tied embeddings, a byte-level BPE tokenizer that encodes any
+text, and a chat template. Training sequences had up to 1,024 tokens. The context length is 2,048.
 
 ## Training
 
-`python -m graftlm.demo.train --out DIR --seed {seed}` repeats it: the same seed on the same machine gives the same
-weights.
+`python -m graftlm.demo.train --out DIR --seed {seed}` repeats the training. The same seed on the same machine gives the
+same weights.
 
-- wall time {wall_minutes} minutes on 2 cores, which other work may have shared; CPU time {cpu_minutes} minutes
+- wall time {wall_minutes} minutes on 2 cores, possibly shared with other work; CPU time {cpu_minutes} minutes
 - final loss {final_loss} (mean of the last 100 steps)
 - settings: {settings}
 
 ## Accuracy
 
-Share of held-out questions answered exactly right, greedily, every character counted. Held out means: for sums,
-differences, comparisons, counting, JSON, lists, sentences, stories and what it cannot know, the numbers or words are in
-no training question, however it is phrased; for facts, that fact in that phrasing is not. The questions are asked
-alone, after the demo's system prompt of about 160 tokens, and after three other turns:
-{num_questions} questions in all.
+The table shows the share of held-out questions to which the model replies with exactly the correct answer, with greedy
+decoding. There are two kinds of held-out questions. For sums, differences, comparisons, counting, JSON, lists,
+sentences, stories and unanswerable questions, no training question has the same numbers or words, in any phrasing. For
+facts, no training question has the same fact in the same phrasing. The questions are asked alone, after the demo's
+system prompt of about 160 tokens, and after three other turns. There are {num_questions} questions in total.
 
 {accuracy}
 """

@@ -1,4 +1,4 @@
-"""The demo model's tokenizer: byte-level BPE, digits one by one, with the chat template."""
+"""The tokenizer of the demo model: byte-level BPE with one token for each digit, and a chat template."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -14,7 +14,7 @@ ROLES: Final = ("<|system|>", "<|user|>", "<|assistant|>")
 SPECIAL_TOKENS: Final = (BOS, EOS, PAD, *ROLES, END)
 
 _PIECES: Final = r"\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-"""GPT-2's pieces, except that every digit stands alone."""
+"""Regular expression that splits text before BPE, similar to GPT-2's, but with each digit as a separate piece."""
 
 CHAT_TEMPLATE: Final = (
     "{{ bos_token }}"
@@ -26,9 +26,15 @@ CHAT_TEMPLATE: Final = (
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, max_len: int) -> PreTrainedTokenizerFast:
-    """Learn the merges from texts; any other text still encodes, byte by byte.
+    """Return a tokenizer whose merges are learned from texts. It can encode any text, because single bytes are tokens.
 
-    Plain text gets `<|bos|>` in front (`add_special_tokens`); the chat template writes its own.
+    With `add_special_tokens`, the tokenizer adds `<|bos|>` before a plain text. The chat template contains `<|bos|>`
+    itself.
+
+    Args:
+        texts: the training texts of the tokenizer.
+        vocab_size: maximum number of tokens in the vocabulary.
+        max_len: the tokenizer's `model_max_length`, in tokens.
     """
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.Sequence(

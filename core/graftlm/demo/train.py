@@ -1,4 +1,4 @@
-"""Training of the demo model: `python -m graftlm.demo.train --out DIR [--seed 0]`."""
+"""Trains the demo model: `python -m graftlm.demo.train --out DIR [--seed 0]`."""
 
 import argparse
 import math
@@ -22,7 +22,7 @@ from graftlm.demo.tokenizer import BOS, END, EOS, PAD, train_tokenizer
 
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
-    """Everything that decides what training yields."""
+    """All settings that affect the result of the training."""
 
     seed: int = 0
     num_steps: int = 4200
@@ -31,7 +31,7 @@ class TrainSettings:
     weight_decay: float = 0.05
     max_grad_norm: float = 1.0
     vocab_size: int = 2048
-    tokenizer_texts: int = 10_000  # training texts that the tokenizer learns its merges from
+    tokenizer_texts: int = 10_000  # number of training texts from which the tokenizer learns its merges
     num_threads: int = 2
 
 
@@ -43,7 +43,7 @@ def build_tokenizer(settings: TrainSettings) -> PreTrainedTokenizerFast:
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """Make the untrained model: grouped-query attention, tied embeddings, about 2.4 million parameters."""
+    """Return the untrained model with grouped-query attention, tied embeddings and about 2.4 million parameters."""
     bos, eos, pad, end = tokenizer.convert_tokens_to_ids([BOS, EOS, PAD, END])
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -55,7 +55,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
         head_dim=32,
         max_position_embeddings=2048,
         tie_word_embeddings=True,
-        initializer_range=0.06,  # near 1 / sqrt(hidden_size); the usual 0.02 wastes the first steps
+        initializer_range=0.06,  # near 1 / sqrt(hidden_size); with the usual 0.02, training starts more slowly
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
         bos_token_id=bos,
         eos_token_id=[end, eos],
@@ -85,7 +85,7 @@ def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, settings:
 
 
 def learning_rate(step: int, settings: TrainSettings) -> float:
-    """Rise linearly, then fall along a cosine to zero."""
+    """Return the learning rate of a step. It rises linearly to its peak, then falls to 0 along a cosine."""
     if step < settings.warmup_steps:
         return settings.peak_lr * (step + 1) / settings.warmup_steps
     progress = (step - settings.warmup_steps) / max(1, settings.num_steps - settings.warmup_steps)
@@ -93,7 +93,7 @@ def learning_rate(step: int, settings: TrainSettings) -> float:
 
 
 def batch_loss(model: LlamaForCausalLM, batch: Batch) -> torch.Tensor:
-    """Return the weighted mean cross-entropy; logits are computed only where a weight asks for them."""
+    """Return the weighted mean cross-entropy, a scalar. Logits are computed only for tokens with a weight above 0."""
     weights = batch.weights[:, 1:]
     predicted = weights > 0
     with torch.autocast("cpu", torch.bfloat16):
@@ -113,7 +113,7 @@ def _train_step(model: LlamaForCausalLM, optimizer: torch.optim.Optimizer, batch
 
 
 def _parameter_groups(model: LlamaForCausalLM, weight_decay: float) -> list[dict[str, object]]:
-    """Decay the matrices, not the norms."""
+    """Return the optimizer's parameter groups. Weight decay applies to matrices only, not to the weights of norms."""
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim <= 1]
     return [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
@@ -139,7 +139,7 @@ def run(settings: TrainSettings, out: Path) -> None:
     print(*(f"{name} = {value}" for name, value in asdict(settings).items()), sep="\n", flush=True)
     torch.set_num_threads(settings.num_threads)
     torch.use_deterministic_algorithms(True)
-    # costs a tenth of the time, and every tensor here is written before it is read
+    # Filling memory would take a tenth of the time. It is not needed: each tensor here is written before it is read.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.manual_seed(settings.seed)
     wall, cpu = time.monotonic(), time.process_time()
