@@ -58,7 +58,7 @@ def capture_graphs(
     Args:
         attention: the backend to which the model is bound.
         kv: the KV tensors, with one spare page. If windows have a memory of their own, it has a spare page, too.
-        max_pages: most pages of a request.
+        max_pages: maximum number of pages of a request.
         on_stage: called with a text for every size.
 
     Returns: None if the steps cannot be captured and `execution.graphs` is auto. The log says why.

@@ -24,7 +24,7 @@ class AllocatedKV:
     Attributes:
         memory: its size, and the window pages if sliding-window layers have a memory of their own.
         store: its tensors.
-        max_row_pages: most pages of a request.
+        max_row_pages: maximum number of pages of a request.
     """
 
     memory: KVMemory

@@ -57,7 +57,7 @@ def size_memory(
 
     Args:
         dtype: dtype of the model.
-        context_len: most tokens of a request.
+        context_len: maximum number of tokens of a request.
         steps: memory that is reserved for steps.
         num_replicas: number of replicas that share the device, each with a KV memory of its own.
         device_memory: the memory of the device; None: it is read.

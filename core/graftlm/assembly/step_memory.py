@@ -1,4 +1,4 @@
-"""The memory that steps need besides weights, keys and values, which is measured by running the largest steps."""
+"""The memory that steps need in addition to weights, keys and values. The largest steps are run to measure it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from graftlm.execution.sampling_filters import keep_min_p, keep_top_k, keep_top_
 
 __all__ = ["CudaMeter", "LargestSteps", "MemoryMeter", "StepMemory", "measure_steps", "meter_for"]
 
-#: Memory that the driver uses for a graph of a few hundred kernels, besides the kernels' own memory.
+#: Memory that the driver uses for a graph of a few hundred kernels, in addition to the kernels' own memory.
 _GRAPH_BYTES: Final = 8 << 20
 #: Number of copies of the page tables: the graphs' table, the step's table that is copied to it, the backend's list.
 _TABLE_COPIES: Final = 3
@@ -24,7 +24,7 @@ _TABLE_COPIES: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class StepMemory:
-    """The memory that steps need besides weights, keys and values.
+    """The memory that steps need in addition to weights, keys and values.
 
     Attributes:
         activation_bytes: the largest step's activations.
@@ -45,9 +45,9 @@ class LargestSteps:
     """The largest sizes of an engine's steps.
 
     Attributes:
-        num_rows: most requests in a step, all of which may sample.
+        num_rows: maximum number of requests in a step, all of which may sample.
         prefill_tokens: most prompt tokens in a step.
-        context_len: most tokens of a request.
+        context_len: maximum number of tokens of a request.
         page_size: number of tokens in a page.
         graph_sizes: numbers of requests for which a step is captured; empty without graphs.
     """

@@ -23,7 +23,7 @@ class Target:
         platform: the device with its capability.
         device: the device for tensors.
         dtype: dtype in which the model computes.
-        context_len: most tokens of a request.
+        context_len: maximum number of tokens of a request.
         num_replicas: number of engines that share this machine's memory, including this one.
         code_folder: folder from which the model may import code; None unless `model.trust_remote_code` is set.
     """
@@ -88,7 +88,7 @@ def detect_platform(config: EngineConfig) -> Platform:
 
 
 def context_len_of(config: EngineConfig, model_config: ModelConfig) -> int:
-    """Return the length of the context: the most tokens of a request.
+    """Return the length of the context: the maximum number of tokens of a request.
 
     Raises:
         ConfigError: the configured length exceeds the checkpoint's.

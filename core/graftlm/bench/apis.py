@@ -235,7 +235,7 @@ class _ErrorBody(msgspec.Struct):
 
 
 def error_text(body: bytes) -> str:
-    """Return the error message in the answer to a refused request, in whatever format it is."""
+    """Return the error message in the answer to a refused request. The answer may have any format."""
     try:
         message = _message(msgspec.json.decode(body, type=_ErrorBody).error)
     except msgspec.MsgspecError:

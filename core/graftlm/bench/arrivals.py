@@ -13,7 +13,7 @@ def arrival_times(
 
     The gaps have a gamma distribution. Its mean is 1 / request_rate, its coefficient of variation 1 / sqrt(burstiness).
     A burstiness of 1 gives a Poisson process; smaller values give bursts; much larger values give regular intervals.
-    The gaps are then scaled, so that their mean is exact also for few requests.
+    The gaps are then scaled, so that their mean is exact even for few requests.
 
     Args:
         request_rate: requests per second.

@@ -21,7 +21,7 @@ class LoadPlan:
     Attributes:
         requests: the requests, in order of arrival.
         arrivals_s: due times in seconds since the start, float64 [requests]; None: all are due at once.
-        concurrency: most requests that run at the same time; None: no limit.
+        concurrency: maximum number of requests that run at the same time; None: no limit.
     """
 
     requests: Sequence[PreparedRequest]

@@ -30,7 +30,7 @@ class Target:
         model: the model's name in requests.
         version: version of the server's software.
         vocab_size: number of tokens in the model's vocabulary.
-        context_len: most tokens of prompt and output together.
+        context_len: maximum number of tokens of prompt and output together.
     """
 
     url: str

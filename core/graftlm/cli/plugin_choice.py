@@ -103,7 +103,7 @@ def _reason_for_none(family: Family) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Requirements:
-    """The engine's requirements for the providers of a family, besides that they can run on this machine.
+    """The engine's requirements for the providers of a family. They must also be able to run on this machine.
 
     Attributes:
         misfit: called for each provider; None: there is no such requirement.
@@ -152,7 +152,7 @@ def _model_requirements(
         return None
 
     misfit = registry.model_misfit(model_config.architectures)
-    if config.model.architecture != AUTO:  # the named provider is tried, also if it does not declare the architecture
+    if config.model.architecture != AUTO:  # the named provider is tried even if it does not declare the architecture
         return _Requirements(_exempt(config.model.architecture, misfit or does_not_serve), refusal)
     return _Requirements(misfit or does_not_serve, refusal)
 

@@ -46,7 +46,7 @@ def warmup(
 
 
 def kernel_table(uses: Sequence[KernelUse]) -> list[str]:
-    """Return the lines of a table with one row for each kernel, also if it was loaded twice."""
+    """Return the lines of a table with one row for each kernel, even if it was loaded twice."""
     first: dict[Path, KernelUse] = {}
     for use in uses:
         first.setdefault(use.library, use)

@@ -26,7 +26,7 @@ class CheckThreads:
     Its thread continues, but does not prevent the process from exiting.
 
     Args:
-        num_threads: most checks of up to 1 s that run at the same time.
+        num_threads: maximum number of checks of up to 1 s that run at the same time.
         timeout_s: time limit of a check, including the loading of its backend. Also the limit for its wait to start.
     """
 

@@ -24,7 +24,7 @@ class PreparedRequest:
         prompt_token_ids: int32 [n].
         params: the sampling parameters.
         seed: the seed of all its completions.
-        options: options besides sampling, such as timeout and priority.
+        options: options other than sampling parameters, such as timeout and priority.
         unenforced: as in `RequestOutput`.
     """
 

@@ -101,7 +101,7 @@ class Generate(Message, frozen=True, kw_only=True):
 
 
 class Abort(Message, frozen=True, kw_only=True):
-    """Abort waiting or running completions. Unknown ids are ignored; None stands for all completions.
+    """Abort waiting or running completions. Unknown ids are ignored; None means all completions.
 
     A scheduler answers with their last updates. A detokenizer discards their texts.
     """

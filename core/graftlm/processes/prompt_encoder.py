@@ -17,7 +17,7 @@ class PromptEncoder:
     """Tokenizes what clients send. All methods may be called from several threads.
 
     Args:
-        context_len: most tokens of a prompt. A text that must have more is refused before it is tokenized.
+        context_len: maximum number of tokens of a prompt. A text that must have more is refused before it is tokenized.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, context_len: int) -> None:

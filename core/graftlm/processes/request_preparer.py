@@ -1,4 +1,4 @@
-"""Tokenization and checks of requests, in threads besides the event loop that serves HTTP."""
+"""Tokenization and checks of requests, in threads, outside the event loop that serves HTTP."""
 
 import asyncio
 import uuid
@@ -54,7 +54,7 @@ class RequestPreparer:
         Args:
             prompt: text, a pair of texts, token ids, or chat messages, which the checkpoint's chat template renders.
             params: the sampling parameters. If `adapt` is given, they only show whether the request has a grammar.
-            options: options besides sampling.
+            options: options other than sampling parameters.
             request_id: the client's id; None: a random one is created.
             template_args: further variables of the chat template.
             adapt: returns the sampling parameters for the prompt's token ids. They must have a grammar if and only if

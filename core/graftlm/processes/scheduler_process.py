@@ -142,7 +142,7 @@ class SchedulerProcess:
         return wait_s if self._reported_idle or wait_s == 0.0 else min(wait_s or _LOAD_INTERVAL_S, _LOAD_INTERVAL_S)
 
     def _handle(self, message: AnyMessage) -> None:
-        # A request may begin and end between two reports, and nevertheless has changed the counters.
+        # A request that began and ended between two reports has also changed the counters.
         self._reported_idle = False
         match message:
             case Generate():
@@ -204,7 +204,7 @@ class SchedulerProcess:
         try:
             value = function()
             self._to_main.send(Reply(process=self._name, call_id=call.call_id, value=value))
-        except Exception as failure:  # also if the value comes from a plugin and cannot be encoded
+        except Exception as failure:  # even if the value comes from a plugin and cannot be encoded
             if not isinstance(failure, RequestError | AdapterError):
                 logger.exception("%s failed", call.name)
             error = str(failure) or type(failure).__name__

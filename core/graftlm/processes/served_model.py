@@ -19,7 +19,7 @@ class ServedModel:
         dtype: dtype in which the model computes.
         kv_dtype: dtype of the KV cache.
         vocab_size: number of tokens in the vocabulary.
-        context_len: most tokens of prompt and output together.
+        context_len: maximum number of tokens of prompt and output together.
         memory_tokens: capacity of a replica's KV memory, in tokens.
         eos_token_ids: tokens that end the output.
         has_chat_template: whether the checkpoint has a chat template.
@@ -49,7 +49,7 @@ class ServedModel:
     aliases: tuple[str, ...] = ()
 
     def has_name(self, name: str | None) -> bool:
-        """Return whether requests may use this name for the model; a missing name (None or "") stands for it, too."""
+        """Return whether requests may use this name for the model. A missing name (None or "") also means the model."""
         return name in (None, "", "default", self.name, self.path, *self.aliases)
 
     def id_with(self, adapter: str | None) -> str:

@@ -131,7 +131,7 @@ class TokenizerManager:
         template_args: Mapping[str, Any] | None = None,
         adapt: Callable[[TokenIds], SamplingParams] | None = None,
     ) -> PreparedRequest:
-        """Tokenize and check a prompt. `start` then finds only errors that cannot be known before.
+        """Tokenize and check a prompt. `start` then finds only errors that cannot be found earlier.
 
         Args:
             options: their timeout is reduced to `server.request_timeout_s` if that is shorter.

@@ -95,7 +95,7 @@ class ApiError(RequestError):
 
 
 class ErrorDetail(BaseModel):
-    """What went wrong."""
+    """The description of an error."""
 
     message: str
     type: str = Field(description="The kind of error, such as `invalid_request_error`.")
@@ -109,7 +109,7 @@ class ErrorBody(BaseModel):
     error: ErrorDetail
 
 
-#: Parts of a validation error's location that are not in the client's request: the branch of a union that was chosen.
+#: Parts of a validation error's location that name the branch of a union. The client's request does not contain them.
 _BRANCHES: Final = frozenset(
     {"one", "many", "one_of_ids", "many_of_ids", "as_text", "as_object", "as_flag", "as_other", "[key]"}
 )

@@ -5,7 +5,7 @@ from typing import Final
 
 __all__ = ["connections_under", "num_open_files", "raise_file_limit"]
 
-#: The soft limit is not raised above this, also if the hard limit is higher or unlimited.
+#: The soft limit is not raised above this, even if the hard limit is higher or unlimited.
 _MOST_FILES: Final = 2**20
 #: Windows has no limit that a process can read, and its sockets are not files of the C library.
 _WINDOWS_FILES: Final = 8192

@@ -174,7 +174,7 @@ class _ReplicaCollector(Collector):
 
 
 def _caches(reports: dict[str, EngineStats]) -> Iterator[Metric]:
-    """Yield the metrics of the KV cache. Some have a label besides the replica's name."""
+    """Yield the metrics of the KV cache. Some have another label in addition to the replica's name."""
     cached: dict[tuple[str, str], int] = {}
     for name, stats in reports.items():
         lower = {"host": stats.cached_host_tokens, "storage": stats.cached_storage_tokens}

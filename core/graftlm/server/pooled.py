@@ -16,7 +16,7 @@ from graftlm.request_options import RequestOptions
 
 __all__ = ["pooled_vectors", "prepare_pooled"]
 
-#: Most prompts of one call that wait or run at the same time.
+#: Maximum number of prompts of one call that wait or run at the same time.
 _MAX_AT_ONCE: Final = 256
 
 

@@ -72,7 +72,7 @@ class EventStream(Response):
 
         Args:
             events: the source.
-            close: called at the end in any case, also if the client disconnects before the first event is requested.
+            close: called at the end in any case, even if the client disconnects before the first event is requested.
         """
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
@@ -97,7 +97,7 @@ class EventStream(Response):
             try:
                 await asyncio.wait({sending})
                 await self._events.aclose()
-            finally:  # also if the server exits and cancels this wait
+            finally:  # even if the server exits and cancels this wait
                 self._close()
         if not sending.cancelled():
             sending.result()

@@ -45,7 +45,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-#: Most prompts of one call.
+#: Maximum number of prompts in one call.
 MAX_PROMPTS = 4096
 
 

@@ -18,7 +18,7 @@ _FULL_CONTEXT: Final = 1104
 _RECORD: Final = (
     r'\{"registration_number": [0-9]{6}, "is_active_member": (true|false), "preferred_language": "(en|de|fr)"\}'
 )
-#: Most tokens of a record, if each byte is a token.
+#: Maximum number of tokens of a record, if each byte is a token.
 _RECORD_TOKENS: Final = 100
 
 

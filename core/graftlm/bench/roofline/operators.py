@@ -95,7 +95,7 @@ def _name(attribute: str, module: nn.Module) -> str | None:
     if isinstance(module, _NORM_TYPES):
         return NORMS
     if isinstance(module, Experts):
-        return ACTIVATION  # the rest of the module besides its projections, including the sorting of rows
+        return ACTIVATION  # everything in the module except its projections, including the sorting of rows
     if isinstance(module, RotaryEmbedding) or any(isinstance(child, Attention) for child in module.children()):
-        return ROPE  # besides projections and attention, an attention block does only the rotation
+        return ROPE  # except projections and attention, an attention block does only the rotation
     return None

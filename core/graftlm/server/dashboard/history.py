@@ -97,7 +97,7 @@ class History:
         return [point for point in self._points if point.time_s > time_s]
 
     def _add_up(self, last: _Sums) -> _Sums:
-        """Return `last` plus what the replicas have counted since. A replica that was restarted counts from 0."""
+        """Return `last` plus the increase of the replicas' counters since then. A restarted replica counts from 0."""
         prompt_tokens, cached_tokens, generated_tokens = last[1:]
         for replica in self._replicas:
             if replica.load is None:

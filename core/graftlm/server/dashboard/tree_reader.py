@@ -8,7 +8,7 @@ from graftlm.processes.tokenizer_manager import TokenizerManager
 
 __all__ = ["TreeReader"]
 
-#: A result is reused for this long. Each scheduler walks its tree no more often, whatever the number of viewers.
+#: A result is reused for this long. So the number of viewers does not affect how often a scheduler walks its tree.
 _MAX_AGE_S: Final = 2.0
 
 

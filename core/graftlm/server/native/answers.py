@@ -97,7 +97,7 @@ class AnswerWriter:
         if self._input is None:
             start = self._prompt.logprob_start
             ids = () if start is None else self._request.prompt_token_ids[start:].tolist()
-            # The first entry has no log-probability, also if it is not the prompt's first token; SGLang's clients
+            # The first entry has no log-probability, even if it is not the prompt's first token; SGLang's clients
             # expect that. An aborted request may have computed only some of them.
             known = list(zip(ids, (output.prompt_logprobs or ())[start:], strict=False))
             self._input = {

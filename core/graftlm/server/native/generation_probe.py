@@ -21,7 +21,7 @@ _REUSE_S: Final = 1.0
 
 
 class GenerationProbe:
-    """Generates one token at a time, whatever the number of callers.
+    """Generates at most one token at a time, regardless of the number of callers.
 
     All its prompts share one cache namespace of their own. So they match no other request's prefix, and leave only one
     token in the cache.

@@ -120,7 +120,7 @@ class SamplingRequest(WireModel):
     grammar_backend: Text | None = Field(default=None, description="The name of the grammar backend to use.")
     jump_forward: bool | None = Field(
         default=None,
-        description="If false, every token under a grammar is sampled, also where the grammar leaves no choice. If "
+        description="If false, every token under a grammar is sampled, even if the grammar allows only one. If "
         "null or true, the server's `grammar.jump_forward` applies.",
     )
     speculation: bool | None = Field(
@@ -135,7 +135,7 @@ class SamplingRequest(WireModel):
         default=None, description="Name of a logits processor that a plugin provides -> its options."
     )
     sampling_seed: Annotated[int, Field(ge=0, le=2**63 - 1), WHOLE] | None = Field(
-        default=None, description="Makes sampling reproducible, whatever other requests are in the batch."
+        default=None, description="Makes sampling reproducible, regardless of the other requests in the batch."
     )
 
 

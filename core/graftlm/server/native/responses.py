@@ -47,7 +47,7 @@ _Entry = tuple[float | None, int, str | None]
 
 
 class MetaInfo(_Body):
-    """Information about a completion besides its text."""
+    """Information about a completion, in addition to its text."""
 
     id: str = Field(description="The request's id.")
     finish_reason: FinishReasonBody | None = Field(description="Null in all events of a stream before the last one.")
@@ -204,7 +204,7 @@ class ServerInfo(_Body):
 
 
 class ClassifyMeta(_Body):
-    """Information about a classified text besides its scores."""
+    """Information about a classified text, in addition to its scores."""
 
     id: str = Field(description="The request's id.")
     prompt_tokens: int

@@ -316,7 +316,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     owned_by: str = "graftlm"
     root: Annotated[str, msgspec.Meta(description="The path or name from which it was loaded.")]
-    max_model_len: Annotated[int, msgspec.Meta(description="Most tokens of prompt and answer together.")]
+    max_model_len: Annotated[int, msgspec.Meta(description="Maximum number of tokens of prompt and answer together.")]
     parent: Annotated[str | None, msgspec.Meta(description="The model to which an adapter belongs.")] = None
 
 

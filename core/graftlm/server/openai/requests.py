@@ -170,7 +170,7 @@ class SamplingFields(OpenAIModel):
     n: Annotated[int, Field(ge=1, le=128), WHOLE] | None = Field(default=1, description="Answers per prompt.")
     stop: _Stops | None = Field(default=None, description="Strings that end the output.")
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1), WHOLE] | None = Field(
-        default=None, description="Makes sampling reproducible, whatever other requests are in the batch."
+        default=None, description="Makes sampling reproducible, regardless of the other requests in the batch."
     )
     frequency_penalty: _Penalty | None = Field(
         default=0.0, description="Subtracted from a token's logit for each of its occurrences in the output."
@@ -227,7 +227,7 @@ class SamplingFields(OpenAIModel):
     grammar_backend: Text | None = Field(default=None, description="The name of the grammar backend to use.")
     jump_forward: bool | None = Field(
         default=None,
-        description="If false, every token under a grammar is sampled, also where the grammar leaves no choice. If "
+        description="If false, every token under a grammar is sampled, even if the grammar allows only one. If "
         "null or true, the server's `grammar.jump_forward` applies.",
     )
     speculation: bool | None = Field(
