@@ -83,7 +83,7 @@ def test_what_only_the_scheduler_finds_ends_with_2_and_one_message(tmp_path):
     done = run_serve(str(file), "--port", "0")
     assert done.returncode == 2, done.stderr
     (error,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert "memory.kv_tokens: 900,000,000,000 tokens take" in error
+    assert "memory.kv_tokens: 900,000,000,000 tokens need" in error
     assert "Traceback" not in done.stderr
     assert "serving on" not in done.stdout
 

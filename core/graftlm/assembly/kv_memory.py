@@ -33,7 +33,7 @@ class KVMemory:
 
     Attributes:
         dtype: dtype of the stored keys and values.
-        num_pages: number of pages; without `window`, of every layer.
+        num_pages: number of pages of each layer. With `window`, sliding-window layers have the window pages instead.
         window: the allocator of window pages; None if sliding-window layers do not have a memory of their own.
     """
 

@@ -20,12 +20,12 @@ def resolve_plugins(
     """Return the providers that a configuration selects.
 
     Args:
-        chosen: family -> the provider chosen for "auto", for families in which not only the rank decides; None: no
-            provider was chosen.
+        chosen: family -> its provider, for families that are set to "auto" and whose choice depends on more than the
+            rank. The value is None if no provider was chosen.
         fitting: what an automatic choice had to fit, such as "cpu/bfloat16".
 
-    Returns: an entry for each family with a provider. There is none for a family with "auto" that is missing in
-        `chosen`, if its provider depends on more than the rank.
+    Returns: an entry for each family with a provider. Families whose choice depends on more than the rank have none if
+        they are set to "auto" and are missing in `chosen`.
     """
     found: ResolvedPlugins = {}
     for selection in selections(config):

@@ -46,7 +46,7 @@ class LargestSteps:
 
     Attributes:
         num_rows: maximum number of requests in a step, all of which may sample.
-        prefill_tokens: most prompt tokens in a step.
+        prefill_tokens: maximum number of prompt tokens in a step.
         context_len: maximum number of tokens of a request.
         page_size: number of tokens in a page.
         graph_sizes: numbers of requests for which a step is captured; empty without graphs.

@@ -30,7 +30,7 @@ class PreparedRequest:
     Attributes:
         index: index among the requests.
         body: the body as JSON, encoded before the measurement.
-        asked_tokens: most output tokens that it requests.
+        asked_tokens: maximum number of output tokens that it requests.
     """
 
     index: int

@@ -17,7 +17,7 @@ __all__ = ["read_dataset"]
 _Count = Annotated[int, msgspec.Meta(ge=1)]
 _TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
-#: Most errors that are reported, since a wrong file has thousands of the same error.
+#: Maximum number of reported errors, since a wrong file has thousands of the same error.
 _MAX_ERRORS: Final = 10
 
 
@@ -36,8 +36,8 @@ def read_dataset(path: Path, max_prompts: int | None, output_tokens: int, accept
     "max_tokens" or "output_tokens", which mean the same. Other keys and empty lines are ignored.
 
     Args:
-        max_prompts: most prompts to read; None: read the whole file.
-        output_tokens: most tokens to generate, for lines that do not contain it.
+        max_prompts: maximum number of prompts to read; None: read the whole file.
+        output_tokens: maximum number of tokens to generate, for lines that do not contain it.
         accepts: the forms of prompts that the API accepts.
 
     Raises:

@@ -42,7 +42,7 @@ class WorkItem:
 
     Attributes:
         prompt: the prompt.
-        output_tokens: most tokens to generate.
+        output_tokens: maximum number of tokens to generate.
     """
 
     prompt: Prompt

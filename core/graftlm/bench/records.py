@@ -31,7 +31,7 @@ class RequestRecord:
         last_token_s: time from sending to the last chunk.
         e2e_s: time from sending to the end of the answer.
         tpot_s: mean time per token after the first chunk.
-        asked_tokens: most output tokens that it requested.
+        asked_tokens: maximum number of output tokens that it requested.
         prompt_tokens, cached_tokens, output_tokens: the server's counts; None: the server sent none.
         num_chunks: number of chunks; a chunk is the data of one read that contained new tokens.
         gaps_s: times between consecutive chunks.

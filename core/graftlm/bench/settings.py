@@ -30,9 +30,9 @@ class BenchSettings:
         num_prompts: number of requests; None: 200, or the size of the dataset.
         request_rate: arrivals per second; None: as fast as `concurrency` permits.
         burstiness: shape of the gamma distribution of the gaps between arrivals; 1 is a Poisson process.
-        concurrency: most requests that run at the same time; None: no limit.
+        concurrency: maximum number of requests that run at the same time; None: no limit.
         prompt_tokens: length of a random prompt, including its shared prefix.
-        output_tokens: most tokens to generate, for lines of the dataset that do not contain it.
+        output_tokens: maximum number of tokens to generate, for lines of the dataset that do not contain it.
         shared_prefix_tokens: length of the prefix that random prompts share with other prompts.
         num_prefixes: number of different shared prefixes.
         warmup: number of requests before the measurement, one after the other.

@@ -93,7 +93,7 @@ def make_workload(settings: BenchSettings, accepts: tuple[type, ...], vocab_size
 
 
 def ordinary_token_ids(vocab_size: int) -> range:
-    """Return token ids that are probably not special; only the tokenizer could show it for certain."""
+    """Return token ids that are probably not special. Only the tokenizer has the exact list of special tokens."""
     high = vocab_size - int(vocab_size * _HIGH_SHARE)
     return range(min(_NUM_LOW_IDS, vocab_size // 2), high)
 

@@ -28,7 +28,7 @@ __all__ = ["app"]
 #: Number of columns if the output is not a terminal. Each row of a table fits into one line.
 _PIPE_WIDTH = 200
 
-#: Most lines to show of the notes that hypothesis adds to an error, such as the steps that led to it.
+#: Maximum number of lines shown of the notes that hypothesis adds to an error, such as the steps that led to it.
 _NOTES_SHOWN = 40
 
 #: Exit status if a plugin violates its contract.

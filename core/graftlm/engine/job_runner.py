@@ -23,7 +23,7 @@ class JobRunner:
 
     Args:
         thread: the engine's thread.
-        max_queued: most requests that may wait in the engine's queue.
+        max_queued: maximum number of requests that may wait in the engine's queue.
     """
 
     def __init__(self, thread: EngineThread, max_queued: int) -> None:

@@ -12,7 +12,7 @@ __all__ = ["CheckThreads"]
 
 T = TypeVar("T")
 
-#: Most checks that run at the same time, including those that hang.
+#: Maximum number of checks that run at the same time, including those that hang.
 _MAX_THREADS: Final = 8
 #: Nearly all checks take less, except the first one of a backend, which loads it.
 _MAX_TURN_S: Final = 1.0

@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 #: The first frame of every message.
 TOPIC = b"kv_events"
 
-#: Most batches that are queued for a slow subscriber. Further ones are dropped for it, which it notices by `seq`. Each
-#: subscriber has its own queue, and a batch of long prompts can have hundreds of kilobytes.
+#: Maximum number of batches that are queued for a slow subscriber. Further batches are dropped. The subscriber can
+#: detect this by `seq`. Each subscriber has its own queue, and a batch of long prompts can have hundreds of kilobytes.
 _QUEUED_BATCHES = 500
 
 

@@ -47,7 +47,7 @@ class TraceRecorder:
             block_tokens: number of tokens in a block.
             clock: the clock of `FinishedRequest.arrived_s`, monotonic, in seconds.
             wall_clock: returns Unix time in seconds. It is read only once, so that timestamps never decrease.
-            max_waiting: most requests that may wait for the disk; further ones are not recorded.
+            max_waiting: maximum number of requests that may wait for the disk; further ones are not recorded.
 
         Raises:
             ConfigError: the file cannot be opened.

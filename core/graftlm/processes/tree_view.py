@@ -7,9 +7,9 @@ from graftlm.contracts import NodeView, PrefixCache
 
 __all__ = ["tree_view"]
 
-#: Most nodes that are read: walking a larger tree would delay the steps.
+#: Maximum number of nodes that are read. Walking a larger tree would delay the steps.
 _MAX_WALKED = 5_000
-#: Most tokens that are returned for a node.
+#: Maximum number of tokens that are returned for a node.
 _MAX_TOKENS = 32
 
 
@@ -17,7 +17,7 @@ def tree_view(cache: PrefixCache, limit: int, now_s: float) -> dict[str, Any]:
     """Return the largest nodes of a cache, with their ancestors.
 
     Args:
-        limit: most nodes to return.
+        limit: maximum number of nodes to return.
         now_s: reading of the clock with which the cache was created, in seconds.
 
     Returns: {"nodes": [...], "total_nodes": n}; n is the number of nodes in the cache, but at most 5,000.

@@ -17,7 +17,7 @@ class TreeReader:
 
     Args:
         clock: a monotonic clock, in seconds.
-        limit: most nodes to return of each tree; the largest nodes are returned.
+        limit: maximum number of nodes to return of each tree. The largest nodes are returned.
     """
 
     def __init__(self, manager: TokenizerManager, clock: Callable[[], float], limit: int) -> None:
