@@ -1,4 +1,4 @@
-"""Sends requests made from the server's own OpenAPI document, right and wrong ones, and looks for server errors.
+"""Sends valid and invalid requests, generated from the server's own OpenAPI document, and reports server errors.
 
 python tests/server/fuzz.py [--cases 5000] [--seed 0]
 """
@@ -37,14 +37,14 @@ CONFIG = {
         "files": {"path": FILES.name},
     },
 }
-#: Nothing answers while paused, so this one is tried alone elsewhere.
+#: Pauses generation, so that no request is answered; tests/server/test_native_control.py tests it.
 LEFT_OUT = {"/pause_generation"}
 PROMPTS = {"prompt", "text", "input_ids", "input", "tokens"}
 NEEDED = {"messages", "prompt", "text", "input_ids", "input", "tokens", "rid", "sampling_params", "max_tokens"}
 
 
 def fuzz(url, num_cases, seed, advance=lambda: None):
-    """Send at least `num_cases` requests; returns a counter of statuses by operation, and the failures."""
+    """Send at least `num_cases` requests; return the number of answers by operation and status, and the failures."""
     schema = schemathesis.openapi.from_url(url + "/openapi.json")
     operations = [result.ok() for result in schema.get_all_operations()]
     operations = [operation for operation in operations if operation.path not in LEFT_OUT]
@@ -55,7 +55,7 @@ def fuzz(url, num_cases, seed, advance=lambda: None):
             takes_a_body = operation.method.lower() == "post" and "profile" not in operation.path
             num_examples = 2 + missing // 20 if takes_a_body else 1
             for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
-                with suppress(hypothesis.errors.Unsatisfiable):  # nothing can be wrong without parameters
+                with suppress(hypothesis.errors.Unsatisfiable):  # without parameters, no parameter can be wrong
                     strategy = operation.as_strategy(generation_mode=mode)
                     send(strategy, mode, num_examples, seed, session, url, statuses, failures, advance, operation.label)
         seed += 1
@@ -63,7 +63,9 @@ def fuzz(url, num_cases, seed, advance=lambda: None):
 
 
 def plain(body, rng):
-    """Leave a few of a body's optional fields, and mend what no schema can say, so that more requests get far."""
+    """Keep only a few of a body's optional fields, and correct what a schema cannot express, so that more requests
+    are valid.
+    """
     if not isinstance(body, dict):
         return body
     kept = set(rng.sample(sorted(body), min(len(body), rng.randrange(4)))) - {"model"}
@@ -83,7 +85,7 @@ def plain(body, rng):
 
 
 def mended(prompt):
-    """Return a prompt without what is in no vocabulary and no Unicode text."""
+    """Return a prompt without token ids outside the vocabulary and without text that is not Unicode."""
     if isinstance(prompt, list):
         return [mended(part) for part in prompt[:4]]
     if isinstance(prompt, str):
@@ -109,7 +111,7 @@ def send(strategy, mode, num_examples, seed, session, url, statuses, failures, a
         try:
             answer = case.call(base_url=url, session=session, timeout=60)
         except (UnicodeError, requests.exceptions.InvalidHeader, requests.exceptions.InvalidURL):
-            return  # it cannot be sent by this client
+            return  # this client cannot send it
         statuses[label, answer.status_code] += 1
         advance()
         if answer.status_code >= 500 and answer.status_code != 503:

@@ -29,31 +29,31 @@ CONFIG = {
     "memory": {"kv_tokens": 8192},
     "server": {"log_level": "warning"},
 }
-#: Usual soft limit of open files of a login shell; the server starts with it.
+#: The usual soft limit of open files of a login shell. The server starts with it.
 SOFT_FILE_LIMIT = 1024
-#: A normal request that takes longer is lost.
+#: A normal request that takes longer counts as lost.
 NORMAL_TIMEOUT_S = 30.0
 PIECE = b"a" * 65536
-#: What one connection sends at most.
+#: The most bytes that one connection sends.
 MAX_SENT_BYTES = 256 * 2**20
 
-#: Of a web page whose name points to this machine, and others that are not this server's.
+#: The Host of a web page whose name resolves to this machine, and other names that are not this server's.
 FOREIGN_HOSTS = ("evil.example", "evil.example:{port}", "127.0.0.1.evil.example", "localhost.evil.example", "10.1.2.3")
-#: No Host at all.
+#: A request without a Host field.
 MALFORMED_HOSTS = ("127.0.0.1@evil.example", "evil.example/127.0.0.1", "127.0.0.1:port", "[::1", "a b", "")
 REFUSALS = {"host_not_allowed", "invalid_host"}
 
 
 @dataclass
 class Outcome:
-    """What one attack did to the server.
+    """The effect of one attack on the server.
 
     Attributes:
-        rss_growth_mib: peak of the main process over what it had before.
+        rss_growth_mib: peak memory of the main process minus its memory before the attack.
         num_lost: normal requests without an answer in time.
         num_wrong: attacking requests that were served and should have been refused.
         num_left_open: connections that sent no complete request and were still open at the end.
-        note: what the attack saw.
+        note: observations of the attack.
     """
 
     attack: str
@@ -69,14 +69,14 @@ class Outcome:
 
 @dataclass
 class Limits:
-    """How much each attack may do.
+    """The bounds of each attack.
 
     Attributes:
-        seconds: an attack ends after these.
-        connections: of the attacks that open many.
+        seconds: maximum duration of an attack.
+        connections: number of connections of the attacks that open many.
         probes: concurrent requests for /health_generate.
-        max_bytes: what one connection sends.
-        paths: routes to try foreign Hosts on; 0 is all.
+        max_bytes: maximum number of bytes that one connection sends.
+        paths: number of routes that are tried with foreign Hosts; 0 means all.
     """
 
     seconds: float = 45.0
@@ -119,7 +119,7 @@ async def _close(writer):
 
 
 async def endless(site, limits, outcome, beginning, piece, num_connections=1):
-    """Send a beginning, then one piece again and again, until the server closes or a bound is reached."""
+    """Send the beginning, then one piece repeatedly, until the server closes the connection or a limit is reached."""
     taken, closed = 0, 0
 
     async def one():
@@ -183,7 +183,7 @@ async def pipelining(site, limits, outcome):
 
 
 async def _hold(site, limits, outcome, num_connections, beginning, piece):
-    """Open connections and leave them, or send a piece a second; count those that the server leaves open."""
+    """Open connections and leave them idle, or send one piece per second; count those that the server keeps open."""
     opened, refused = [], 0
     end_s = time.monotonic() + limits.seconds
     for _ in range(num_connections):
@@ -242,7 +242,9 @@ async def health_generate(site, limits, outcome):
 
 
 def _operations(url):
-    """Return (method, path) of every route: those of the OpenAPI document, of the dashboard, and both flush_cache."""
+    """Return (method, path) of every route: those of the OpenAPI document and of the dashboard, and both methods of
+    flush_cache.
+    """
     from graftlm.server.dashboard.pages import PAGE_PATHS
 
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=NORMAL_TIMEOUT_S)
@@ -253,7 +255,7 @@ def _operations(url):
     found |= {("GET", path) for path in PAGE_PATHS}
     found |= {("GET", "/flush_cache"), ("GET", "/dashboard/state"), ("POST", "/dashboard/tree"), ("GET", "/metrics")}
     found |= {("GET", "/openapi.json"), ("GET", "/nowhere"), ("OPTIONS", "/generate"), ("HEAD", "/")}
-    # Nothing is answered while generation is paused.
+    # While generation is paused, no request is answered.
     return sorted(found - {("POST", "/pause_generation")})
 
 
@@ -316,11 +318,11 @@ ATTACKS: tuple[Attack, ...] = (
 )
 
 
-# -- what the attacks cost ---------------------------------------------------------------------------------------------
+# -- measurement of the attacks' cost ----------------------------------------------------------------------------------
 
 
 def normal_client(url):
-    """Send a small request every 50 ms over a connection of its own until standard input ends; print latencies."""
+    """Send a small request every 50 ms over a separate connection until standard input ends; print the latencies."""
     import select
 
     netloc, number = urlsplit(url).netloc, 0
@@ -342,13 +344,13 @@ def normal_client(url):
 
 @contextlib.contextmanager
 def measured(server, outcome):
-    """Measure the main process's memory and a normal client's latency while the block runs."""
+    """Measure the memory of the main process and the latency of a normal client while the block runs."""
     process = psutil.Process(server.process.pid)
     before = process.memory_info().rss
     client = subprocess.Popen(
         [sys.executable, __file__, "--normal-client", server.url], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
-    lines = [json.loads(client.stdout.readline())]  # it runs
+    lines = [json.loads(client.stdout.readline())]  # the client has started
     start_s = time.monotonic()
     watch = _PeakWatch(process)
     with watch:
@@ -361,7 +363,7 @@ def measured(server, outcome):
 
 
 class _PeakWatch:
-    """Reads a process's memory every 20 ms in a thread."""
+    """Reads a process's memory every 20 ms in a thread, and keeps the maximum."""
 
     def __init__(self, process):
         import threading
@@ -386,7 +388,7 @@ class _PeakWatch:
 
 
 def run(server, attacks=ATTACKS, limits=None):
-    """Run attacks against a server, one after the other; returns an outcome for each."""
+    """Run attacks against a server, one after the other; return the outcome of each."""
     limits = limits or Limits()
     outcomes = []
     for attack in attacks:
@@ -398,12 +400,12 @@ def run(server, attacks=ATTACKS, limits=None):
 
 
 def num_files(server):
-    """Return how many files a server's main process has open."""
+    """Return the number of files that a server's main process has open."""
     return psutil.Process(server.process.pid).num_fds()
 
 
 def starve(server, num_connections, seconds):
-    """Hold connections that a server cannot accept; returns its main process's CPU time as a share of a core."""
+    """Hold connections that a server cannot accept; return the CPU time of its main process as a share of one core."""
     process, site = psutil.Process(server.process.pid), Site(server.url)
     outcome = Outcome("starve")
     before_s, start_s = sum(process.cpu_times()[:2]), time.monotonic()
@@ -413,7 +415,7 @@ def starve(server, num_connections, seconds):
 
 @contextlib.contextmanager
 def file_limit(soft):
-    """Have processes that start in the block inherit a soft limit of open files."""
+    """Set the soft limit of open files that processes started in the block inherit."""
     before, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, hard), hard))
     try:
@@ -424,7 +426,7 @@ def file_limit(soft):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=45.0, help="of each attack at most")
+    parser.add_argument("--seconds", type=float, default=45.0, help="maximum duration of each attack")
     parser.add_argument("--connections", type=int, default=1200)
     parser.add_argument("--attack", action="append", choices=[attack.__name__ for attack in ATTACKS])
     parser.add_argument("--json", help="file for the figures")

@@ -1,4 +1,5 @@
-"""Kills a server's processes at random under mixed traffic, and checks that no request is lost and none goes wrong.
+"""Kills a server's processes at random under mixed load, and checks that every request ends with a correct answer or a
+clear error.
 
 python tests/server/kill_storm.py [--kills 200] [--seed 0] [--minutes 60 --kill-every-s 60] [--clients 6]
 
@@ -37,27 +38,27 @@ CONFIG = {
     "parallel": {"data": 2},
     "server": {"restart": True, "watchdog_s": 2.0, "log_level": "info"},
 }
-#: How long a client waits for an answer. A longer wait is a request that hangs.
+#: A client's timeout, in seconds. A request that takes longer counts as hanging.
 REQUEST_LIMIT_S = 120.0
-#: How long a server may take to be healthy after a kill.
+#: Within how many seconds a server must be healthy after a kill.
 RECOVERY_LIMIT_S = 90.0
-#: By how many bytes main may grow, beside a tenth, over the last three quarters of a storm.
+#: By how many bytes, in addition to 10 %, the main process may grow over the last three quarters of a run.
 MEMORY_SLACK = 16 << 20
-#: What is not an error: the server was told to refuse, or could not do otherwise, and says so.
+#: Statuses that are not failures: the server refuses the request, or cannot serve it, and its error states the reason.
 CLEAR_ERRORS = {429, 503}
-#: name -> by how much the last norm is rolled. Answers are compared with those of the same weights.
+#: name -> by how many places the last norm is rolled. Answers are compared with answers of the same weights.
 VERSIONS = {"default": 0, "rolled": 1}
 SCHEMA = {"type": "object", "properties": {"day": {"enum": ["Monday", "Friday"]}, "n": {"type": "integer"}}}
 PROMPTS = ("2 plus 3 is", "The capital of France is", "Which day comes after Thursday?", "Once upon a time")
 
 
 @dataclass(frozen=True)
-class Ask:
-    """One kind of greedy request, whose answer is known.
+class GreedyRequest:
+    """One kind of greedy request with a known answer.
 
     Attributes:
-        name: of the kind, for the table.
-        body: of /generate.
+        name: name of the kind, for the table.
+        body: body of the request to /generate.
     """
 
     name: str
@@ -68,29 +69,29 @@ class Ask:
         return json.dumps(self.body, sort_keys=True)
 
 
-def make_asks(prompts):
-    """Return every greedy request that the storm sends."""
+def make_greedy_requests(prompts):
+    """Return every greedy request that the clients send."""
     kinds = {
         "plain": {},
         "json_schema": {"json_schema": json.dumps(SCHEMA | {"required": ["day", "n"], "additionalProperties": False})},
         "regex": {"regex": "[0-9]{1,4}( is [a-z]{2,8})?"},
         "ebnf": {"ebnf": 'root ::= "yes" | "no" | "perhaps " root'},
     }
-    asks = []
+    found = []
     for text, (name, grammar), adapter in itertools.product(prompts, kinds.items(), (None, "kept")):
         sampling = {"temperature": 0, "max_new_tokens": 32} | grammar
         body = {"text": text, "sampling_params": sampling} | ({"lora_path": adapter} if adapter else {})
-        asks.append(Ask(name if adapter is None else f"{name}+adapter", body))
-    return asks
+        found.append(GreedyRequest(name if adapter is None else f"{name}+adapter", body))
+    return found
 
 
 @dataclass
 class Report:
-    """What came of a storm.
+    """The result of a run.
 
     Attributes:
-        outcomes: how many requests by (kind, outcome).
-        failures: what must not happen, in words.
+        outcomes: number of requests by (kind, outcome).
+        failures: descriptions of all failures.
         memory: (seconds since the start, process, bytes resident), in order.
         recovery_s: how long each kill kept the server unhealthy.
     """
@@ -111,14 +112,14 @@ class Report:
 
 
 class Storm:
-    """Clients that send requests, and one operator who kills processes."""
+    """Clients that send requests, and a thread that kills processes."""
 
     def __init__(self, server, folder, seed, num_clients, prompts=PROMPTS):
         self.server, self.folder = server, folder
         self.report = Report()
         self._rng = random.Random(seed)
         self._seed = seed
-        self._asks = make_asks(prompts)
+        self._greedy_requests = make_greedy_requests(prompts)
         self._expected = {}
         self._norms = {name: rolled_norm("demo", shift) for name, shift in VERSIONS.items()}
         self._version = "default"
@@ -131,22 +132,24 @@ class Storm:
         ]
         self._others = [threading.Thread(target=self._load_adapters, daemon=True)]
 
-    # -- before the storm --------------------------------------------------------------------------------------------
+    # -- before the kills ----------------------------------------------------------------------------------------------
 
     def record(self):
-        """Keep the answer to every greedy request, for every version of the weights."""
+        """Record the answer to every greedy request, for every version of the weights."""
         call(self.server.url, "/load_lora_adapter", self._adapter("kept", 7))
         for version in reversed(VERSIONS):
             self._update(version)
-            for ask in self._asks:
-                self._expected[version, ask.key] = call(self.server.url, "/generate", ask.body)["output_ids"]
-        differing = sum(self._expected["default", a.key] != self._expected["rolled", a.key] for a in self._asks)
+            for request in self._greedy_requests:
+                self._expected[version, request.key] = call(self.server.url, "/generate", request.body)["output_ids"]
+        differing = sum(
+            self._expected["default", a.key] != self._expected["rolled", a.key] for a in self._greedy_requests
+        )
         assert differing > 0, "the versions must be told apart by their answers"
 
-    # -- the storm ---------------------------------------------------------------------------------------------------
+    # -- the kills -----------------------------------------------------------------------------------------------------
 
     def run(self, num_kills, kill_every_s=None, end_s=None, advance=lambda: None):
-        """Kill `num_kills` times, or until the monotonic clock shows `end_s`."""
+        """Kill `num_kills` times, or until the monotonic clock reaches `end_s`."""
         self.note_memory()
         for thread in (*self._clients, *self._others):
             thread.start()
@@ -167,7 +170,9 @@ class Storm:
         self._settle()
 
     def _hurt(self):
-        """Kill or stop a process, replace weights now and then, and wait for health; returns whether it came."""
+        """Kill or stop a process, sometimes replace weights, and wait for health; return whether the server became
+        healthy.
+        """
         victim = self._rng.choice(["scheduler-0", "scheduler-1", "detokenizer"])
         pid = self._pids().get(victim)
         if pid is None:
@@ -175,7 +180,7 @@ class Storm:
         start_s = time.monotonic()
         how = self._rng.choice(["SIGKILL", "SIGKILL", "SIGSTOP, SIGCONT", "SIGSTOP, SIGKILL", "SIGKILL while starting"])
         self.report.faults[f"{victim.split('-')[0]}: {how}"] += 1
-        with suppress(ProcessLookupError):  # it has ended by itself, which `_recover` sees
+        with suppress(ProcessLookupError):  # the process has already ended, which `_recover` notices
             if how.startswith("SIGSTOP"):
                 os.kill(pid, signal.SIGSTOP)
                 self._stop.wait(self._rng.uniform(0.0, 3.0))
@@ -189,7 +194,7 @@ class Storm:
                 with suppress(TimeoutError):
                     wait_until(lambda: self._pids().get(victim, pid) != pid, 10)
                     self._kill(self._pids()[victim])
-        if self._rng.random() < 0.3:  # at any moment of the recovery
+        if self._rng.random() < 0.3:  # at a random time during the recovery
             with suppress(RuntimeError, OSError):
                 self._update(self._rng.choice(list(VERSIONS)), self._rng.random() < 0.3)
         lives = self._recover()
@@ -202,7 +207,9 @@ class Storm:
         os.kill(pid, signal.SIGKILL)
 
     def _recover(self):
-        """Wait until every process runs, those killed have ended, and the server is healthy; returns whether it is."""
+        """Wait until every process runs, all killed processes have ended, and the server is healthy; return whether
+        it is.
+        """
         end_s = time.monotonic() + RECOVERY_LIMIT_S
         while time.monotonic() < end_s:
             with suppress(requests.RequestException, RuntimeError, OSError):
@@ -217,7 +224,7 @@ class Storm:
                     and "died" not in answer.text
                     and "not answered" not in answer.text
                 ):
-                    call(self.server.url, "/generate", self._asks[0].body)
+                    call(self.server.url, "/generate", self._greedy_requests[0].body)
                     return True
             time.sleep(0.05)
         self.fail(f"not healthy {RECOVERY_LIMIT_S:.0f} s after a fault: {self._health()}\n{self.server.log[-3000:]}")
@@ -229,7 +236,7 @@ class Storm:
         self._version = version
 
     def _load_adapters(self):
-        """Load adapters, use and unload them, as long as the storm lasts."""
+        """Load, use and unload adapters until the run ends."""
         rng, number = random.Random(self._seed + 1000), 0
         while not self._stop.is_set():
             number += 1
@@ -247,7 +254,7 @@ class Storm:
         path = write_random_adapter(self.folder / f"adapter-{seed}", demo_checkpoint(), seed)
         return {"lora_name": name, "lora_path": str(path)}
 
-    # -- clients -----------------------------------------------------------------------------------------------------
+    # -- clients -------------------------------------------------------------------------------------------------------
 
     def _send_requests(self, index):
         rng = random.Random(f"{self._seed} {index}")
@@ -257,22 +264,25 @@ class Storm:
                 self.report.num_sent += 1
             try:
                 rng.choice(kinds)(rng)
-            except Exception as error:  # a client must go on, and its fault be seen
+            except Exception as error:  # a client must continue, and its error must be reported
                 self.fail(f"a client failed: {type(error).__name__}: {error}")
             with self._lock:
                 self.report.num_ended += 1
 
     def _greedy(self, rng):
-        ask = rng.choice(self._asks)
-        status, answer = self._post("/generate", ask.body)
-        self._check(ask, ask.name, status, answer)
+        request = rng.choice(self._greedy_requests)
+        status, answer = self._post("/generate", request.body)
+        self._check(request, request.name, status, answer)
 
     def _stream(self, rng):
-        ask = rng.choice(self._asks)
-        name = f"stream {ask.name}"
+        request = rng.choice(self._greedy_requests)
+        name = f"stream {request.name}"
         try:
             with requests.post(
-                self.server.url + "/generate", json=ask.body | {"stream": True}, stream=True, timeout=REQUEST_LIMIT_S
+                self.server.url + "/generate",
+                json=request.body | {"stream": True},
+                stream=True,
+                timeout=REQUEST_LIMIT_S,
             ) as answer:
                 if answer.status_code != 200:
                     self.note(name, answer.status_code)
@@ -288,7 +298,7 @@ class Storm:
         if "error" in last:
             self.note(name, "error event")
         else:
-            self._check(ask, name, 200, last)
+            self._check(request, name, 200, last)
 
     def _several(self, rng):
         sampling = {"n": rng.randrange(2, 5), "max_new_tokens": 24, "temperature": 1.0, "regex": "[a-z ]{1,30}"}
@@ -298,7 +308,7 @@ class Storm:
         self.note("n > 1", status)
 
     def _leave(self, rng):
-        """Close the connection after a few events, or before the first."""
+        """Close the connection after a few events, or before the first one."""
         body = {"text": rng.choice(PROMPTS), "sampling_params": {"max_new_tokens": 300, "ignore_eos": True}}
         url, options = self.server.url + "/generate", {"stream": True, "timeout": REQUEST_LIMIT_S}
         with suppress(requests.RequestException), requests.post(url, json=body | {"stream": True}, **options) as answer:
@@ -316,7 +326,7 @@ class Storm:
         self.note("aborted", kind if kind != "length" else 200)
 
     def _post(self, path, body):
-        """Return the status and the JSON; the status is the error's name when there is no answer."""
+        """Return the status and the JSON body; without an answer, the name of the error instead of the status."""
         start_s = time.monotonic()
         try:
             answer = requests.post(self.server.url + path, json=body, timeout=REQUEST_LIMIT_S)
@@ -327,25 +337,25 @@ class Storm:
             with self._lock:
                 self.report.longest_s = max(self.report.longest_s, time.monotonic() - start_s)
 
-    def _check(self, ask, name, status, answer):
+    def _check(self, request, name, status, answer):
         if status != 200:
             self.note(name, status)
             return
         meta = answer["meta_info"]
-        if meta["finish_reason"]["type"] == "abort":  # an update of weights ended it
+        if meta["finish_reason"]["type"] == "abort":  # an update of the weights ended the request
             self.note(name, "abort")
             return
-        expected = self._expected[meta["weight_version"], ask.key]
+        expected = self._expected[meta["weight_version"], request.key]
         if answer["output_ids"] != expected:
             self.fail(
-                f"{name}, weights {meta['weight_version']}: {answer['output_ids']}, expected {expected}: {ask.body}"
+                f"{name}, weights {meta['weight_version']}: {answer['output_ids']}, expected {expected}: {request.body}"
             )
         self.note(name, 200)
 
-    # -- what is noted -----------------------------------------------------------------------------------------------
+    # -- records -------------------------------------------------------------------------------------------------------
 
     def note(self, kind, outcome, allowed=frozenset()):
-        """Count how a request ended; what is neither an answer nor a clear error is a failure."""
+        """Count an outcome of a request; an outcome that is neither an answer nor a clear error is a failure."""
         good = {200, "abort", "left", "error event"} | CLEAR_ERRORS | set(allowed)
         with self._lock:
             self.report.outcomes[kind, str(outcome)] += 1
@@ -357,7 +367,7 @@ class Storm:
             self.report.failures.append(f"{time.monotonic() - self._start_s:.1f} s: {text}")
 
     def _pids(self):
-        """Return the ids of main's child processes by name, which is the last word of their command lines."""
+        """Return name -> process id of main's child processes. The name is the last word of the command line."""
         found = {}
         for process in psutil.Process(self.server.process.pid).children():
             with suppress(psutil.Error, IndexError):
@@ -365,21 +375,21 @@ class Storm:
         return found
 
     def note_memory(self):
-        """Keep the resident memory of every process."""
+        """Record the resident memory of every process."""
         now_s = time.monotonic() - self._start_s
         for name, pid in ({"main": self.server.process.pid} | self._pids()).items():
             with suppress(psutil.Error):
                 self.report.memory.append((now_s, name, pid, psutil.Process(pid).memory_info().rss))
 
-    # -- after the storm ---------------------------------------------------------------------------------------------
+    # -- after the kills -----------------------------------------------------------------------------------------------
 
     def _settle(self):
-        """Check that nothing is left: requests, pages, and answers as before."""
+        """Check that no request or page is left, and that answers are as before."""
         if not self._recover():
             return
-        for ask in self._asks:
-            status, answer = self._post("/generate", ask.body)
-            self._check(ask, f"{ask.name}, at the end", status, answer)
+        for request in self._greedy_requests:
+            status, answer = self._post("/generate", request.body)
+            self._check(request, f"{request.name}, at the end", status, answer)
         loads = []
 
         def is_idle():
@@ -400,13 +410,13 @@ class Storm:
 
 
 def main_memory(report):
-    """Return the resident bytes of main after a quarter of the storm, and at its end."""
+    """Return main's resident bytes after a quarter of the run and at its end."""
     values = [rss for _, name, _, rss in report.memory if name == "main"]
     return values[len(values) // 4], values[-1]
 
 
 def storm(num_kills, seed, num_clients=6, kill_every_s=None, minutes=None, advance=lambda: None, prompts=PROMPTS):
-    """Run a server, and kill its processes; returns the report."""
+    """Run a server, and kill its processes; return the report."""
     with tempfile.TemporaryDirectory(prefix="graftlm-storm-") as name:
         folder = Path(name)
         with ServerProcess(ageable(CONFIG, folder), environment={"OMP_NUM_THREADS": "1"}) as server:
@@ -438,8 +448,10 @@ def main():
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--clients", type=int, default=6)
-    parser.add_argument("--minutes", type=float, help="go on for this long, instead of a number of kills")
-    parser.add_argument("--kill-every-s", type=float, help="seconds from a recovery to the next kill; else up to 1.5")
+    parser.add_argument("--minutes", type=float, help="duration of the run, instead of a number of kills")
+    parser.add_argument(
+        "--kill-every-s", type=float, help="seconds from a recovery to the next kill; default: up to 1.5"
+    )
     arguments = parser.parse_args()
     console = Console()
     start_s, num_done = time.monotonic(), itertools.count(1)

@@ -1,4 +1,4 @@
-"""Who may use which route, and which paths may be loaded: over all routes of the application."""
+"""Access to routes and to checkpoint paths, tested on all routes of the application."""
 
 import os
 from unittest.mock import AsyncMock, Mock
@@ -61,7 +61,7 @@ async def is_refused(app, path, body, key, client, method="POST"):
     return answer.status == 403
 
 
-def test_every_route_that_takes_a_post_has_a_role():
+def test_every_post_route_has_a_role():
     paths = application().openapi()["paths"]
     posts = {path for path, methods in paths.items() if "post" in methods} | {"/dashboard/tree"}
     assert posts <= ADMIN.keys() | OPERATOR.keys() | CLIENT
@@ -83,19 +83,19 @@ def test_every_route_that_takes_a_post_has_a_role():
         ({"api_key": "key", "open_admin": True}, "key", "192.0.2.1", True, True),
     ],
 )
-async def test_the_table_of_the_docs(server, key, client, may_operate, may_administer):
+async def test_every_route_is_refused_as_the_table_in_the_docs_says(server, key, client, may_operate, may_administer):
     app = application(**server)
     for path, body in OPERATOR.items():
         assert await is_refused(app, path, body, key, client) != may_operate, path
     for path in ("/flush_cache", "/cache_snapshot"):
         assert await is_refused(app, path, b"", key, client, "GET") != may_operate, path
     for path, body in ADMIN.items():
-        if not may_administer or path != "/load_lora_adapter":  # that one refuses the path
+        if not may_administer or path != "/load_lora_adapter":  # this route refuses the path
             assert await is_refused(app, path, body, key, client) != may_administer, path
 
 
 @pytest.mark.parametrize(("path", "is_served"), [("/health", True), ("/", False), ("/server_info", False)])
-async def test_only_health_checks_may_come_for_an_address_that_is_not_listed(path, is_served):
+async def test_only_health_checks_are_served_under_unlisted_hosts(path, is_served):
     app = application(host="0.0.0.0", allow_anonymous=True, allowed_hosts=["llm.example.org"])
     answer = await call(app, "GET", path, [("Host", "10.1.2.3:30000")])
     assert (answer.status != 403) == is_served
@@ -103,7 +103,7 @@ async def test_only_health_checks_may_come_for_an_address_that_is_not_listed(pat
 
 @pytest.fixture
 def places(tmp_path):
-    """Folders inside and outside of what a server may load, with links between them."""
+    """Folders inside and outside of the checkpoint roots, with symbolic links between them."""
     for name in ("model", "adapter", "root/inner", "outside"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "root" / "out").symlink_to(tmp_path / "outside")
@@ -135,7 +135,7 @@ def checkpoint_paths(places):
         ("in", "root/inner"),
     ],
 )
-def test_paths_in_the_roots_are_admitted_without_their_links(places, path, admitted):
+def test_paths_in_the_roots_are_admitted_with_links_resolved(places, path, admitted):
     assert checkpoint_paths(places).admit(f"{places}/{path}", "p") == os.path.realpath(places / admitted)
 
 
@@ -146,7 +146,7 @@ def test_paths_in_the_roots_are_admitted_without_their_links(places, path, admit
         *("{}/model\x00", "{}/\ud800", "/", "/etc", "~", "~root", "demo", "root", ".", "", "{}/" + "x" * 100_000),
     ],
 )
-def test_all_other_paths_are_refused_alike(places, path):
+def test_all_other_paths_are_refused_with_the_same_message(places, path):
     with pytest.raises(ApiError) as refused:
         checkpoint_paths(places).admit(path.replace("{}", str(places)), "lora_path")
     assert (refused.value.status, refused.value.code) == (403, "path_not_allowed")
@@ -155,7 +155,7 @@ def test_all_other_paths_are_refused_alike(places, path):
     )
 
 
-def test_the_name_of_the_served_model_is_admitted_as_it_is(tmp_path, monkeypatch):
+def test_the_name_of_the_served_model_is_admitted_unchanged(tmp_path, monkeypatch):
     paths = CheckpointPaths(EngineConfig(model="demo"))
     assert paths.admit("demo", "model_path") == "demo"
     (tmp_path / "demo").mkdir()

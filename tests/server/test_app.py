@@ -1,7 +1,7 @@
-"""The whole application: what stands in front of the routes, and what only an administrator may do.
+"""The whole application: the middleware in front of the routes, and the administrator's routes.
 
-One server of the tests' own has keys, a limit, an allowed origin, a folder for traces and a log
-of everything in JSON.
+A separate server for these tests has keys, a limit of the body size, an allowed origin, a folder for traces and a JSON
+log of all levels.
 """
 
 import gzip
@@ -68,7 +68,7 @@ def test_a_profile_is_a_trace_with_events(admin, profile_dir):
         assert len(json.load(trace)["traceEvents"]) > 10
 
 
-def test_a_profile_of_some_steps_stops_by_itself(admin, profile_dir):
+def test_a_profile_with_a_step_count_stops_by_itself(admin, profile_dir):
     post(admin, "/start_profile", num_steps=2)
     generate(admin)
     (file,) = post(admin, "/stop_profile")["files"]
@@ -76,14 +76,14 @@ def test_a_profile_of_some_steps_stops_by_itself(admin, profile_dir):
         assert json.load(trace)["traceEvents"]
 
 
-def test_what_was_not_started_cannot_be_stopped(admin):
+def test_stopping_a_profile_that_was_not_started_is_refused(admin):
     response = admin.post("/stop_profile")
     assert response.status_code == 400
     assert "start one first" in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("name", ["..", "../x", "/etc", "a/../../b", "nul\x00", "\ud800", "x" * 201, "ä" * 200])
-def test_a_trace_stays_in_its_folder(admin, profile_dir, name):
+def test_traces_are_written_only_inside_the_profile_folder(admin, profile_dir, name):
     before = sorted(profile_dir.parent.iterdir())
     body = json.dumps({"output_dir": name})
     response = admin.post("/start_profile", content=body, headers={"Content-Type": "application/json"})
@@ -104,12 +104,12 @@ def test_a_trace_stays_in_its_folder(admin, profile_dir, name):
         ("/abort_request", {"abort_all": True}),
     ],
 )
-def test_the_administrators_routes_need_the_admin_key(locked, user, path, body):
+def test_administrator_routes_require_the_admin_key(locked, user, path, body):
     assert user.post(path, json=body).status_code == 403
     assert httpx2.post(locked.url + path, json=body).status_code == 401
 
 
-def test_a_client_may_generate_and_abort_its_own(user):
+def test_a_client_may_generate_and_abort_its_own_requests(user):
     assert generate(user)["output_ids"]
     post(user, "/abort_request", rid="mine")
 
@@ -125,11 +125,11 @@ def test_a_client_may_generate_and_abort_its_own(user):
         ("/nowhere", 401),
     ],
 )
-def test_without_a_key_only_health_is_told(locked, path, status):
+def test_without_a_key_only_health_is_answered(locked, path, status):
     assert httpx2.get(locked.url + path).status_code == status
 
 
-def test_no_key_is_ever_told(user, admin, locked):
+def test_server_info_and_the_log_contain_no_key(user, admin, locked):
     for client in (user, admin):
         response = client.get("/server_info")
         assert response.status_code == 200
@@ -139,7 +139,7 @@ def test_no_key_is_ever_told(user, admin, locked):
     assert "s3cret" not in locked.log
 
 
-def test_bodies_have_a_limit_stated_or_chunked(user):
+def test_request_bodies_are_limited_with_and_without_content_length(user):
     def chunks():
         for _ in range(16):
             yield b" " * 1024
@@ -151,12 +151,12 @@ def test_bodies_have_a_limit_stated_or_chunked(user):
     assert generate(user)["text"]
 
 
-def test_a_page_of_another_site_may_not_post(user):
+def test_a_post_from_a_page_of_another_site_is_refused(user):
     response = user.post("/generate", json={"text": "a"}, headers={"Origin": "https://evil.example"})
     assert response.status_code == 403
 
 
-def test_the_log_has_one_line_a_request_with_its_id(user, locked):
+def test_the_log_has_one_line_per_request_with_its_id(user, locked):
     user.get("/model_info", headers={"X-Request-Id": "log-me"})
 
     def lines():
@@ -174,7 +174,7 @@ def test_the_log_has_one_line_a_request_with_its_id(user, locked):
     assert line["duration_ms"] > 0
 
 
-def test_a_page_of_an_allowed_origin_may_ask_and_read(locked, user):
+def test_a_page_of_an_allowed_origin_may_send_requests_and_read_answers(locked, user):
     wish = {
         "Origin": CHAT_PAGE,
         "Access-Control-Request-Method": "POST",
@@ -190,12 +190,12 @@ def test_a_page_of_an_allowed_origin_may_ask_and_read(locked, user):
     assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, CHAT_PAGE)
 
 
-def test_by_default_no_page_may_read(server):
+def test_by_default_no_other_origin_may_read_answers(server):
     response = httpx2.get(server.url + "/model_info", headers={"Origin": CHAT_PAGE})
     assert "access-control-allow-origin" not in response.headers
 
 
-def test_the_document_lists_every_native_route_with_bounds(server):
+def test_the_openapi_document_lists_every_native_route_with_bounds(server):
     document = httpx2.get(server.url + "/openapi.json", timeout=60).json()
     assert {
         "/generate",
@@ -214,7 +214,7 @@ def test_the_document_lists_every_native_route_with_bounds(server):
         "/start_profile",
         "/stop_profile",
     } <= set(document["paths"])
-    assert "422" not in document["paths"]["/generate"]["post"]["responses"]  # bad bodies get a 400
+    assert "422" not in document["paths"]["/generate"]["post"]["responses"]  # invalid bodies are answered with 400
     assert "429" in document["paths"]["/generate"]["post"]["responses"]
     sampling = document["components"]["schemas"]["SamplingRequest"]
     assert sampling["additionalProperties"] is False
@@ -223,7 +223,7 @@ def test_the_document_lists_every_native_route_with_bounds(server):
     assert sampling["properties"]["top_p"]["anyOf"][0] == {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
 
 
-def test_the_document_tells_of_keys_where_one_is_needed(server, user):
+def test_the_openapi_document_has_a_security_scheme_only_if_keys_are_required(server, user):
     assert "securitySchemes" not in httpx2.get(server.url + "/openapi.json").json()["components"]
     assert user.get("/openapi.json").json()["components"]["securitySchemes"]["HTTPBearer"]["scheme"] == "bearer"
 
@@ -231,7 +231,7 @@ def test_the_document_tells_of_keys_where_one_is_needed(server, user):
 @pytest.mark.parametrize(
     ("method", "path", "status"), [("GET", "/nowhere", 404), ("DELETE", "/generate", 405), ("GET", "/docs", 404)]
 )
-def test_what_is_not_there_is_refused_in_the_same_form(server, method, path, status):
+def test_unknown_paths_and_methods_get_errors_of_the_same_form(server, method, path, status):
     response = httpx2.request(method, server.url + path)
     assert response.status_code == status
     assert response.json()["error"]["message"]
@@ -240,7 +240,7 @@ def test_what_is_not_there_is_refused_in_the_same_form(server, method, path, sta
 
 @pytest.mark.parametrize("length", [10_000, pytest.param(100_000, marks=pytest.mark.full)])
 def test_no_error_repeats_a_long_input(server, length):
-    """Each field of each route gets a long text, and each route a long unknown field and a long query."""
+    """Send a long text in each field of each route, and a long unknown field and a long query to each route."""
     long, num_errors = "x" * length, 0
     with httpx2.Client(base_url=server.url, timeout=60) as client:
         document = client.get("/openapi.json").json()
@@ -257,7 +257,7 @@ def test_no_error_repeats_a_long_input(server, length):
 
 
 def long_bodies(operation, document, long):
-    """Return bodies of an operation that are right but for one field, which is long; None for one without a body."""
+    """Return bodies of an operation that are valid except for one long field; None for an operation without a body."""
     schema = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
     if not schema:
         return [None]

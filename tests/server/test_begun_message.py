@@ -1,4 +1,4 @@
-"""Messages that the client has begun: only what is new is told."""
+"""Messages that the client has begun: the answer contains only the new part."""
 
 import itertools
 
@@ -34,14 +34,15 @@ def texts(parser, pieces):
 @pytest.mark.parametrize("begun", BEGUN)
 @pytest.mark.parametrize("rest", REST)
 @pytest.mark.parametrize("step", [1, 100])
-def test_what_is_told_is_new(begun, rest, step):
+def test_the_answer_contains_only_new_text(begun, rest, step):
     pieces = [rest[i : i + step] for i in range(0, len(rest), step)]
     reasoning, content = texts(ContinuingParser(ThinkFormat(), begun), pieces)
     all_reasoning, all_content = texts(ThinkFormat().parser(is_open=False), [begun + rest])
     assert content == all_content
     assert reasoning in rest
     shown = begun.partition("<think>")[2] + reasoning
-    # White space aside, which is left out at either end, what the client has and what it gets is all there is.
+    # Ignoring white space, which is stripped at both ends, the client's text and the answer together are the whole
+    # message.
     assert "".join(all_reasoning.split()) in "".join(shown.split())
     if "</think>" not in begun + rest:
         assert "".join(shown.split()) == "".join(all_reasoning.split())
@@ -50,13 +51,13 @@ def test_what_is_told_is_new(begun, rest, step):
 
 
 @pytest.mark.parametrize("begun", ["", "It is", "<thi", "<think>a</think>", "<think>a</think>\n\nIt", "a<think>"])
-def test_what_follows_an_answer_is_content(begun):
+def test_text_after_a_begun_answer_is_content(begun):
     assert not is_within_reasoning(ThinkFormat(), begun)
     reasoning, content = texts(ContinuingParser(ThinkFormat(), begun), [" so", "."])
     assert (reasoning, content) == ("", " so.")
 
 
-def test_the_beginning_is_the_last_messages_text():
+def test_the_begun_text_is_the_text_of_the_last_assistant_message():
     assert begun_text([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]) == "b"
     assert begun_text([{"role": "assistant", "content": None}]) == ""
     assert begun_text([]) == ""

@@ -1,4 +1,4 @@
-"""The table of connections: who is closed for whom, and when a connection is late."""
+"""The table of connections: which connection is closed to admit another, and when a connection has timed out."""
 
 import importlib.util
 import sys
@@ -64,7 +64,7 @@ def connect(table):
         ([Phase.ANSWER, Phase.ANSWER, Phase.ANSWER], None),
     ],
 )
-def test_a_new_connection_takes_the_place_of_the_oldest_without_a_request(clock, table, connect, phases, evicted):
+def test_a_new_connection_replaces_the_oldest_one_without_a_request(clock, table, connect, phases, evicted):
     old = []
     for number, phase in enumerate(phases):
         old.append(connect(str(number), phase))
@@ -79,12 +79,12 @@ def test_a_new_connection_takes_the_place_of_the_oldest_without_a_request(clock,
     ("phase", "timeout_s"),
     [(Phase.HEAD, 10), (Phase.BODY, 30), (Phase.STALLED, 30), (Phase.CLOSING, 30), (Phase.ANSWER, None)],
 )
-def test_a_connection_is_ended_when_its_time_in_a_phase_is_over(clock, table, connect, phase, timeout_s):
+def test_a_connection_is_closed_when_its_time_in_a_phase_is_over(clock, table, connect, phase, timeout_s):
     connection = connect("a", phase)
     for _ in range(1000):
         before_s = clock.now_s
         clock.now_s += 1
-        table.move(connection, phase)  # as bytes that come drop by drop do
+        table.move(connection, phase)  # as bytes that arrive one by one do
         table.sweep()
         if connection.ended:
             break
@@ -92,7 +92,7 @@ def test_a_connection_is_ended_when_its_time_in_a_phase_is_over(clock, table, co
     assert timeout_s is None or before_s + 1 == 100 + timeout_s
 
 
-def test_a_body_has_a_second_more_for_each_kib_and_all_the_time_that_the_server_does_not_read(clock, table, connect):
+def test_a_body_gets_one_more_second_per_kib_and_the_time_that_the_server_does_not_read(clock, table, connect):
     body = connect("a", Phase.BODY)
     body.body_bytes = 10 * 1024
     clock.now_s += 39
@@ -111,7 +111,7 @@ def test_a_body_has_a_second_more_for_each_kib_and_all_the_time_that_the_server_
 
 
 @pytest.mark.parametrize("phase", [Phase.STALLED, Phase.CLOSING])
-def test_a_client_that_reads_has_time_and_one_that_stops_is_ended(clock, table, connect, phase):
+def test_a_client_that_keeps_reading_is_kept_and_one_that_stops_is_closed(clock, table, connect, phase):
     slow, other = connect("slow", phase), connect("other", phase)
     for _ in range(10):
         clock.now_s += 29
@@ -119,7 +119,7 @@ def test_a_client_that_reads_has_time_and_one_that_stops_is_ended(clock, table, 
         table.sweep()
         assert slow.ended is None
     assert other.ended is phase
-    slow.unsent_bytes += 100  # more of the answer is no progress of the client
+    slow.unsent_bytes += 100  # further bytes of the answer are no progress of the client
     clock.now_s += 29
     table.sweep()
     assert slow.ended is None
@@ -147,11 +147,11 @@ def test_unread_bytes_of_one_phase_do_not_count_in_the_next(clock, table, connec
         (64, 60, 1088, 16),
     ],
 )
-def test_connections_leave_room_for_other_files(file_limit, num_open, num_requests, expected):
+def test_the_connection_limit_leaves_file_descriptors_for_other_files(file_limit, num_open, num_requests, expected):
     assert connections_under(file_limit, num_open, num_requests) == expected
 
 
-def test_the_soft_limit_of_files_becomes_the_hard_one():
+def test_the_soft_file_limit_is_raised_to_the_hard_limit():
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -163,8 +163,8 @@ def test_the_soft_limit_of_files_becomes_the_hard_one():
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_a_system_without_limits_of_files_has_a_constant(monkeypatch):
-    monkeypatch.setitem(sys.modules, "resource", None)  # importing it fails, as on Windows
+def test_a_constant_is_used_on_a_system_without_file_limits(monkeypatch):
+    monkeypatch.setitem(sys.modules, "resource", None)  # the import fails, as on Windows
     spec = importlib.util.find_spec("graftlm.server.file_limit")
     limits = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(limits)

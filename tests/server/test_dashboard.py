@@ -1,4 +1,4 @@
-"""The page at `/` in a real browser, and what it asks a real server for."""
+"""The page at `/` in a real browser, and its requests to a real server."""
 
 import re
 import shutil
@@ -28,7 +28,7 @@ MARKUP = "<img src onerror=alert(1)>"
 
 @pytest.fixture(scope="module")
 def locked():
-    """A server with keys; its tree holds what these tests ask and nothing else."""
+    """A server with keys. Its tree contains only the prompts of these tests."""
     config = {
         "model": "demo",
         "memory": {"kv_tokens": 4096},
@@ -52,7 +52,7 @@ def read(client, path, **options):
 
 class TestRoutes:
     @pytest.mark.parametrize("path", sorted(PAGE_PATHS))
-    def test_the_pages_files_need_no_key_and_may_load_nothing_from_elsewhere(self, locked, path):
+    def test_the_pages_files_need_no_key_and_may_load_nothing_from_other_origins(self, locked, path):
         response = httpx2.get(locked.url + path)
         assert response.status_code == 200
         policy = response.headers["content-security-policy"]
@@ -73,19 +73,19 @@ class TestRoutes:
             ("GET", "/dashboard/../engine.py", "admin", 404),
         ],
     )
-    def test_numbers_need_a_key_and_prompts_the_administrators(self, locked, method, path, key, status):
+    def test_figures_require_a_key_and_prompts_the_admin_key(self, locked, method, path, key, status):
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         assert httpx2.request(method, locked.url + path, headers=headers).status_code == status
 
-    def test_a_page_of_another_name_that_leads_here_reads_no_prompts(self, admin):
+    def test_a_page_of_a_foreign_name_cannot_read_prompts(self, admin):
         headers = {"Origin": "http://evil.example", "Host": "evil.example"}
         assert admin.post("/dashboard/tree", headers=headers).status_code == 403
 
     @pytest.mark.parametrize("after", ["soon", "nan", "inf", ""])
-    def test_a_time_that_is_none_is_refused(self, admin, after):
+    def test_an_invalid_time_is_refused(self, admin, after):
         assert admin.get("/dashboard/state", params={"after": after}).status_code == 400
 
-    def test_only_later_points_come_when_asked_for(self, admin):
+    def test_only_points_after_the_given_time_are_returned(self, admin):
         wait_until(lambda: len(read(admin, "/dashboard/state")["points"]) >= 2, 10, "two points")
         state = read(admin, "/dashboard/state")
         fields, points = state["fields"], state["points"]
@@ -95,14 +95,14 @@ class TestRoutes:
         assert points[0] not in later
         assert points[1] in later
 
-    def test_the_state_names_model_and_replicas(self, admin):
+    def test_the_state_has_the_model_and_the_replicas(self, admin):
         state = read(admin, "/dashboard/state")
         assert state["about"]["model"] == "demo"
         assert state["health"] == {"ok": True, "draining": False, "problems": []}
         (replica,) = state["replicas"]
         assert (replica["name"], replica["ready"], replica["stats"]["total_pages"]) == ("scheduler-0", True, 4096)
 
-    def test_the_tree_holds_what_was_asked(self, admin):
+    def test_the_tree_contains_a_prompt_after_its_answer(self, admin):
         prompt = "The tree shall hold this sentence of mine."
         body = {"prompt": prompt, "max_tokens": 1, "cache_salt": "a tenant"}
         assert admin.post("/v1/completions", json=body).status_code == 200
@@ -113,7 +113,7 @@ class TestRoutes:
             assert tree["total_nodes"] == len(tree["nodes"])
             return [node for node in tree["nodes"] if node["namespace"] == "a tenant"]
 
-        wait_until(lambda: bool(nodes()), 10, "the prompt's node")  # an answer may be two seconds old
+        wait_until(lambda: bool(nodes()), 10, "the prompt's node")  # an answer may be up to two seconds old
         (node,) = nodes()
         assert prompt in node["text"]
         assert node["parent"] is None
@@ -135,7 +135,7 @@ def browser():
 
 @pytest.fixture
 def watched(browser, locked):
-    """A page at 1300 by 900 that is not loaded yet; errors, and requests to elsewhere, fail the test."""
+    """A page of 1300 by 900 pixels that is not loaded yet. Errors and requests to other origins fail the test."""
     context = browser.new_context(viewport={"width": 1300, "height": 900})
     context.set_default_timeout(15_000)
     page = context.new_page()
@@ -145,7 +145,7 @@ def watched(browser, locked):
     page.on("request", lambda request: complaints.append(request.url) if is_elsewhere(request.url, locked) else None)
     yield page
     context.close()
-    # The browser itself reports every answer of 4xx, and the page shows it.
+    # The browser itself also reports every 4xx answer; the page shows these.
     assert [text for text in complaints if not re.search("status of 40[013]", text)] == []
 
 
@@ -156,7 +156,7 @@ def is_elsewhere(url, server):
 
 @pytest.fixture
 def page(watched, locked):
-    """The page, opened with the administrator's key."""
+    """The page, opened with the admin key."""
     watched.add_init_script("sessionStorage.setItem('graftlm-api-key', 'admin')")
     watched.goto(locked.url)
     expect(watched.locator("#health")).to_have_text("ready")
@@ -164,7 +164,7 @@ def page(watched, locked):
 
 
 def ask(page, text):
-    """Send a message and return its answer's element when it is complete."""
+    """Send a message and return the element of its answer when the answer is complete."""
     answers = page.locator(".assistant")
     number = answers.count()
     page.get_by_label("Message", exact=True).fill(text)
@@ -183,32 +183,32 @@ def reused(answer):
 
 
 class TestPage:
-    def test_an_answer_streams_and_the_second_one_reuses_the_first(self, page):
+    def test_an_answer_streams_and_the_second_one_reuses_the_cached_prefix(self, page):
         first = ask(page, "Which day comes after Thursday?")
         assert "Friday" in first.inner_text()
         second = ask(page, "What is 2 plus 3?")
         assert "2 + 3 = 5" in second.inner_text()
-        # A browser that waits for a core may find a short answer whole; not every one.
+        # A browser on a busy machine may receive a short answer in one piece, but not every answer.
         more = [ask(page, f"What is the capital of {country}?") for country in ("France", "Spain", "Italy")]
         assert any(num_pieces(answer) > 1 for answer in (first, second, *more))
         assert reused(second) > reused(first)
         expect(second.locator(".figures")).to_contain_text("first after")
         expect(second.locator(".figures")).to_contain_text("tokens")
 
-    def test_a_new_chat_forgets_the_conversation(self, page):
+    def test_a_new_chat_clears_the_conversation(self, page):
         ask(page, "Which day comes after Thursday?")
         page.get_by_role("button", name="New chat").click()
         expect(page.locator(".message")).to_have_count(0)
 
     def test_an_answer_can_be_stopped(self, page):
-        page.route("**/v1/chat/completions", lambda route: None)  # it never begins
+        page.route("**/v1/chat/completions", lambda route: None)  # the answer never begins
         page.get_by_label("Message", exact=True).fill("Hello")
         page.get_by_role("button", name="Send").click()
         page.get_by_role("button", name="Stop").click()
         expect(page.locator(".assistant .error")).to_have_text("stopped")
         expect(page.get_by_role("button", name="Send")).to_be_visible()
 
-    def test_a_refused_message_says_why(self, page):
+    def test_a_refused_message_shows_the_reason(self, page):
         page.get_by_label("temperature").fill("-1")
         answer = ask(page, "Hello")
         expect(answer.locator(".error")).to_contain_text("temperature")
@@ -231,13 +231,13 @@ class TestPage:
         expect(page.locator("path.layer")).to_have_count(4)
         expect(page.get_by_role("img", name=re.compile("KV pages: owned 0, locked 0, evictable .*"))).to_be_visible()
 
-    def test_a_point_of_a_curve_is_told_by_the_keyboard(self, page):
+    def test_the_keyboard_selects_a_point_of_a_curve(self, page):
         chart = page.get_by_role("img", name=re.compile("^Requests"))
         expect(page.locator('path.line[data-series="running_requests"]').last).to_be_attached()
         chart.press("ArrowLeft")
         expect(page.locator("figure", has=chart).locator(".title .quiet")).to_have_text(re.compile(r"\d+ m?s ago"))
 
-    def test_the_tree_is_walked_by_the_keyboard(self, page):
+    def test_the_keyboard_moves_through_the_tree(self, page):
         for question in ("Which day comes after Thursday?", "What is 2 plus 3?"):
             ask(page, question)
             page.get_by_role("button", name="New chat").click()
@@ -251,7 +251,7 @@ class TestPage:
     def test_the_replicas_are_listed(self, page):
         expect(page.get_by_role("row", name=re.compile("scheduler-0"))).to_be_visible()
 
-    def test_nothing_is_asked_while_the_page_is_hidden(self, watched, locked):
+    def test_a_hidden_page_sends_no_requests(self, watched, locked):
         watched.add_init_script("Object.defineProperty(document, 'hidden', {get: () => !window.isShown})")
         asked = []
         watched.on("request", lambda request: asked.append(request.url) if "/dashboard/state" in request.url else None)
@@ -263,22 +263,22 @@ class TestPage:
         watched.evaluate("window.isShown = true; document.dispatchEvent(new Event('visibilitychange'))")
         expect(watched.locator("#health")).to_have_text("ready")
 
-    def test_a_server_that_does_not_answer_is_noticed_and_so_is_its_return(self, page):
-        # A connection that is truly lost is also reported by the browser, which would fail the test.
+    def test_the_page_shows_a_lost_server_and_its_return(self, page):
+        # The browser itself also reports a connection that is really lost, which would fail the test.
         page.evaluate("() => { realFetch = fetch; fetch = () => Promise.reject(new TypeError('lost')); }")
         expect(page.locator("#health")).to_have_text("the server does not answer")
         expect(page.locator("#health")).to_have_class("bad")
         page.evaluate("() => { fetch = realFetch; }")
         expect(page.locator("#health")).to_have_text("ready")
 
-    def test_it_fits_a_narrow_screen(self, page):
+    def test_the_page_fits_a_narrow_screen(self, page):
         page.set_viewport_size({"width": 400, "height": 800})
         expect(page.locator("path.line").first).to_be_attached()
         assert page.evaluate("document.documentElement.scrollWidth") == 400
 
 
 class TestKey:
-    def test_a_key_is_asked_for_and_kept(self, watched, locked):
+    def test_the_page_asks_for_a_key_and_keeps_it(self, watched, locked):
         watched.goto(locked.url)
         dialog = watched.get_by_role("dialog")
         expect(dialog).to_contain_text("The server asks for a key.")
@@ -293,7 +293,7 @@ class TestKey:
         expect(watched.locator("#health")).to_have_text("ready")
         expect(dialog).to_be_hidden()
 
-    def test_who_gives_no_key_is_asked_again_only_when_wanted(self, watched, locked):
+    def test_without_a_key_the_page_asks_again_only_on_click(self, watched, locked):
         watched.goto(locked.url)
         dialog = watched.get_by_role("dialog")
         expect(dialog).to_be_visible()
@@ -303,7 +303,7 @@ class TestKey:
         watched.get_by_role("button", name="Enter key").click()
         expect(dialog).to_be_visible()
 
-    def test_a_clients_key_shows_everything_but_the_tree(self, watched, locked):
+    def test_a_clients_key_shows_everything_except_the_tree(self, watched, locked):
         watched.add_init_script("sessionStorage.setItem('graftlm-api-key', 'key')")
         watched.goto(locked.url)
         expect(watched.locator("#health")).to_have_text("ready")

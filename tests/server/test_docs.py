@@ -1,4 +1,4 @@
-"""The examples of docs/server.md do what they say, as they stand."""
+"""The examples of docs/server.md run unchanged and give the documented results."""
 
 import json
 import re
@@ -43,7 +43,7 @@ def test_the_python_example_runs(code, server, capsys):
 
 
 @pytest.mark.parametrize("code", [code for code in blocks("python", README) if "openai" in code])
-def test_the_readmes_client_runs(code, server, capsys):
+def test_the_readmes_client_example_runs(code, server, capsys):
     code = code.replace(ADDRESS, server.url).replace("Qwen3-8B", "demo")
     exec(compile(code, "README.md", "exec"), {})
     assert "2 + 3 = 5." in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""What DSPy's adapters send to an endpoint is answered in the form that they read."""
+"""Requests of DSPy's adapters are answered in the form that the adapters parse."""
 
 import json
 
@@ -10,7 +10,7 @@ SIGNATURE = (
 )
 
 
-def test_a_signatures_fields_come_as_the_json_that_is_asked_for(server):
+def test_the_fields_of_a_signature_are_answered_as_the_requested_json(server):
     schema = {
         "type": "object",
         "properties": {"verdict": {"type": "string", "enum": ["right", "wrong"]}},

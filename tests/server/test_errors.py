@@ -1,4 +1,4 @@
-"""Every exception has a status and a body of OpenAI's form, and what only we should know stays out of it."""
+"""Every exception has a status and a body in OpenAI's form, without internal details."""
 
 import inspect
 import json
@@ -38,7 +38,7 @@ def body_of(error):
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_each_error_has_its_status_and_those_of_the_engine_itself_tell_nothing(name):
+def test_each_error_has_its_status_and_internal_errors_hide_their_message(name):
     error = CLASSES[name]("page 7 has two owners")
     status = STATUSES.get(name, 500)
     assert status_of(error) == status
@@ -49,7 +49,7 @@ def test_each_error_has_its_status_and_those_of_the_engine_itself_tell_nothing(n
 @pytest.mark.parametrize(
     "error", [KeyError("secret"), TimeoutError("secret"), OSError(5, "secret"), ValueError("secret")]
 )
-def test_what_nobody_raised_on_purpose_is_500_and_tells_nothing(error):
+def test_an_unexpected_exception_is_a_500_without_details(error):
     assert status_of(error) == 500
     assert "secret" not in error_json(error).decode()
 
@@ -69,14 +69,14 @@ def test_what_nobody_raised_on_purpose_is_500_and_tells_nothing(error):
         (503, "service_unavailable_error"),
     ],
 )
-def test_a_status_has_a_type_and_retry_after_where_that_helps(status, kind):
+def test_each_status_has_a_type_and_some_have_retry_after(status, kind):
     answer = error_response(status, "no", param="p", code="c")
     assert json.loads(answer.body) == {"error": {"message": "no", "type": kind, "param": "p", "code": "c"}}
     assert answer.headers["content-type"] == "application/json"
     assert ("retry-after" in answer.headers) == (status in (429, 503))
 
 
-def test_half_a_surrogate_pair_can_be_quoted():
+def test_half_a_surrogate_pair_can_be_part_of_an_error():
     error = ApiError(404, "no model \ud800", param="\udfff", code="model_not_found")
     assert body_of(error) == {
         "message": "no model \\ud800",
@@ -128,7 +128,7 @@ def client():
         ('{"name": "a"}', "?limit=x", "limit: ", "limit", None),
     ],
 )
-def test_a_wrong_body_names_the_first_wrong_field(client, body, query, message, param, code):
+def test_an_invalid_body_is_refused_with_the_first_wrong_field(client, body, query, message, param, code):
     answer = client.post("/things" + query, content=body, headers={"Content-Type": "application/json"})
     error = answer.json()["error"]
     assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
@@ -137,7 +137,7 @@ def test_a_wrong_body_names_the_first_wrong_field(client, body, query, message, 
 
 
 @pytest.mark.parametrize(("length", "is_cut"), [(2000, False), (2001, True), (100_000, True)])
-def test_a_long_message_keeps_its_ends(length, is_cut):
+def test_a_long_message_is_cut_in_the_middle(length, is_cut):
     message = ("a" * length)[:-6] + " wrong"
     found = body_of(RequestError(message))["message"]
     assert (found != message) is is_cut
@@ -146,7 +146,7 @@ def test_a_long_message_keeps_its_ends(length, is_cut):
     assert found.endswith(" wrong")
 
 
-def test_the_name_of_a_field_is_cut(client):
+def test_a_long_field_name_is_cut(client):
     answer = client.post("/things", json={"name": "a", "x" * 5000: 1})
     assert answer.json()["error"]["param"] == "x" * 256
     assert len(answer.content) < 1000
@@ -155,7 +155,7 @@ def test_the_name_of_a_field_is_cut(client):
 @pytest.mark.parametrize(
     ("name", "logged"), [("RequestFailedError", True), ("InvariantError", True), ("GrammarError", False)]
 )
-def test_what_is_our_fault_is_logged_with_its_traceback(client, caplog, name, logged):
+def test_internal_errors_are_logged_with_their_traceback(client, caplog, name, logged):
     answer = client.get(f"/raise/{name}")
     assert answer.status_code == STATUSES.get(name, 500)
     assert bool(caplog.records) == logged

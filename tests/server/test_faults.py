@@ -1,9 +1,9 @@
-"""What happens to requests when a process is killed, hangs, or is told to end.
+"""Requests when a process is killed, hangs, or gets a signal to stop.
 
-Before that, servers enforce grammars, load an adapter, replace weights and write a profile, which all leave something
-behind in their processes: in the quick set the server that restarts its processes, with `--full` each of them. Each
-kind of fault is tried with `server.restart` on and, with `--full`, off. A server's start takes seconds: servers that
-survive what a test does to them are shared, and the last test of each ends it.
+Before the faults, servers enforce grammars, load an adapter, replace weights and write a profile. Each of these leaves
+state behind in their processes. In the quick set only the server that restarts its processes does this; with `--full`
+every server does. Each kind of fault is tried with `server.restart` on and, with `--full`, off. The start of a server
+takes seconds. Tests therefore share a server if it survives their faults; the last of these tests ends it.
 """
 
 import json
@@ -25,7 +25,7 @@ import requests
 from graftlm.testing.aged_server import age, ageable, bring_back
 from graftlm.testing.server_process import ServerProcess, wait_until
 
-#: Long enough for what `age` asks for, on a machine that may be busy.
+#: Long enough for the requests of `age` on a busy machine.
 REQUEST_LIMIT_S = 8.0
 LONG = {"text": "Tell me a story", "sampling_params": {"max_new_tokens": 900, "ignore_eos": True}}
 LONGER = {"text": "Tell me a story", "sampling_params": {"max_new_tokens": 1900, "ignore_eos": True}}
@@ -77,7 +77,7 @@ def config(**server):
 
 @contextmanager
 def aged_server(folder, config, has_aged=True, **environment):
-    """Run a server that, if `has_aged`, has done what leaves something behind in its processes."""
+    """Run a server; if `has_aged`, it first serves requests that leave state behind in its processes."""
     with ServerProcess(ageable(config, folder), environment={"OMP_NUM_THREADS": "1"} | environment) as server:
         if has_aged:
             age(server.url, folder)
@@ -101,18 +101,18 @@ def health(server):
 
 
 def path_with(folder):
-    """Return a PYTHONPATH that begins with a folder."""
+    """Return a PYTHONPATH that starts with a folder."""
     return os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
 
 
 def sockets_of(pid):
-    """Return the folders of the Unix sockets that a process listens on."""
+    """Return the folders of the Unix sockets on which a process listens."""
     paths = [Path(c.laddr) for c in psutil.Process(pid).net_connections("unix") if c.laddr]
     return {path.parent for path in paths if path.parent.name.startswith("graftlm-")}
 
 
 class Stream(threading.Thread):
-    """Reads one streamed request to its end, whatever that is."""
+    """Reads one streamed request to its end, with or without an error."""
 
     def __init__(self, url):
         super().__init__(daemon=True)
@@ -140,7 +140,7 @@ class Stream(threading.Thread):
 
 @pytest.fixture(scope="module")
 def hang_flag(tmp_path_factory):
-    """While this file exists, the eviction strategy of `hanging_plugin`, beside it, hangs."""
+    """While this file exists, the eviction strategy of `hanging_plugin`, in the same folder, hangs."""
     folder = tmp_path_factory.mktemp("hanging")
     (folder / "hanging_plugin.py").write_text(HANGING_PLUGIN)
     return folder / "flag"
@@ -148,7 +148,7 @@ def hang_flag(tmp_path_factory):
 
 @contextmanager
 def hanging_server(folder, hang_flag, restart):
-    """Run a server that soon reports a process that does not move, and has the plugin that hangs."""
+    """Run a server that quickly reports a process that hangs, with the plugin that hangs."""
     plugin = {"plugins": {"modules": ["hanging_plugin"]}, "cache": {"eviction": "hanging"}}
     values = config(restart=restart, watchdog_s=1.0) | plugin
     with aged_server(folder, values, PYTHONPATH=path_with(hang_flag.parent)) as server:
@@ -157,21 +157,21 @@ def hanging_server(folder, hang_flag, restart):
 
 @pytest.fixture(scope="module")
 def restarting(hang_flag, tmp_path_factory):
-    """A server that starts its processes again, and soon reports one that does not move."""
+    """A server that restarts its processes, and quickly reports one that hangs."""
     with hanging_server(tmp_path_factory.mktemp("restarting"), hang_flag, restart=True) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def watchful(hang_flag, tmp_path_factory):
-    """The same, but it starts nothing again."""
+    """The same server, but without restarts."""
     with hanging_server(tmp_path_factory.mktemp("watchful"), hang_flag, restart=False) as server:
         yield server
 
 
 @pytest.fixture
 def either(request):
-    """A server that starts its processes again, or one that does not."""
+    """A server that restarts its processes, or one that does not."""
     return request.getfixturevalue(request.param)
 
 
@@ -182,7 +182,7 @@ with_restart_on_and_off = pytest.mark.parametrize(
 
 @pytest.fixture(scope="module")
 def impatient(tmp_path_factory, full):
-    """A server whose requests may take next to no time, and which starts nothing again."""
+    """A server with a request timeout close to zero and without restarts."""
     values = config(request_timeout_s=REQUEST_LIMIT_S)
     with aged_server(tmp_path_factory.mktemp("impatient"), values, full) as server:
         yield server
@@ -220,7 +220,7 @@ def test_after_kill_9_under_load_every_request_ends_within_5_s_and_the_next_succ
 
 
 @with_restart_on_and_off
-def test_a_stuck_process_is_reported_with_its_stacks_and_when_it_moves_again(either):
+def test_a_stopped_process_is_reported_with_its_stacks_and_again_when_it_continues(either):
     told_before = either.log.count("scheduler-0 answers again")
     os.kill(either.children()["scheduler-0"], signal.SIGSTOP)
     wait_until(lambda: health(either).status_code == 503)
@@ -248,7 +248,7 @@ def test_a_hanging_step_is_reported_with_the_line_that_hangs(either, hang_flag):
 
 
 @with_restart_on_and_off
-def test_sigterm_lets_requests_end_and_refuses_new_ones(either):
+def test_sigterm_lets_requests_finish_and_refuses_new_ones(either):
     stream = Stream(either.url)
     wait_until(lambda: stream.num_chunks > 2)
     either.process.send_signal(signal.SIGTERM)
@@ -278,14 +278,14 @@ def test_a_second_sigterm_stops_at_once(restart, tmp_path, full):
         assert "Traceback" not in server.log
 
 
-def test_a_request_that_takes_too_long_is_a_408(impatient):
+def test_a_request_that_times_out_is_a_408(impatient):
     body = {"text": "Tell me a story", "sampling_params": LONGER["sampling_params"] | {"n": 64}}
     answer = requests.post(impatient.url + "/generate", json=body, timeout=60)
     assert answer.status_code == 408
     assert "timed out" in answer.json()["error"]["message"]
 
 
-def test_without_restart_health_says_so_and_the_server_exits_with_1(impatient):
+def test_without_restart_health_reports_the_dead_process_and_the_server_exits_with_1(impatient):
     for victim in ("detokenizer", "scheduler-0"):
         os.kill(impatient.children()[victim], signal.SIGKILL)
         wait_until(lambda victim=victim: f"{victim} died: killed by SIGKILL" in health(impatient).text, 5)
@@ -298,7 +298,7 @@ def test_without_restart_health_says_so_and_the_server_exits_with_1(impatient):
 
 
 @pytest.mark.full  # tests/processes/test_launcher.py starts processes that fail, without a server
-def test_a_process_that_hangs_at_its_start_is_reported_and_one_that_cannot_start_is_not_tried_for_ever(tmp_path, full):
+def test_a_process_that_hangs_at_its_start_is_reported_and_failing_starts_are_limited(tmp_path, full):
     (tmp_path / "sitecustomize.py").write_text(FAIL_AT_START)  # every interpreter imports it first
     with aged_server(tmp_path, config(restart=True), PYTHONPATH=path_with(tmp_path)) as server:
         (tmp_path / "hang").touch()
@@ -317,7 +317,7 @@ def test_a_process_that_hangs_at_its_start_is_reported_and_one_that_cannot_start
             waiting = pool.submit(complete, server.url)
             # Three more starts, on a machine that may be busy.
             wait_until(lambda: "server.restart is off or did not help" in server.log, 120)
-            assert server.stop() == 1  # the signal only shortens the time in which /health tells of it
+            assert server.stop() == 1  # the signal only shortens the time in which /health reports the failure
             assert waiting.result().status_code == 503
         assert server.log.count("scheduler-0 runs as pid") == 5
         assert "exit status 9" in server.log
@@ -342,7 +342,7 @@ def test_sigterm_ends_a_server_whose_processes_hang_at_their_start(tmp_path):
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
-def test_an_overloaded_server_answers_429_and_serves_what_it_has_taken(crowded):
+def test_an_overloaded_server_answers_429_and_serves_its_accepted_requests(crowded):
     body = {"text": "x", "sampling_params": {"max_new_tokens": 100, "ignore_eos": True}}
     with ThreadPoolExecutor(24) as pool:
         answers = list(pool.map(lambda _: requests.post(crowded.url + "/generate", json=body, timeout=60), range(24)))
@@ -354,7 +354,7 @@ def test_an_overloaded_server_answers_429_and_serves_what_it_has_taken(crowded):
     assert client.completions.create(model="demo", prompt="x", max_tokens=2).usage.completion_tokens == 2
 
 
-def test_when_main_is_killed_its_children_end(crowded):
+def test_the_child_processes_end_when_main_is_killed(crowded):
     assert set(crowded.children()) == {"scheduler-0", "detokenizer"}
     folders = {path for pid in crowded.children().values() for path in sockets_of(pid)}
     assert folders

@@ -28,7 +28,7 @@ def test_processes_killed_under_mixed_traffic_lose_no_request_and_change_no_answ
 @pytest.fixture
 def storm(tmp_path):
     it = kill_storm.Storm(SimpleNamespace(url="http://127.0.0.1:1"), tmp_path, seed=0, num_clients=0)
-    it._expected = {("default", ask.key): [1, 2] for ask in it._asks}
+    it._expected = {("default", request.key): [1, 2] for request in it._greedy_requests}
     return it
 
 
@@ -38,7 +38,7 @@ def storm(tmp_path):
 )
 def test_another_answer_than_before_is_a_failure(storm, output_ids, version, is_failure):
     meta = {"finish_reason": {"type": "stop"}, "weight_version": version}
-    storm._check(storm._asks[0], "plain", 200, {"output_ids": output_ids, "meta_info": meta})
+    storm._check(storm._greedy_requests[0], "plain", 200, {"output_ids": output_ids, "meta_info": meta})
     assert bool(storm.report.failures) == is_failure
 
 

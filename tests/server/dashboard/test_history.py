@@ -1,4 +1,4 @@
-"""The last minutes, a point a second: rates, gauges, and replicas that start again."""
+"""The history of the last minutes: rates and gauges, one point per second, and replicas that restart."""
 
 import pytest
 
@@ -40,33 +40,33 @@ def history(replicas, clock):
 
 
 def tick(history, clock, seconds=1.0):
-    """Let time pass, take a point and return it."""
+    """Move the clock on, record a point and return it."""
     clock.now_s += seconds
     history.sample()
     return history.after(0)[-1]
 
 
-def test_rates_and_gauges_are_those_of_all_replicas_together(history, replicas, clock):
+def test_rates_and_gauges_are_summed_over_all_replicas(history, replicas, clock):
     report(replicas[0], steps=1, generated_tokens=30, running_requests=2, free_pages=5)
     report(replicas[1], steps=1, generated_tokens=10, running_requests=1, free_pages=7)
     point = tick(history, clock)
     assert (point.generated_tokens_per_s, point.running_requests, point.free_pages) == (40, 3, 12)
 
 
-def test_what_was_counted_before_the_history_began_is_no_rate(replicas, clock):
+def test_counts_from_before_the_history_are_not_part_of_a_rate(replicas, clock):
     report(replicas[0], steps=9, prompt_tokens=1000)
     history = History(replicas, clock)
     assert tick(history, clock).prompt_tokens_per_s == 0
 
 
-def test_a_rate_spans_two_points(history, replicas, clock):
+def test_a_rate_is_the_difference_of_two_points(history, replicas, clock):
     report(replicas[0], steps=1, prompt_tokens=60)
     assert tick(history, clock).prompt_tokens_per_s == 60
     assert tick(history, clock).prompt_tokens_per_s == 30
     assert tick(history, clock).prompt_tokens_per_s == 0
 
 
-def test_a_replica_that_starts_again_adds_what_it_counts_from_then_on(history, replicas, clock):
+def test_a_restarted_replica_adds_its_counts_since_the_restart(history, replicas, clock):
     report(replicas[0], steps=50, generated_tokens=500)
     tick(history, clock)
     replicas[0].load = None
@@ -75,7 +75,7 @@ def test_a_replica_that_starts_again_adds_what_it_counts_from_then_on(history, r
     assert tick(history, clock).generated_tokens_per_s == 10
 
 
-def test_a_replica_that_starts_again_between_two_points_lowers_nothing(history, replicas, clock):
+def test_a_restart_between_two_points_does_not_lower_a_rate(history, replicas, clock):
     report(replicas[0], steps=50, generated_tokens=500)
     for _ in range(3):
         tick(history, clock)
@@ -88,12 +88,14 @@ def test_a_replica_that_starts_again_between_two_points_lowers_nothing(history, 
     [(0, 0, None), (100, 0, 0.0), (100, 75, 0.75), (100, 120, 1.0)],
     ids=["no prompts", "nothing found", "some found", "found for prompts that came long before"],
 )
-def test_the_hit_rate_is_the_share_of_prompt_tokens_found(history, replicas, clock, prompt_tokens, cached_tokens, rate):
+def test_the_hit_rate_is_the_share_of_cached_prompt_tokens(
+    history, replicas, clock, prompt_tokens, cached_tokens, rate
+):
     report(replicas[0], steps=1, prompt_tokens=prompt_tokens, cached_tokens=cached_tokens)
     assert tick(history, clock).hit_rate == rate
 
 
-def test_the_hit_rate_looks_back_half_a_minute(history, replicas, clock):
+def test_the_hit_rate_covers_the_last_30_seconds(history, replicas, clock):
     report(replicas[0], steps=1, prompt_tokens=100, cached_tokens=50)
     rates = [tick(history, clock).hit_rate for _ in range(32)]
     assert rates[29] == 0.5
@@ -108,7 +110,7 @@ def test_five_minutes_are_kept(history, clock):
     assert points[-1].time_s - points[0].time_s == 299
 
 
-def test_later_points_alone_can_be_asked_for(history, clock):
+def test_points_after_a_time_can_be_requested(history, clock):
     for _ in range(5):
         tick(history, clock)
     assert [point.time_s for point in history.after(103.0)] == [104.0, 105.0]
