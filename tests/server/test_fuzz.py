@@ -1,4 +1,4 @@
-"""A short run of the fuzzer; `make fuzz` is a long one."""
+"""A short run of the fuzzer; `make fuzz` runs it for longer."""
 
 import importlib.util
 from pathlib import Path
@@ -16,7 +16,7 @@ def load_fuzzer():
     return module
 
 
-#: One case sends a few requests to each operation.
+#: Each case sends a few requests to each operation.
 @pytest.mark.parametrize("num_cases", [1, pytest.param(120, marks=pytest.mark.full)])
 def test_no_request_made_from_the_openapi_document_causes_a_server_error(num_cases):
     fuzzer = load_fuzzer()

@@ -1,4 +1,4 @@
-"""The probe behind /health_generate: one token, however many ask."""
+"""The probe behind /health_generate generates one token for any number of concurrent callers."""
 
 import asyncio
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ from graftlm.server.native.generation_probe import GenerationProbe
 
 
 class FakeManager:
-    """Generates when `go` is set; counts how often it was asked."""
+    """Generates when `go` is set, and counts its calls."""
 
     def __init__(self):
         self.go = asyncio.Event()
@@ -47,7 +47,7 @@ async def until(condition):
             await asyncio.sleep(0)
 
 
-async def test_concurrent_callers_share_one_token_and_those_of_the_next_second_too(manager, clock):
+async def test_concurrent_callers_and_those_of_the_next_second_share_one_token(manager, clock):
     probe = GenerationProbe(manager, clock.read)
     callers = [asyncio.create_task(probe.problem()) for _ in range(700)]
     await until(lambda: manager.num_started)
@@ -61,7 +61,7 @@ async def test_concurrent_callers_share_one_token_and_those_of_the_next_second_t
     assert manager.num_started == 2
 
 
-async def test_a_caller_that_leaves_does_not_end_it_for_the_others(manager, clock):
+async def test_a_cancelled_caller_does_not_end_the_probe_of_others(manager, clock):
     probe = GenerationProbe(manager, clock.read)
     first = asyncio.create_task(probe.problem())
     await until(lambda: manager.num_started)
@@ -74,7 +74,7 @@ async def test_a_caller_that_leaves_does_not_end_it_for_the_others(manager, cloc
     assert manager.num_started == 1
 
 
-async def test_a_problem_is_shared_and_forgotten_after_a_second(manager, clock):
+async def test_a_problem_is_shared_and_cached_for_a_second(manager, clock):
     probe = GenerationProbe(manager, clock.read)
     manager.error = UnavailableError("no replica")
     assert [await probe.problem(), await probe.problem()] == ["no replica"] * 2
@@ -85,7 +85,7 @@ async def test_a_problem_is_shared_and_forgotten_after_a_second(manager, clock):
     assert await probe.problem() is None
 
 
-async def test_a_pause_is_told_at_once(manager, clock):
+async def test_a_pause_is_reported_immediately(manager, clock):
     probe = GenerationProbe(manager, clock.read)
     manager.go.set()
     assert await probe.problem() is None

@@ -1,4 +1,4 @@
-"""A short run of the attacks; `make hostile` is a long one."""
+"""A short run of the attacks; `make hostile` runs them for longer."""
 
 import importlib.util
 import resource
@@ -18,13 +18,13 @@ def load_attacks():
 
 attacks = load_attacks()
 
-#: Attacks end when the server has closed their connections: after 2 s, or much later on a busy machine.
+#: An attack ends when the server has closed its connections: after 2 s, or much later on a busy machine.
 MOST_SECONDS = 60.0
 
 
 @pytest.fixture(scope="module")
 def victim():
-    """A server that starts with few files allowed, and waits for clients for a second."""
+    """A server that starts with a low file limit and with timeouts of one second."""
     settings = attacks.CONFIG["server"] | {"header_timeout_s": 1.0, "stall_timeout_s": 1.0}
     with attacks.file_limit(256):
         server = ServerProcess(attacks.CONFIG | {"server": settings}, environment={"OMP_NUM_THREADS": "1"})
@@ -33,8 +33,8 @@ def victim():
 
 
 @pytest.mark.parametrize("attack", attacks.ATTACKS, ids=lambda attack: attack.__name__)
-def test_an_attack_costs_little_memory_and_no_normal_request(victim, attack):
-    # This server grows by 3 MiB. One without `max_header_bytes` grows by 32 to 73 MiB.
+def test_an_attack_uses_little_memory_and_delays_no_normal_request(victim, attack):
+    # This server grows by 3 MiB. A server without `max_header_bytes` grows by 32 to 73 MiB.
     limits = attacks.Limits(MOST_SECONDS, connections=600, probes=100, max_bytes=96 * 2**20)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with attacks.file_limit(hard):
@@ -45,9 +45,9 @@ def test_an_attack_costs_little_memory_and_no_normal_request(victim, attack):
 
 
 def test_a_server_without_file_descriptors_for_connections_recovers(victim):
-    """Accepting fails then (EMFILE), and must neither spin nor end.
+    """The call to accept then fails with EMFILE. The server must neither retry in a busy loop nor exit.
 
-    It takes 1 % of a core; one that spins takes what the machine leaves it, which load makes less.
+    It uses 1 % of a core. A busy loop uses all CPU time that it can get, which is less on a loaded machine.
     """
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     before = resource.prlimit(victim.process.pid, resource.RLIMIT_NOFILE)

@@ -1,4 +1,4 @@
-"""HTTP on one connection, over real sockets: what a client may send, and how long it may take."""
+"""HTTP on one connection, over real sockets: the size limits and timeouts of requests."""
 
 import asyncio
 import contextlib
@@ -18,10 +18,10 @@ PATIENT = ConnectionLimits(max_connections=8, max_header_bytes=MAX_HEADER)
 
 
 class Echo:
-    """Answers with what it got; /much sends 16 MiB in pieces and /once at once.
+    """Answers with a description of the request; /much sends 16 MiB in pieces and /once in one piece.
 
-    /wait waits for `go` before it reads the body, and /begin after the first half of its answer; /early answers with
-    401 and does not read the body.
+    /wait waits for `go` before it reads the body. /begin waits for `go` after the first half of its answer. /early
+    answers with 401 and does not read the body.
     """
 
     def __init__(self):
@@ -81,7 +81,7 @@ class Site:
         return reader, writer
 
     async def all_of(self, *parts):
-        """Send bytes and return all that is answered until the server closes."""
+        """Send bytes and return the whole answer when the server has closed the connection."""
         reader, writer = await self.connect(*parts)
         try:
             return await read_all(reader)
@@ -90,7 +90,7 @@ class Site:
 
 
 class SlowLine(asyncio.Transport):
-    """A connection whose client reads what `read` takes off, with asyncio's bounds of the write buffer."""
+    """A connection whose client reads only when `read` is called, with asyncio's limits of the write buffer."""
 
     def __init__(self):
         super().__init__()
@@ -146,7 +146,7 @@ class SlowLine(asyncio.Transport):
 
 
 async def read_all(reader):
-    """Return what comes until the end of a connection, however it ends."""
+    """Return all data until the end of a connection, with or without an error."""
     found = bytearray()
     with contextlib.suppress(ConnectionError):
         while part := await asyncio.wait_for(reader.read(2**16), 20):
@@ -174,13 +174,13 @@ async def serving(limits):
     app.go.set()
     server.should_exit = server.force_exit = True
     await tasks[0]
-    for listener in server.servers:  # a forced end leaves them open
+    for listener in server.servers:  # a forced exit leaves them open
         listener.close()
     tasks[1].cancel()
 
 
 def served_in_memory(clock, app=None):
-    """Return a connection to Echo without a socket, its table and uvicorn's state."""
+    """Return a connection to Echo without a socket, the connection's table and uvicorn's state."""
     table, state, transport = ConnectionTable(PATIENT, clock), uvicorn.server.ServerState(), SlowLine()
     config = uvicorn.Config(app or Echo(), lifespan="off", log_config=None, ws="none")
     transport.open(HttpProtocol(config, state, {}, table=table))
@@ -188,7 +188,7 @@ def served_in_memory(clock, app=None):
 
 
 def head(size, line=b"GET / HTTP/1.1\r\n"):
-    """Return a request without a body, of a size."""
+    """Return a request of a given size without a body."""
     rest = b"Host: a\r\nConnection: close\r\nA: "
     return line + rest + b"a" * (size - len(line) - len(rest) - 4) + b"\r\n\r\n"
 
@@ -210,7 +210,7 @@ LONG = b"a" * MAX_HEADER
     ],
     ids=["head", "chunk extensions", "many small chunks", "large body and trailer"],
 )
-async def test_what_is_within_the_bounds_is_served(request_bytes):
+async def test_requests_within_the_limits_are_served(request_bytes):
     async with serving(PATIENT) as site:
         assert (await site.all_of(request_bytes)).startswith(b"HTTP/1.1 200")
 
@@ -238,7 +238,7 @@ async def test_what_is_within_the_bounds_is_served(request_bytes):
         "tunnel",
     ],
 )
-async def test_larger_heads_are_refused_with_an_error_body_and_the_connection_closed(parts, status):
+async def test_larger_heads_are_refused_with_an_error_body_and_the_connection_is_closed(parts, status):
     async with serving(PATIENT) as site:
         answer = await site.all_of(*parts)
         fields, _, body = answer.partition(b"\r\n\r\n")
@@ -257,18 +257,18 @@ async def test_larger_heads_are_refused_with_an_error_body_and_the_connection_cl
     ],
     ids=["chunk extension", "trailer line", "trailer lines"],
 )
-async def test_endless_chunk_extensions_and_trailers_end_the_connection(parts):
+async def test_endless_chunk_extensions_and_trailers_close_the_connection(parts):
     async with serving(PATIENT) as site:
         assert b"200 OK" not in await site.all_of(*parts)
         await until(lambda: len(site.table) == 0)
 
 
 async def begin_body(line, fault):
-    """Send a request whose body is not well; returns the transport, the application, and uvicorn's state."""
+    """Send a request with a faulty body; return the transport, the application, and uvicorn's state."""
     clock, app = Clock(), Echo()
     transport, table, state = served_in_memory(clock, app)
     transport.protocol.data_received(line + b"Host: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n")
-    for _ in range(10):  # /early answers and /begin begins to
+    for _ in range(10):  # /early sends its answer and /begin starts its own
         await asyncio.sleep(0)
     if fault is None:
         clock.now_s += 31
@@ -288,7 +288,7 @@ FAULTS = pytest.mark.parametrize(
 
 @FAULTS
 @pytest.mark.parametrize("line", [b"POST / HTTP/1.1\r\n", b"POST /wait HTTP/1.1\r\nExpect: 100-continue\r\n"])
-async def test_the_error_of_a_body_is_the_only_answer_of_its_request(line, fault, status):
+async def test_a_faulty_body_gets_exactly_one_error_answer(line, fault, status):
     transport, app, state = await begin_body(line, fault)
     app.go.set()
     await until(lambda: not state.tasks)
@@ -299,7 +299,7 @@ async def test_the_error_of_a_body_is_the_only_answer_of_its_request(line, fault
 
 
 @FAULTS
-async def test_the_error_of_a_body_that_was_answered_early_only_closes(fault, status):
+async def test_a_faulty_body_that_was_already_answered_only_closes_the_connection(fault, status):
     transport, _, state = await begin_body(b"POST /early HTTP/1.1\r\n", fault)
     await until(lambda: not state.tasks)
     assert transport.unsent.startswith(b"HTTP/1.1 401")
@@ -310,7 +310,7 @@ async def test_the_error_of_a_body_that_was_answered_early_only_closes(fault, st
 
 
 @FAULTS
-async def test_the_error_of_a_body_breaks_an_answer_that_has_begun(fault, status):
+async def test_a_faulty_body_aborts_an_answer_that_has_begun(fault, status):
     transport, app, state = await begin_body(b"POST /begin HTTP/1.1\r\n", fault)
     assert transport.was_aborted
     app.go.set()
@@ -318,7 +318,7 @@ async def test_the_error_of_a_body_breaks_an_answer_that_has_begun(fault, status
     assert not transport.unsent
 
 
-async def test_trailer_fields_are_not_the_requests_header_fields():
+async def test_trailer_fields_do_not_become_header_fields():
     async with serving(PATIENT) as site:
         answer = await site.all_of(chunked(b"1\r\na\r\n0\r\nHost: evil\r\nAuthorization: Bearer x\r\n\r\n"))
         names = [name for name, _ in json.loads(answer.partition(b"\r\n\r\n")[2])["headers"]]
@@ -336,7 +336,7 @@ async def test_trailer_fields_are_not_the_requests_header_fields():
         (b"http://b?c=/d", "/", "b"),
     ],
 )
-async def test_a_target_in_absolute_form_is_noted(target, path, seen):
+async def test_the_authority_of_an_absolute_target_is_recorded(target, path, seen):
     async with serving(PATIENT) as site:
         answer = await site.all_of(head(200, b"GET " + target + b" HTTP/1.1\r\n"))
         found = json.loads(answer.partition(b"\r\n\r\n")[2])
@@ -344,8 +344,8 @@ async def test_a_target_in_absolute_form_is_noted(target, path, seen):
 
 
 @pytest.mark.parametrize(("method", "path", "target"), [(b"OPTIONS", "/*", None), (b"GET", "*", "")])
-async def test_only_options_may_ask_about_the_server_as_a_whole(method, path, target):
-    """A target without a host in absolute form is refused by `HostGuard`."""
+async def test_only_options_accepts_the_target_asterisk(method, path, target):
+    """GET records an absolute target without a host, which `HostGuard` refuses."""
     async with serving(PATIENT) as site:
         answer = await site.all_of(head(200, method + b" * HTTP/1.1\r\n"))
         found = json.loads(answer.partition(b"\r\n\r\n")[2])
@@ -374,7 +374,7 @@ HIDDEN = b"POST /hidden HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n"
     ids=["body", "request as body", "chunks", "pipelined", "websocket", "three", "large body"],
 )
 @pytest.mark.parametrize("size", [2**20, 1, 7], ids=["at once", "byte by byte", "7 bytes a time"])
-async def test_a_request_to_upgrade_is_served_as_any_other(request_bytes, seen, size):
+async def test_a_request_to_upgrade_is_served_like_any_other(request_bytes, seen, size):
     app = Echo()
     transport, _, _ = served_in_memory(Clock(), app)
     last = b"GET /last HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
@@ -403,7 +403,7 @@ async def test_pipelined_requests_are_answered_in_order_and_few_are_parsed_ahead
 
 
 @pytest.mark.parametrize("fault", [b"nonsense\r\n\r\n", chunked(b"zz\r\n"), chunked(b"0\r\nT t\r\n\r\n")])
-async def test_an_error_behind_a_pending_request_is_not_answered_in_its_place(fault):
+async def test_an_error_after_a_pending_request_does_not_replace_its_answer(fault):
     async with serving(PATIENT) as site:
         reader, writer = await site.connect(b"GET /wait HTTP/1.1\r\nHost: a\r\n\r\n" + fault)
         assert await read_all(reader) == b""
@@ -431,7 +431,7 @@ async def test_an_error_behind_a_pending_request_is_not_answered_in_its_place(fa
         "slow chunks",
     ],
 )
-async def test_a_client_that_does_not_get_on_is_disconnected(beginning, drop, answer):
+async def test_a_client_that_makes_no_progress_is_disconnected(beginning, drop, answer):
     async with serving(LIMITS) as site:
         reader, writer = await site.connect(beginning)
         end = asyncio.create_task(read_all(reader))
@@ -461,7 +461,7 @@ async def test_a_client_that_does_not_read_its_answer_is_disconnected(path, line
 @pytest.mark.parametrize("line", [b"", b"Connection: close\r\n"], ids=["keep-alive", "close"])
 @pytest.mark.parametrize("path", [b"/much", b"/once"])
 async def test_a_client_that_reads_slowly_gets_its_whole_answer(path, line):
-    """16 MiB at 150 kB/s take 112 s, and the limit is 30 s."""
+    """At 150 kB/s, 16 MiB take 112 s; the limit is 30 s."""
     clock = Clock()
     transport, table, state = served_in_memory(clock)
     transport.protocol.data_received(b"GET %b HTTP/1.1\r\nHost: a\r\n%b\r\n" % (path, line))
@@ -478,7 +478,7 @@ async def test_a_client_that_reads_slowly_gets_its_whole_answer(path, line):
     assert transport.has_ended == bool(line)
 
 
-async def test_the_system_takes_little_of_an_answer_ahead_so_that_slow_progress_shows():
+async def test_the_socket_buffer_is_small_so_that_slow_progress_is_visible():
     async with serving(PATIENT) as site:
         _, writer = await site.connect(b"GET /once HTTP/1.1\r\nHost: a\r\n\r\n")
         writer.transport.pause_reading()
@@ -488,7 +488,7 @@ async def test_the_system_takes_little_of_an_answer_ahead_so_that_slow_progress_
         writer.close()
 
 
-async def test_the_end_of_an_idle_connection_with_an_unread_answer_has_a_limit():
+async def test_an_idle_connection_with_an_unread_answer_is_closed_after_a_limit():
     clock = Clock()
     transport, table, _ = served_in_memory(clock)
     transport.protocol.data_received(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
@@ -500,10 +500,10 @@ async def test_the_end_of_an_idle_connection_with_an_unread_answer_has_a_limit()
     assert len(table) == 0
 
 
-async def test_a_request_may_take_long_to_answer():
+async def test_a_handler_may_take_longer_than_the_limits_of_connections():
     async with serving(LIMITS) as site:
         reader, writer = await site.connect(b"GET /wait HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
-        half_open = await site.connect(b"GET /")  # ends after the time that both have had
+        half_open = await site.connect(b"GET /")  # this connection times out later than the first one would
         await read_all(half_open[0])
         site.app.go.set()
         assert (await read_all(reader)).startswith(b"HTTP/1.1 200")
@@ -511,7 +511,7 @@ async def test_a_request_may_take_long_to_answer():
         half_open[1].close()
 
 
-async def test_half_open_connections_make_way_and_requests_do_not():
+async def test_half_open_connections_are_replaced_and_active_requests_are_not():
     async with serving(PATIENT) as site:
         waiting = [await site.connect(b"GET /wait HTTP/1.1\r\nHost: a\r\n\r\n") for _ in range(7)]
         await until(lambda: len(site.app.paths) == 7)

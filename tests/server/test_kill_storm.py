@@ -1,4 +1,4 @@
-"""A short run of the kill storm, and what it takes for a failure; `make kill-storm` is a long one.
+"""A short run of the kill storm, and tests of its checks; `make kill-storm` runs it for longer.
 
 In the quick set, test_faults.py kills processes under load, and test_lora.py looks at the answers after that.
 """
@@ -15,7 +15,7 @@ spec.loader.exec_module(kill_storm)
 
 
 @pytest.mark.full
-def test_processes_killed_under_mixed_traffic_lose_no_request_and_change_no_answer():
+def test_processes_killed_under_mixed_load_lose_no_request_and_change_no_answer():
     report = kill_storm.storm(num_kills=2, seed=8, num_clients=3, prompts=kill_storm.PROMPTS[:1])
     assert report.failures == []
     assert report.exit_status == 0
@@ -36,19 +36,19 @@ def storm(tmp_path):
     ("output_ids", "version", "is_failure"),
     [([1, 2], "default", False), ([1, 3], "default", True), ([1], "default", True)],
 )
-def test_another_answer_than_before_is_a_failure(storm, output_ids, version, is_failure):
+def test_an_answer_other_than_the_recorded_one_is_a_failure(storm, output_ids, version, is_failure):
     meta = {"finish_reason": {"type": "stop"}, "weight_version": version}
     storm._check(storm._greedy_requests[0], "plain", 200, {"output_ids": output_ids, "meta_info": meta})
     assert bool(storm.report.failures) == is_failure
 
 
 @pytest.mark.parametrize(("outcome", "is_failure"), [(503, False), (500, True), (404, True), ("cut off", True)])
-def test_what_is_no_clear_error_is_a_failure(storm, outcome, is_failure):
+def test_an_outcome_that_is_no_clear_error_is_a_failure(storm, outcome, is_failure):
     storm.note("plain", outcome)
     assert bool(storm.report.failures) == is_failure
 
 
-def test_a_server_that_gives_no_answer_is_a_failure(storm):
+def test_a_server_that_does_not_answer_is_a_failure(storm):
     status, _ = storm._post("/generate", {})
     storm.note("plain", status)
     assert status == "ConnectionError"

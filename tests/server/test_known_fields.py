@@ -1,4 +1,4 @@
-"""Fields that other servers' clients send: accepted at their defaults, else done or refused by name."""
+"""Fields that clients of other servers send: accepted at their defaults, otherwise supported or refused by name."""
 
 import json
 
@@ -9,7 +9,7 @@ import pytest
 from graftlm.server import known_fields
 
 CHAT = {"messages": [{"role": "user", "content": "What is 2 plus 2?"}], "max_tokens": 2}
-#: Path of `known_fields.json` -> a request to send its fields in.
+#: Path of `known_fields.json` -> a request that the fields are added to.
 REQUESTS = {
     "/v1/chat/completions": CHAT,
     "/v1/completions": {"prompt": "One", "max_tokens": 2},
@@ -23,12 +23,12 @@ REQUESTS = {
     "/generate#sampling_params": {"text": "One"},
 }
 TABLE = json.loads(known_fields._FILE.read_text())
-#: Fields of a request that null does not leave out.
+#: Fields of a request that must not be null.
 LIMITS = {"max_tokens": 2, "max_completion_tokens": 2}
 
 
 def request_with(path, fields):
-    """Return an endpoint and the body of a request with further fields."""
+    """Return the endpoint and the request's body with the given fields added."""
     endpoint, _, part = path.partition("#")
     if part:
         return endpoint, REQUESTS[path] | {part: fields}
@@ -65,7 +65,7 @@ def test_every_known_field_is_accepted_at_its_default(server, path, system):
 
 
 @pytest.mark.parametrize("value", [None, "", [], {}, False])
-def test_a_field_of_another_endpoint_is_accepted_where_it_is_empty(server, value):
+def test_an_empty_field_of_another_endpoint_is_accepted(server, value):
     answer = post(server, "/v1/embeddings", {"bootstrap_host": value})
     assert answer.status_code == 200, answer.text
 
@@ -171,7 +171,7 @@ def test_an_empty_schema_admits_any_json_and_an_empty_text_is_no_schema(server, 
         ("/v1/rerank", {"truncate_prompt_tokens": 5}, "truncate_prompt_tokens", "vLLM 0.32"),
     ],
 )
-def test_a_known_field_that_requests_something_is_refused_by_name(server, path, fields, param, says):
+def test_a_known_field_that_requests_an_unsupported_feature_is_refused_by_name(server, path, fields, param, says):
     error = refused(server, path, fields)
     assert error["param"] == param
     assert error["code"] == "unsupported"
@@ -179,7 +179,7 @@ def test_a_known_field_that_requests_something_is_refused_by_name(server, path, 
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/generate"])
-def test_an_unknown_field_stays_an_error_with_the_nearest_name(server, path):
+def test_an_unknown_field_is_refused_with_the_nearest_name(server, path):
     error = refused(server, path, {"bootstrap_hosts": None})
     assert error["param"] == "bootstrap_hosts"
     nearby = refused(server, path, {"prioritie": 1})
@@ -202,7 +202,7 @@ def test_an_unknown_field_stays_an_error_with_the_nearest_name(server, path):
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-def test_another_servers_name_of_a_field_does_the_same(server, path, fields, own):
+def test_another_servers_name_of_a_field_has_the_same_effect(server, path, fields, own):
     both = [
         post(server, path, given | {"max_tokens": 12, "temperature": 0, "separate_reasoning": None}).json()["choices"]
         for given in (fields, own)
@@ -225,18 +225,18 @@ def test_another_servers_name_of_a_field_does_the_same(server, path, fields, own
         ({"structured_outputs": 5}, "structured_outputs", "vLLM"),
     ],
 )
-def test_what_a_renamed_field_cannot_be_is_named(server, fields, param, says):
+def test_an_invalid_value_of_a_renamed_field_is_refused_by_that_name(server, fields, param, says):
     error = refused(server, "/v1/chat/completions", fields)
     assert error["param"] == param
     assert says in error["message"]
 
 
-def test_rid_is_the_answers_id(server):
+def test_rid_is_the_id_of_the_answer(server):
     answer = post(server, "/v1/completions", {"rid": "mine-1"})
     assert answer.json()["id"] == "mine-1"
 
 
-def test_a_completion_takes_a_response_format(server):
+def test_a_completion_accepts_a_response_format(server):
     fields = {
         "max_tokens": 20,
         "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"enum": [7]}}},
@@ -259,10 +259,10 @@ def test_an_extra_key_separates_cached_prefixes_like_a_salt(server):
     assert cached(extra_key="one") > 0
     assert cached(extra_key="two") == 0
     assert cached(extra_key="one", cache_salt="s") == 0
-    assert cached(cache_salt="one") > 0  # alone they are the same
+    assert cached(cache_salt="one") > 0  # each of them alone has the same effect
 
 
-def test_every_event_has_usage_where_it_is_continuous(server):
+def test_continuous_usage_is_part_of_every_event(server):
     with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
         for include in (True, False):
             options = {"include_usage": include, "continuous_usage_stats": True}

@@ -33,7 +33,7 @@ def published():
 
 
 def batches(subscriber, timeout_s=0.0):
-    """Return what has arrived; wait for the first at most this long."""
+    """Return the batches that have arrived; wait at most `timeout_s` for the first one."""
     arrived = []
     while subscriber.poll(0 if arrived else int(timeout_s * 1000)):
         arrived.append(msgspec.msgpack.decode(subscriber.recv_multipart()[1], type=KVEventBatch))
@@ -70,7 +70,7 @@ def content(mirror):
     return {i: (node.parent_id, node.namespace, node.token_ids.tolist()) for i, node in mirror.nodes.items()}
 
 
-def test_an_indexer_joins_late_and_holds_the_same_tree(published):
+def test_an_indexer_that_connects_late_rebuilds_the_same_tree(published):
     client, subscriber = published
 
     def hears():
@@ -104,7 +104,7 @@ def test_an_indexer_joins_late_and_holds_the_same_tree(published):
         ("ipc:///run/events", 1, "ipc:///run/events-1"),
     ],
 )
-def test_every_replica_has_an_address_of_its_own(address, index, expected):
+def test_every_replica_has_its_own_address(address, index, expected):
     assert replica_endpoint(address, index) == expected
 
 

@@ -1,4 +1,4 @@
-"""Many clients at once, of whom a third leave when they please."""
+"""Many concurrent clients, a third of which close their connections early."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ import requests
 from graftlm.testing.server_process import ServerProcess, wait_until
 
 NUM_CLIENTS = 200
-FEW_CLIENTS = 50  # of the quick set, still more than run at once
+FEW_CLIENTS = 50  # for the quick set; still more than run at once
 
 
 @pytest.fixture(scope="module")
@@ -21,14 +21,14 @@ def loaded_server():
         "model": "demo",
         "memory": {"kv_tokens": 8192},
         "scheduling": {"max_running_requests": 48, "max_queued_requests": 400},
-        "debug": True,  # a page that is lost after any step is an error in the log, and fails requests
+        "debug": True,  # with it, a page that a step loses is an error in the log and fails requests
     }
     with ServerProcess(config, environment={"OMP_NUM_THREADS": "1"}) as server:
         yield server
 
 
 async def client(session, url, rng):
-    """Stream one request, perhaps leaving early; returns what happened."""
+    """Stream one request, and possibly close it early; return the outcome."""
     prefix = "You are a helpful assistant. " * rng.randrange(1, 8)
     body = {
         "prompt": prefix + f"Question {rng.random()}: what is {rng.randrange(50)} plus {rng.randrange(50)}?",
@@ -82,7 +82,7 @@ def resident_mib(server):
 
 
 @pytest.mark.parametrize("num_clients", [FEW_CLIENTS, pytest.param(NUM_CLIENTS, marks=pytest.mark.full)])
-async def test_streaming_clients_of_whom_a_third_leave_lose_no_page(loaded_server, num_clients):
+async def test_streaming_clients_that_close_early_lose_no_page(loaded_server, num_clients):
     url = loaded_server.url
     sizes = []
     for seed in range(3):

@@ -1,4 +1,4 @@
-"""Adapters of a real server: as models of OpenAI's client, by /generate, loaded and unloaded."""
+"""Adapters of a real server: as models of OpenAI's client, in /generate, loaded and unloaded."""
 
 import json
 import os
@@ -21,13 +21,13 @@ PROMPT = [7, 40, 41, 9, 100, 12]
 
 @pytest.fixture(scope="module")
 def attention_folder(adapters, tmp_path_factory):
-    """The configured adapter, which a test takes away."""
+    """The folder of the configured adapter; a test moves it away."""
     return shutil.copytree(adapters.folders["attention"], tmp_path_factory.mktemp("configured") / "attention")
 
 
 @pytest.fixture(scope="module")
 def lora_server(request, adapters, attention_folder, tmp_path_factory):
-    """A server that, with `--full`, has done what leaves something behind in its processes."""
+    """A server; with `--full`, it has first served requests that leave state behind in its processes."""
     folder = tmp_path_factory.mktemp("aged")
     config = {
         "model": str(adapters.base),
@@ -63,7 +63,7 @@ def generate(http, **body):
     return http.post("/generate", json={"input_ids": PROMPT, "sampling_params": sampling} | body)
 
 
-def test_models_are_the_base_and_one_for_each_adapter(client, adapters, attention_folder):
+def test_the_model_list_has_the_base_and_each_adapter(client, adapters, attention_folder):
     base, adapted = client.models.list().data
     assert (base.id, base.root, base.parent) == ("tiny", str(adapters.base), None)
     assert (adapted.id, adapted.root, adapted.parent) == (
@@ -74,7 +74,7 @@ def test_models_are_the_base_and_one_for_each_adapter(client, adapters, attentio
     assert client.models.retrieve("tiny:attention").parent == "tiny"
 
 
-def test_the_models_name_picks_the_adapter(client, adapters):
+def test_the_models_name_selects_the_adapter(client, adapters):
     for model, name in (("tiny", None), ("tiny:attention", "attention"), (f"{adapters.base}:attention", "attention")):
         answer = client.completions.create(model=model, prompt=PROMPT, max_tokens=NUM_TOKENS, temperature=0)
         expected = adapters.expected(name, PROMPT, NUM_TOKENS)
@@ -84,7 +84,7 @@ def test_the_models_name_picks_the_adapter(client, adapters):
         )["text"]  # fmt: skip
 
 
-def test_chats_and_their_streams_name_the_model_they_come_from(client):
+def test_chats_and_their_streams_have_the_name_of_the_requested_model(client):
     ask = {
         "model": "tiny:attention",
         "messages": [{"role": "user", "content": "hi"}],
@@ -102,7 +102,7 @@ def test_chats_and_their_streams_name_the_model_they_come_from(client):
     assert other.choices[0].message.content != text
 
 
-def test_embeddings_have_an_adapter(client):
+def test_embeddings_use_the_requested_adapter(client):
     one, other = (client.embeddings.create(model=model, input=["a"]) for model in ("tiny", "tiny:attention"))
     assert other.model == "tiny:attention"
     assert one.data[0].embedding != other.data[0].embedding
@@ -115,14 +115,14 @@ def test_embeddings_have_an_adapter(client):
         ("/v1/rerank", {"query": "a", "documents": ["b"]}, lambda answer: answer["results"]),
     ],
 )
-def test_scores_have_an_adapter_and_answer_by_its_name(http, path, body, found):
+def test_scores_use_the_requested_adapter_and_return_its_name(http, path, body, found):
     models = ("tiny", "tiny:attention")
     one, other = (http.post(path, json=body | {"model": m, "label_token_ids": [5, 9]}).json() for m in models)
     assert (one["model"], other["model"]) == models
     assert found(one) != found(other)
 
 
-def test_an_adapter_that_is_not_loaded_is_a_404_that_lists_those_that_are(client, http):
+def test_an_unloaded_adapter_is_a_404_with_a_list_of_the_loaded_ones(client, http):
     with pytest.raises(openai.NotFoundError, match="This server has 'tiny', 'tiny:attention'") as refused:
         client.completions.create(model="tiny:x", prompt="a")
     assert refused.value.code == "model_not_found"
@@ -168,7 +168,7 @@ def test_an_adapter_is_loaded_used_and_unloaded(http, client, adapters, attentio
         ("/generate", {"input_ids": [1], "lora_path": 3}, 400, "lora_path"),
     ],
 )
-def test_a_wrong_wish_is_refused(http, adapters, path, body, status, said):
+def test_invalid_adapter_requests_are_refused(http, adapters, path, body, status, said):
     base = os.path.realpath(adapters.base)
     body, said = json.loads(json.dumps(body).replace("{base}", base)), said.replace("{base}", base)
     answer = http.post(path, json=body)
@@ -189,7 +189,7 @@ def test_programs_run_with_an_adapter(lora_server, adapters):
     assert texts[0] != texts[1]
 
 
-def test_the_pages_client_runs(lora_server):
+def test_the_client_example_of_the_docs_runs(lora_server):
     code = next(code for code in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "openai" in code)
     code = code.replace("http://127.0.0.1:30000", lora_server.url).replace("Qwen3-8B:sql", "tiny:attention")
     found = {}
@@ -197,9 +197,7 @@ def test_the_pages_client_runs(lora_server):
     found["client"].close()
 
 
-def test_a_replica_that_starts_again_has_what_was_served_and_nothing_else(
-    lora_server, http, adapters, attention_folder, tmp_path
-):
+def test_a_restarted_replica_serves_unchanged_adapters_only(lora_server, http, adapters, attention_folder, tmp_path):
     kept, changed = (shutil.copytree(adapters.folders["all"], tmp_path / name) for name in ("kept", "changed"))
     for folder in (kept, changed):
         body = {"lora_name": folder.name, "lora_path": str(folder)}

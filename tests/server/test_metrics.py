@@ -1,4 +1,4 @@
-"""What /metrics tells: names, labels, sums; and that docs/metrics.md lists every one."""
+"""Names, labels and sums of /metrics; docs/metrics.md lists every metric."""
 
 import re
 from pathlib import Path
@@ -23,7 +23,7 @@ PLAIN = "text/plain;version=0.0.4"
 
 
 def families(text):
-    """Return name -> family, without the gauges that tell when a series began."""
+    """Return name -> family, without the gauges with the creation time of a series."""
     found = {family.name: family for family in text_string_to_metric_families(text)}
     return {name: family for name, family in found.items() if not name.endswith("_created")}
 
@@ -39,7 +39,7 @@ def samples(metrics):
 
 
 def report(name, **values):
-    """Return a replica's report: all zero but for some values, and two steps."""
+    """Return a replica's report: two steps, the given values, and zero elsewhere."""
     stats = EngineStats(
         **dict.fromkeys(EngineStats.__dataclass_fields__, 0)
         | {"eviction_age_s": None, "tiers": None, "drafts": {}}
@@ -70,7 +70,7 @@ def metrics(replicas):
     return metrics
 
 
-def test_what_a_replica_reports_is_labelled_with_its_name(metrics, replicas):
+def test_a_replicas_metrics_are_labelled_with_its_name(metrics, replicas):
     replicas.started("scheduler-0")
     replicas.replicas[0].load = report("scheduler-0", prompt_tokens=100, cached_tokens=40, running_requests=3)
     replicas.replicas[1].load = report("scheduler-1", prompt_tokens=7, evictable_pages=9, eviction_age_s=1.5)
@@ -87,7 +87,7 @@ def test_what_a_replica_reports_is_labelled_with_its_name(metrics, replicas):
     assert found["graftlm_eviction_age_seconds", (second,)] == 1.5
 
 
-def test_cached_tokens_and_blocks_are_told_by_tier(metrics, replicas):
+def test_cached_tokens_and_blocks_are_reported_by_tier(metrics, replicas):
     tiers = TierStats(host_used_blocks=5, host_blocks=8, loaded_blocks=3, storage_blocks=7, storage_corrupt=2)
     replicas.replicas[0].load = report(
         "scheduler-0", cached_tokens=100, cached_host_tokens=30, cached_storage_tokens=20, tiers=tiers
@@ -103,7 +103,7 @@ def test_cached_tokens_and_blocks_are_told_by_tier(metrics, replicas):
     assert found["graftlm_storage_events_total", (("event", "corrupt"), replica)] == 2
 
 
-def test_a_replica_that_died_reports_nothing_and_then_counts_from_its_own_start(metrics, replicas):
+def test_a_dead_replica_reports_nothing_and_its_successor_counts_from_its_own_start(metrics, replicas):
     key = ("graftlm_generated_tokens_total", (("replica", "scheduler-0"),))
     replicas.replicas[0].load = report("scheduler-0", generated_tokens=50)
     assert samples(metrics)[key] == 50
@@ -150,7 +150,7 @@ def test_a_replicas_histogram_is_cumulative(metrics, replicas):
     assert found["graftlm_step_model_seconds_sum", (("replica", "scheduler-0"),)] == pytest.approx(99.02)
 
 
-def test_tokens_that_come_together_share_their_time(metrics):
+def test_tokens_sent_together_share_their_time(metrics):
     metrics.more_tokens(0.04, 4)
     metrics.more_tokens(0.3, 1)
     found = samples(metrics)
@@ -163,7 +163,7 @@ REASONS = ["stop", "length", "abort", *(failure.value for failure in Failure), "
 
 
 @pytest.mark.parametrize("outcome", REASONS)
-def test_requests_are_counted_by_how_they_ended(metrics, outcome):
+def test_requests_are_counted_by_outcome(metrics, outcome):
     metrics.finished(ended(), 2.0, outcome)
     found = samples(metrics)
     assert found["graftlm_requests_finished_total", (("reason", outcome),)] == 1
@@ -171,7 +171,7 @@ def test_requests_are_counted_by_how_they_ended(metrics, outcome):
     assert found["graftlm_queue_seconds_sum", ()] == 0.25
 
 
-def test_a_request_that_was_never_admitted_has_no_time_in_the_queue(metrics):
+def test_a_request_that_was_never_admitted_has_no_queue_time(metrics):
     metrics.finished(ended(queue_s=None), 2.0, "rejected")
     assert samples(metrics)["graftlm_queue_seconds_count", ()] == 0
 
@@ -188,7 +188,7 @@ def test_a_request_that_was_never_admitted_has_no_time_in_the_queue(metrics):
         ("application/openmetrics-text; version=x", True),
     ],
 )
-def test_the_format_is_the_one_asked_for(metrics, replicas, accept, is_openmetrics):
+def test_the_format_is_the_requested_one(metrics, replicas, accept, is_openmetrics):
     replicas.replicas[0].load = report("scheduler-0", steps=2)
     body, content_type = metrics.exposition(accept)
     assert content_type.startswith("application/openmetrics-text" if is_openmetrics else "text/plain")
@@ -196,7 +196,7 @@ def test_the_format_is_the_one_asked_for(metrics, replicas, accept, is_openmetri
     assert "graftlm_steps" in {family.name for family in parsed}
 
 
-def test_every_metric_is_documented_with_its_type_and_labels_and_none_else(metrics, replicas):
+def test_every_metric_is_documented_with_its_type_and_labels_and_no_other(metrics, replicas):
     replicas.replicas[0].load = report("scheduler-0", eviction_age_s=1.0, tiers=TierStats(), drafts={"suffix": (5, 3)})
     metrics.finished(ended(), 1.0, "stop")
     expected = set()
@@ -224,7 +224,7 @@ def scrape(server):
     }
 
 
-def test_a_servers_numbers_add_up(server):
+def test_the_numbers_of_a_server_add_up(server):
     replica = ("replica", "scheduler-0")
     before = scrape(server)
     body = {"prompt": "One, two, three, four, five, six,", "max_tokens": 5, "temperature": 0, "ignore_eos": True}
@@ -247,7 +247,7 @@ def test_a_servers_numbers_add_up(server):
         now = scrape(server)
         return {key: now[key] - before.get(key, 0) for key in expected}
 
-    # The scheduler reports when it becomes idle: a moment after the answer.
+    # The scheduler reports when it becomes idle, a moment after the answer.
     wait_until(lambda: growth() == expected, 10, "the growth of the counters")
     after = scrape(server)
     steps = after["graftlm_steps_total", (replica,)]
@@ -256,14 +256,14 @@ def test_a_servers_numbers_add_up(server):
     assert sum(pages) == 32768
 
 
-def test_a_server_answers_openmetrics_when_asked(server):
+def test_a_server_answers_openmetrics_on_request(server):
     headers = {"Accept": "application/openmetrics-text; version=1.0.0"}
     answer = requests.get(server.url + "/metrics", headers=headers, timeout=10)
     assert answer.headers["content-type"].startswith("application/openmetrics-text")
     assert "graftlm_replica_up" in {family.name for family in parse_openmetrics(answer.text)}
 
 
-def test_a_client_that_leaves_is_counted_and_holds_nothing_any_more(server):
+def test_an_early_disconnect_is_counted_and_frees_everything(server):
     running = ("graftlm_running_requests", (("replica", "scheduler-0"),))
     aborted = ("graftlm_requests_finished_total", (("reason", "abort"),))
     locked, owned = (
@@ -272,7 +272,7 @@ def test_a_client_that_leaves_is_counted_and_holds_nothing_any_more(server):
     before = scrape(server).get(aborted, 0)
     body = {"prompt": "One, two,", "max_tokens": 1900, "ignore_eos": True, "stream": True}
     with requests.post(server.url + "/v1/completions", json=body, stream=True, timeout=30) as answer:
-        lines = answer.iter_lines()  # named, since the connection closes with the iterator
+        lines = answer.iter_lines()  # with a name, since the connection is closed when the iterator is freed
         assert next(lines).startswith(b"data:")
         wait_until(lambda: scrape(server)[running] == 1, 10, "the running request")
     wait_until(lambda: scrape(server).get(aborted, 0) == before + 1, 10, "the aborted request")

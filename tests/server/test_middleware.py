@@ -1,4 +1,4 @@
-"""The middleware over tiny applications, spoken to in raw ASGI: chunked bodies and odd headers need no client."""
+"""The middleware around tiny applications, called in raw ASGI: chunked bodies and odd headers need no client."""
 
 import logging
 
@@ -57,13 +57,13 @@ def application():
 
 class TestRequestLog:
     @pytest.mark.parametrize("request_id", ["abc-123", "x" * 128, "a:b/c=d~{}"])
-    async def test_a_sane_id_is_kept(self, request_id):
+    async def test_a_valid_request_id_is_kept(self, request_id):
         answer = await call(RequestLog(application()), "POST", "/echo", [("X-Request-Id", request_id)])
         assert answer.headers["x-request-id"] == request_id
         assert answer.json["request_id"] == request_id
 
     @pytest.mark.parametrize("request_id", ["", "x" * 129, "two words", "tab\there", "caf\xe9", 'quote\x00"'])
-    async def test_any_other_id_is_replaced(self, request_id):
+    async def test_any_other_request_id_is_replaced(self, request_id):
         answer = await call(RequestLog(application()), "POST", "/echo", [("X-Request-Id", request_id)])
         assert answer.headers["x-request-id"] != request_id
         assert answer.json["request_id"] == answer.headers["x-request-id"]
@@ -82,7 +82,7 @@ class TestRequestLog:
         assert record.getMessage() == "GET /a%0Ab 200 in 250.0 ms"
         assert (record.method, record.status, record.duration_ms) == ("GET", 200, 250.0)
 
-    async def test_lines_of_the_handler_carry_the_id(self):
+    async def test_log_lines_of_the_handler_have_the_request_id(self):
         seen = []
 
         async def app(scope, receive, send):
@@ -94,12 +94,12 @@ class TestRequestLog:
         assert request_id_var.get() is None
 
     @pytest.mark.parametrize(("path", "level"), [("/health", logging.DEBUG), ("/generate", logging.INFO)])
-    async def test_probes_are_logged_quietly(self, caplog, path, level):
+    async def test_probes_are_logged_at_level_debug(self, caplog, path, level):
         with caplog.at_level(logging.DEBUG):
             await call(RequestLog(ok), path=path)
         assert [record.levelno for record in caplog.records] == [level]
 
-    async def test_a_failing_handler_is_answered_without_its_details_and_logged_with_them(self, caplog):
+    async def test_a_failing_handler_is_answered_without_details_and_logged_with_them(self, caplog):
         with caplog.at_level(logging.INFO):
             answer = await call(RequestLog(lambda *channel: _fail()), headers=[("X-Request-Id", "r3")])
         assert answer.status == 500
@@ -109,7 +109,7 @@ class TestRequestLog:
         assert "secret details" in caplog.text
         assert "500 in" in caplog.records[-1].getMessage()
 
-    async def test_a_handler_that_fails_half_way_breaks_the_connection(self):
+    async def test_a_handler_that_fails_during_its_answer_breaks_the_connection(self):
         async def app(scope, receive, send):
             await send({"type": "http.response.start", "status": 200, "headers": []})
             await _fail()
@@ -118,7 +118,7 @@ class TestRequestLog:
             await call(RequestLog(app))
 
     @pytest.mark.parametrize("raises", [False, True])
-    async def test_a_client_that_left_before_its_answer_is_logged_as_499(self, caplog, raises):
+    async def test_a_client_that_disconnected_before_its_answer_is_logged_as_499(self, caplog, raises):
         async def app(scope, receive, send):
             if raises:
                 raise ClientDisconnect
@@ -155,7 +155,7 @@ class TestBodyLimit:
         ],
         ids=["stated", "absurd", "chunked", "understated"],
     )
-    async def test_a_larger_body_is_refused_and_the_connection_closed(self, app, headers, chunks):
+    async def test_a_larger_body_is_refused_and_the_connection_is_closed(self, app, headers, chunks):
         answer = await call(app, "POST", "/echo", headers, chunks)
         assert answer.status == 413
         assert answer.headers["connection"] == "close"
@@ -186,7 +186,7 @@ class TestApiKeyAuth:
             ("same", "same", "same", 200, 200),
         ],
     )
-    async def test_each_route_lets_in_whom_it_should(self, api_key, admin_key, token, client_status, admin_status):
+    async def test_each_route_admits_the_configured_roles(self, api_key, admin_key, token, client_status, admin_status):
         inner = application()
         install_error_handlers(inner)
         keys = {"api_key": api_key and SecretStr(api_key), "admin_api_key": admin_key and SecretStr(admin_key)}
@@ -204,7 +204,7 @@ class TestApiKeyAuth:
             ({}, "127.0.0.1", {"Host": "localhost:30000"}, 200, 403),
             ({}, "192.0.2.1", {}, 403, 403),
             ({}, None, {}, 403, 403),
-            # What a proxy on this machine passes on.
+            # Header fields that a proxy on this machine forwards.
             ({}, "127.0.0.1", {"Host": "llm.example"}, 403, 403),
             ({}, "127.0.0.1", {"X-Forwarded-For": "127.0.0.1"}, 403, 403),
             ({}, "127.0.0.1", {"Forwarded": "for=127.0.0.1"}, 403, 403),
@@ -218,7 +218,7 @@ class TestApiKeyAuth:
             ({"open_admin": True, "api_key": SecretStr("key")}, "127.0.0.1", {}, 401, 401),
         ],
     )
-    async def test_without_an_admin_key_local_programs_operate_and_nobody_administers_unless_enabled(
+    async def test_without_an_admin_key_local_programs_operate_and_administration_needs_a_setting(
         self, settings, client, headers, operator_status, admin_status
     ):
         inner = application()
@@ -256,7 +256,7 @@ class TestApiKeyAuth:
             ("/operator", {}, "127.0.0.1", {"X-Forwarded-For": "::1"}, "its header field 'x-forwarded-for' shows"),
         ],
     )
-    async def test_a_refusal_names_its_cause(self, path, settings, client, headers, cause):
+    async def test_a_refusal_states_its_cause(self, path, settings, client, headers, cause):
         inner = application()
         install_error_handlers(inner)
         app = ApiKeyAuth(inner, **{"host": "127.0.0.1"} | settings)
@@ -292,7 +292,7 @@ class TestApiKeyAuth:
             "X-Real-IP",
         ],
     )
-    async def test_a_field_that_proxies_add_takes_operator_rights_away(self, field):
+    async def test_proxy_header_fields_remove_operator_rights(self, field):
         inner = application()
         install_error_handlers(inner)
         fields = {"headers": [("Host", "127.0.0.1:30000"), (field, "")], "client": ("127.0.0.1", 5000)}
@@ -300,24 +300,24 @@ class TestApiKeyAuth:
 
     @pytest.mark.parametrize(("version", "status"), [("0.9", 403), ("1.0", 403), ("1.1", 200), ("2.0", 403)])
     async def test_only_http_1_1_has_operator_rights_without_a_key(self, version, status):
-        """The version with which nginx asks its upstreams by default is 1.0."""
+        """By default, nginx sends requests of version 1.0 to its upstreams."""
         inner = application()
         install_error_handlers(inner)
         fields = {"headers": [("Host", "127.0.0.1:30000")], "client": ("127.0.0.1", 5000), "http_version": version}
         assert (await call(ApiKeyAuth(inner, host="127.0.0.1"), "POST", "/operator", **fields)).status == status
 
     @pytest.mark.parametrize("header", ["Basic key", "key", "Bearer", "bearer  ", "Bearer k\xe9y"])
-    async def test_other_credentials_are_refused_with_the_way_to_send_them(self, header):
+    async def test_other_credentials_are_refused_with_the_expected_header(self, header):
         answer = await call(ApiKeyAuth(ok, api_key=SecretStr("key")), headers=[("Authorization", header)])
         assert answer.status == 401
         assert answer.headers["www-authenticate"] == "Bearer"
         assert answer.json["error"]["code"] == "invalid_api_key"
 
-    async def test_the_scheme_may_be_written_in_any_case(self):
+    async def test_the_scheme_is_case_insensitive(self):
         answer = await call(ApiKeyAuth(ok, api_key=SecretStr("key")), headers=[("Authorization", "bEARER key")])
         assert answer.status == 200
 
-    async def test_a_key_may_hold_any_text(self):
+    async def test_a_key_may_contain_any_text(self):
         answer = await call(ApiKeyAuth(ok, api_key=SecretStr("kéy")), headers=bearer("kéy".encode().decode("latin-1")))
         assert answer.status == 200
 
@@ -359,7 +359,7 @@ class TestOriginGuard:
         assert (await call(app, "POST", "/generate", headers)).status == status
 
     @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS"])
-    async def test_reading_is_free(self, method):
+    async def test_reading_requests_of_other_origins_are_served(self, method):
         app = OriginGuard(ok)
         assert (await call(app, method, headers=[("Origin", "https://evil.example")])).status == 200
 
@@ -374,7 +374,7 @@ class TestOriginGuard:
             (("Accept", "*/*"), 200),
         ],
     )
-    async def test_a_get_that_changes_something_is_guarded_too(self, header, status):
+    async def test_a_get_that_changes_state_is_guarded_too(self, header, status):
         app = OriginGuard(ok, guarded_paths={"/flush_cache"})
         assert (await call(app, "GET", "/flush_cache", [("Host", "localhost"), header])).status == status
 
@@ -405,7 +405,7 @@ class TestHostGuard:
             "[::ffff:127.0.0.1]",
         ],
     )
-    async def test_loopback_names_are_always_this_server(self, host):
+    async def test_loopback_names_are_always_accepted(self, host):
         for allowed in (None, [], ["llm.example"]):
             app = HostGuard(ok, "127.0.0.1", allowed)
             assert (await call(app, headers=[("Host", host)])).status == 200
@@ -451,7 +451,7 @@ class TestHostGuard:
             ("127.0.0.1", ["*"], "evil.example", 200),
         ],
     )
-    async def test_the_setting_names_further_hosts(self, listens_on, allowed, host, status):
+    async def test_the_setting_adds_further_hosts(self, listens_on, allowed, host, status):
         assert (await call(HostGuard(ok, listens_on, allowed), headers=[("Host", host)])).status == status
 
     @pytest.mark.parametrize(
@@ -469,7 +469,7 @@ class TestHostGuard:
             ("192.0.2.7", "[::ffff:c000:207]"),
         ],
     )
-    async def test_an_accepted_entry_matches_however_it_is_written(self, entry, host):
+    async def test_an_accepted_entry_matches_in_every_spelling(self, entry, host):
         (allowed,) = ServerSettings(allowed_hosts=[entry]).allowed_hosts
         for names in ([allowed], [entry.strip("[]")]):
             assert (await call(HostGuard(ok, "127.0.0.1", names), headers=[("Host", host)])).status == 200
@@ -504,7 +504,7 @@ class TestHostGuard:
             ("", None),
         ],
     )
-    def test_an_entry_that_cannot_match_is_refused_with_the_nearest_that_can(self, entry, nearest):
+    def test_an_entry_that_cannot_match_is_refused_with_the_nearest_valid_one(self, entry, nearest):
         with pytest.raises(ConfigError) as refused:
             EngineConfig.load({"server": {"allowed_hosts": [entry]}})
         message = str(refused.value)
@@ -523,7 +523,7 @@ class TestHostGuard:
             ("127.0.0.1", "/health", "10.1.2.3:30000", 403),
         ],
     )
-    async def test_a_probe_may_name_an_address_that_other_machines_reach(self, listens_on, path, host, status):
+    async def test_a_probe_may_use_any_address_that_the_server_listens_on(self, listens_on, path, host, status):
         app = HostGuard(ok, listens_on, ["llm.example"], probe_paths={"/health"})
         assert (await call(app, path=path, headers=[("Host", host)])).status == status
 
@@ -558,7 +558,7 @@ class TestHostGuard:
             (["127.0.0.1"], "", "1.1", 400),
         ],
     )
-    async def test_a_request_says_once_and_clearly_whom_it_is_for(self, listens_on, hosts, target, version, status):
+    async def test_a_request_must_name_its_host_once_and_clearly(self, listens_on, hosts, target, version, status):
         state = {} if target is None else {TARGET_AUTHORITY: target}
         headers = [("Host", host) for host in hosts]
         answer = await call(HostGuard(ok, listens_on), headers=headers, state=state, http_version=version)

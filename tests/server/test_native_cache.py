@@ -28,7 +28,7 @@ def test_a_prefix_is_pinned_and_unpinned(client):
     assert client.post("/unpin_prefix", json=PROMPT).json() == {"was_pinned": False}
 
 
-def test_the_snapshot_shows_what_is_cached(client):
+def test_the_snapshot_shows_the_cached_prefixes(client):
     client.post("/flush_cache")
     num_tokens = run(client)["prompt_tokens"]
     (snapshot,) = client.get("/cache_snapshot").json()["replicas"]
@@ -51,7 +51,7 @@ def test_the_snapshot_shows_what_is_cached(client):
         ({"text": "a", "ttl": 3}, "ttl"),
     ],
 )
-def test_a_bad_pin_is_refused(client, body, word):
+def test_an_invalid_pin_is_refused(client, body, word):
     response = client.post("/pin_prefix", json=body)
     assert response.status_code == 400, response.text
     assert word in json.dumps(response.json())

@@ -1,4 +1,4 @@
-"""What steers and describes a real server: pause, flush, abort, health, information."""
+"""Control of a real server and its description: pause, flush, abort, health, information."""
 
 import threading
 
@@ -32,7 +32,7 @@ def post(client, path, **body):
 
 
 class Background:
-    """A /generate under way in a thread."""
+    """A request to /generate that runs in a thread."""
 
     def __init__(self, client, **body):
         self.answer = None
@@ -53,7 +53,7 @@ def num_requests(client):
 
 
 def state(client):
-    """Return what the replica last reported."""
+    """Return the last report of the replica."""
     return client.get("/server_info").json()["internal_states"][0]
 
 
@@ -64,7 +64,7 @@ class TestPause:
         post(client, "/continue_generation")
 
     @pytest.mark.parametrize("mode", ["in_place", "retract"])
-    def test_a_running_request_waits_and_goes_on_with_the_same_tokens(self, client, mode):
+    def test_a_paused_request_continues_with_the_same_tokens(self, client, mode):
         expected = generate(client, sampling_params=LONG | {"max_new_tokens": 250})
         running = Background(client, sampling_params=LONG | {"max_new_tokens": 250})
         wait_until(lambda: num_requests(client) == 1, 10, "the start of the request")
@@ -76,7 +76,7 @@ class TestPause:
         assert running.join()["output_ids"] == expected["output_ids"]
         assert waiting.join()["text"] == generate(client)["text"]
 
-    def test_abort_is_the_default_and_ends_what_runs(self, client):
+    def test_abort_is_the_default_mode_and_ends_running_requests(self, client):
         running = Background(client, sampling_params=LONG)
         wait_until(lambda: num_requests(client) == 1, 10, "the start of the request")
         post(client, "/pause_generation")
@@ -112,18 +112,18 @@ class TestFlushAndAbort:
         assert running.join()["meta_info"]["finish_reason"]["type"] == "length"
 
     @pytest.mark.parametrize("body", [{}, {"rid": ""}, {"abort_all": False}])
-    def test_an_abort_of_nothing_is_refused(self, client, body):
+    def test_an_abort_without_an_id_is_refused(self, client, body):
         response = client.post("/abort_request", json=body)
         assert response.status_code == 400
         assert "rid" in response.json()["error"]["message"]
 
 
 class TestInformation:
-    def test_health_says_all_is_well(self, client):
+    def test_health_of_a_working_server_lists_no_problems(self, client):
         response = client.get("/health")
         assert (response.status_code, response.json()) == (200, {"status": "ok", "problems": [], "paused": False})
 
-    def test_health_generate_runs_tokens_and_leaves_the_cache_to_others(self, client):
+    def test_health_generate_generates_tokens_and_shares_no_prefix(self, client):
         client.post("/flush_cache")
         before = state(client)["generated_tokens"]
 
@@ -136,14 +136,14 @@ class TestInformation:
         assert generate(client, input_ids=[0, 1], text=None)["meta_info"]["cached_tokens"] == 0
 
     @pytest.mark.parametrize("path", ["/model_info", "/get_model_info"])
-    def test_the_model_is_described(self, client, path):
+    def test_model_information_is_returned(self, client, path):
         info = client.get(path).json()
         assert info["model_path"] == info["tokenizer_path"] == "demo"
         assert info["is_generation"] is True
         assert info["vocab_size"] > 0
         assert info["context_len"] > 0
 
-    def test_the_plugins_in_use_and_why(self, client, server):
+    def test_the_selected_plugins_are_listed_with_reasons(self, client, server):
         resolved = client.get("/server_info").json()["resolved"]
         families = {"attention", "cache", "eviction", "model", "scheduling", "tool_calls"}
         assert families <= resolved.keys()
@@ -156,7 +156,7 @@ class TestInformation:
         assert "cache=radix (cache.name: the default)" in line
 
     @pytest.mark.parametrize("path", ["/server_info", "/get_server_info"])
-    def test_the_configuration_and_the_replicas_are_described(self, client, path):
+    def test_the_configuration_and_the_replicas_are_listed(self, client, path):
         info = client.get(path).json()
         assert info["version"] == graftlm.__version__
         assert info["config"]["memory"]["kv_tokens"] == info["max_total_num_tokens"]
@@ -168,7 +168,7 @@ class TestInformation:
     def test_the_load_counts_running_requests_and_their_tokens(self, client):
         body = {"text": PROMPT, "sampling_params": LONG, "stream": True}
         with client.stream("POST", "/generate", json=body) as response:
-            lines = response.iter_lines()  # dropping it would close the connection
+            lines = response.iter_lines()  # the connection would be closed if it were freed
             next(lines)
             wait_until(lambda: client.get("/get_load").json()[0]["num_tokens"] > 0, 10, "the report of the pages")
             (load,) = client.get("/get_load").json()
