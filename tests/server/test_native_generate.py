@@ -1,4 +1,4 @@
-"""POST /generate of a real server, against the engine in this process."""
+"""POST /generate of a real server, compared with the engine in this process."""
 
 import itertools
 import json
@@ -41,7 +41,7 @@ def generate(client):
         assert response.status_code == 200, response.text
         answer = response.json()
         for each in answer if isinstance(answer, list) else [answer]:
-            AnswerBody.model_validate(each)  # as the API's document says
+            AnswerBody.model_validate(each)  # the type in the OpenAPI document
         return answer
 
     return post
@@ -49,10 +49,10 @@ def generate(client):
 
 @pytest.fixture
 def refused(client):
-    """Send a body that must be refused; returns the message."""
+    """Send a body that must be refused; return the message."""
 
     def post(**body):
-        # Spelt out in ASCII: half a surrogate pair can be sent in no other way.
+        # ASCII with escapes: half a surrogate pair cannot be sent in any other way.
         response = client.post("/generate", content=json.dumps(body), headers={"Content-Type": "application/json"})
         assert response.status_code == 400, response.text
         return response.json()["error"]["message"]
@@ -61,7 +61,7 @@ def refused(client):
 
 
 def events(client, **body):
-    """Return the events of a stream, without the last, which says [DONE]."""
+    """Return the events of a stream, without the last event [DONE]."""
     with client.stream("POST", "/generate", json={"sampling_params": GREEDY, "stream": True} | body) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
         lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
@@ -73,7 +73,7 @@ def events(client, **body):
 
 
 class TestAnswer:
-    def test_text_and_tokens_equal_the_engines(self, generate, engine):
+    def test_text_and_tokens_are_those_of_the_engine(self, generate, engine):
         (expected,) = engine.generate(PROMPT, SamplingParams(temperature=0, max_tokens=8))
         answer = generate(text=PROMPT)
         assert answer["text"] == expected.text
@@ -84,24 +84,24 @@ class TestAnswer:
         assert meta["e2e_latency"] > 0
         assert meta["weight_version"] == "default"
 
-    def test_token_ids_are_prompts_too(self, generate, engine):
+    def test_token_ids_are_accepted_as_prompts(self, generate, engine):
         ids = engine.tokenizer.encode(PROMPT).tolist()
         assert generate(input_ids=ids)["output_ids"] == generate(text=PROMPT)["output_ids"]
 
-    def test_a_shared_prefix_is_reused_and_says_so(self, client, generate):
+    def test_a_shared_prefix_is_reused_and_reported(self, client, generate):
         prompt = "A sentence that only this test sends, " * 3
         client.post("/flush_cache")
         assert generate(text=prompt)["meta_info"]["cached_tokens"] == 0
         assert generate(text=prompt)["meta_info"]["cached_tokens"] > 0
 
     @pytest.mark.parametrize("field", ["cache_salt", "extra_key"])
-    def test_salted_prompts_share_nothing(self, generate, field):
+    def test_prompts_with_different_salts_share_nothing(self, generate, field):
         prompt = f"Another sentence, sent with a {field}. " * 3
         for salt in ("a", "b"):
             assert generate(text=prompt, **{field: field + salt})["meta_info"]["cached_tokens"] == 0
         assert generate(text=prompt, **{field: field + "a"})["meta_info"]["cached_tokens"] > 0
 
-    def test_salt_and_key_count_together(self, generate):
+    def test_salt_and_extra_key_together_separate_prefixes(self, generate):
         prompt = "A sentence with both a salt and a key. " * 3
         for salt, key in (("s", "1"), ("s", "2"), ("s1", "")):
             assert generate(text=prompt, cache_salt=salt, extra_key=key)["meta_info"]["cached_tokens"] == 0
@@ -114,7 +114,7 @@ class TestAnswer:
             ({"stop": "is"}, {"type": "stop", "matched": "is"}),
         ],
     )
-    def test_the_finish_reason_says_what_ended_it(self, generate, params, reason):
+    def test_the_finish_reason_states_why_generation_ended(self, generate, params, reason):
         answer = generate(
             text="What is the capital of France?", sampling_params=GREEDY | {"max_new_tokens": 64} | params
         )
@@ -122,7 +122,7 @@ class TestAnswer:
         if reason["type"] == "length":
             assert answer["meta_info"]["finish_reason"] == reason
 
-    def test_a_stop_token_is_named_by_id(self, generate):
+    def test_a_matched_stop_token_is_reported_by_id(self, generate):
         first = generate(text=PROMPT)["output_ids"][0]
         answer = generate(text=PROMPT, sampling_params=GREEDY | {"stop_token_ids": [first]})
         assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": first}
@@ -138,7 +138,7 @@ class TestAnswer:
         assert trimmed["meta_info"]["finish_reason"] == {"type": "stop", "matched": stop}
         assert kept["text"] == trimmed["text"] + stop
 
-    def test_zero_new_tokens_only_compute_the_prompt(self, generate):
+    def test_zero_new_tokens_only_cache_the_prompt(self, generate):
         prompt = "Computed for the cache alone. " * 3
         answer = generate(text=prompt, sampling_params={"max_new_tokens": 0}, return_logprob=True, logprob_start_len=0)
         assert (answer["text"], answer["output_ids"]) == ("", [])
@@ -148,7 +148,7 @@ class TestAnswer:
         assert len(answer["meta_info"]["input_token_logprobs"]) == answer["meta_info"]["prompt_tokens"]
         assert generate(text=prompt)["meta_info"]["cached_tokens"] > 0
 
-    def test_null_stands_for_the_default(self, generate):
+    def test_null_means_the_default(self, generate):
         nulls = dict.fromkeys(["top_p", "top_k", "stop", "n", "json_schema", "stop_regex", "min_p", "sampling_seed"])
         assert generate(text=PROMPT, sampling_params=GREEDY | nulls, image_data=None, rid=None) is not None
 
@@ -181,7 +181,7 @@ class TestAnswer:
             ),
         ],
     )
-    def test_sampling_parameters_mean_what_the_engines_do(self, generate, engine, native, ours):
+    def test_sampling_parameters_have_the_effect_of_the_engines(self, generate, engine, native, ours):
         (expected,) = engine.generate(PROMPT, SamplingParams(max_tokens=16, **ours))
         answer = generate(text=PROMPT, sampling_params={"max_new_tokens": 16} | native)
         assert answer["output_ids"] == list(expected.token_ids)
@@ -189,12 +189,12 @@ class TestAnswer:
 
 
 class TestLists:
-    def test_prompts_get_answers_in_their_order(self, generate):
+    def test_several_prompts_are_answered_in_their_order(self, generate):
         prompts = ["One", "Two words", "Now three words"]
         answers = generate(text=prompts)
         assert [answer["text"] for answer in answers] == [generate(text=prompt)["text"] for prompt in prompts]
 
-    def test_a_list_of_one_gets_a_list(self, generate):
+    def test_a_list_of_one_prompt_is_answered_by_a_list(self, generate):
         assert len(generate(text=["One"])) == 1
         assert len(generate(input_ids=[[1, 2, 3]])) == 1
 
@@ -209,7 +209,7 @@ class TestLists:
         )
         assert len({answer["meta_info"]["id"] for answer in answers}) == 2
 
-    def test_each_completion_tells_of_its_own_forced_tokens(self, client, generate, engine):
+    def test_each_completion_reports_its_own_forced_tokens(self, client, generate, engine):
         fields = {"regex": "[ab]{1,9}, and so it was said", "seed": 3, "n": 3}
         (output,) = engine.generate(PROMPT, SamplingParams(max_tokens=40, **fields))
         params = {"max_new_tokens": 40, "sampling_seed": fields.pop("seed"), **fields}
@@ -221,7 +221,7 @@ class TestLists:
         assert counts == [last[i]["meta_info"]["jump_forward_tokens"] for i in range(3)]
         assert sum(counts) == output.usage.jump_forward_tokens > max(counts) > 0
 
-    def test_a_request_may_do_without_jump_forward(self, generate):
+    def test_a_request_may_disable_jump_forward(self, generate):
         params = {"regex": "[ab]{1,9}, and so it was said", "max_new_tokens": 40, "sampling_seed": 3}
         answers = [generate(text=PROMPT, sampling_params=params | {"jump_forward": it}) for it in (None, True, False)]
         counts = [answer["meta_info"]["jump_forward_tokens"] for answer in answers]
@@ -239,7 +239,7 @@ class TestLists:
 
 
 class TestLogprobs:
-    def test_they_equal_the_engines(self, generate, engine):
+    def test_logprobs_are_those_of_the_engine(self, generate, engine):
         (expected,) = engine.generate(
             PROMPT, SamplingParams(temperature=0, max_tokens=8, logprobs=3, prompt_logprobs=3)
         )
@@ -258,20 +258,20 @@ class TestLogprobs:
         assert [[rival[1] for rival in top] for top in meta["output_top_logprobs"]] == tops
         assert len(meta["input_top_logprobs"]) == len(meta["input_token_logprobs"])
 
-    def test_by_default_only_the_output_has_them(self, generate):
+    def test_by_default_only_output_tokens_have_logprobs(self, generate):
         meta = generate(text=PROMPT, return_logprob=True)["meta_info"]
         assert meta["input_token_logprobs"] == []
         assert len(meta["output_token_logprobs"]) == meta["completion_tokens"]
         assert "output_top_logprobs" not in meta
 
-    def test_the_prompts_begin_at_the_place_asked_for(self, generate):
+    def test_the_prompts_logprobs_begin_at_the_requested_position(self, generate):
         whole = generate(text=PROMPT, return_logprob=True, logprob_start_len=0)["meta_info"]["input_token_logprobs"]
         part = generate(text=PROMPT, return_logprob=True, logprob_start_len=2)["meta_info"]["input_token_logprobs"]
         assert part[0] == [None, whole[2][1], None]
         assert [entry[1] for entry in part] == [entry[1] for entry in whole[2:]]
         assert [entry[0] for entry in part[1:]] == pytest.approx([entry[0] for entry in whole[3:]], abs=1e-3)
 
-    def test_what_precedes_the_place_may_come_from_the_cache(self, client, generate):
+    def test_tokens_before_the_start_of_logprobs_may_be_cached(self, client, generate):
         prompt = {"text": "The place from which log-probabilities are wanted", "sampling_params": {"max_new_tokens": 0}}
         client.post("/flush_cache")
         length = generate(**prompt)["meta_info"]["prompt_tokens"]
@@ -280,18 +280,18 @@ class TestLogprobs:
             assert meta["cached_tokens"] == min(start, length - 1)
             assert len(meta["input_token_logprobs"]) == length - start
 
-    def test_texts_come_when_asked_for(self, generate, engine):
+    def test_texts_of_logprobs_are_returned_on_request(self, generate, engine):
         meta = generate(text=PROMPT, return_logprob=True, return_text_in_logprobs=True, top_logprobs_num=1)["meta_info"]
         for _, token_id, text in meta["output_token_logprobs"]:
             assert text == engine.tokenizer.decode([token_id], skip_special_tokens=False)
         assert all(isinstance(top[0][2], str) for top in meta["output_top_logprobs"])
 
-    def test_a_place_behind_the_prompt_is_refused(self, refused):
+    def test_a_start_after_the_end_of_the_prompt_is_refused(self, refused):
         assert "logprob_start_len" in refused(text=PROMPT, return_logprob=True, logprob_start_len=10_000)
 
 
 class TestStream:
-    def test_events_are_cumulative_and_end_as_the_whole_answer(self, client, generate):
+    def test_events_are_cumulative_and_the_last_one_is_the_whole_answer(self, client, generate):
         stream = events(client, text=PROMPT)
         whole = generate(text=PROMPT)
         for earlier, later in itertools.pairwise(stream):
@@ -311,28 +311,28 @@ class TestStream:
             assert len(meta["output_top_logprobs"]) == len(event["output_ids"])
             assert len(meta["input_token_logprobs"]) == meta["prompt_tokens"]
 
-    def test_several_prompts_and_completions_are_told_apart_by_index(self, client, generate):
+    def test_events_of_several_prompts_and_completions_have_an_index(self, client, generate):
         params = {"temperature": 0, "max_new_tokens": 6, "n": 2}
         last = {event["index"]: event for event in events(client, text=["One", "Two words"], sampling_params=params)}
         answers = generate(text=["One", "Two words"], sampling_params=params)
         assert [last[i]["output_ids"] for i in sorted(last)] == [answer["output_ids"] for answer in answers]
         assert all(event["meta_info"]["finish_reason"] is not None for event in last.values())
 
-    def test_what_is_wrong_is_said_before_the_stream_begins(self, refused):
+    def test_an_invalid_request_is_refused_before_its_stream_begins(self, refused):
         assert "max_new_tokens" in refused(text=PROMPT, stream=True, sampling_params={"max_token": 3})
 
-    def test_a_client_that_leaves_ends_its_request(self, client):
+    def test_closing_a_stream_ends_its_request(self, client):
         with client.stream(
             "POST", "/generate", json={"text": PROMPT, "sampling_params": LONG, "stream": True}
         ) as response:
-            lines = response.iter_lines()  # dropping it would close the connection
+            lines = response.iter_lines()  # the connection would be closed if it were freed
             next(lines)
             assert num_requests(client) == 1
         wait_until(lambda: num_requests(client) == 0, 10, "the end of the request")
 
 
 class TestAbort:
-    def test_an_aborted_request_answers_with_what_it_had(self, client, generate):
+    def test_an_aborted_request_is_answered_with_its_tokens_so_far(self, client, generate):
         answers = []
         thread = threading.Thread(
             target=lambda: answers.append(generate(text=PROMPT, sampling_params=LONG, rid="to-abort"))
@@ -346,7 +346,7 @@ class TestAbort:
         assert answer["meta_info"]["completion_tokens"] < LONG["max_new_tokens"]
 
     @pytest.mark.parametrize(("known", "shown"), [(1, 0), (3, 1), (5, 3)])
-    def test_an_answer_of_an_aborted_request_has_the_logprobs_that_it_came_to(self, known, shown):
+    def test_the_answer_of_an_aborted_request_has_the_logprobs_computed_so_far(self, known, shown):
         token_ids = np.array([5, 6, 7, 8, 9], dtype=np.int32)
         prompt = NativePrompt(token_ids, SamplingParams(logprobs=0, prompt_logprobs=0), logprob_start=2)
         of_prompt = (None, *[TokenLogprob(token_id, -1.0) for token_id in (6, 7, 8, 9)])[:known]
@@ -360,7 +360,7 @@ class TestAbort:
     def test_an_id_in_use_is_refused(self, client, refused):
         body = {"text": PROMPT, "sampling_params": LONG, "stream": True, "rid": "taken"}
         with client.stream("POST", "/generate", json=body) as response:
-            lines = response.iter_lines()  # dropping it would close the connection
+            lines = response.iter_lines()  # the connection would be closed if it were freed
             next(lines)
             assert "'taken' is in use" in refused(text=PROMPT, rid="taken")
 
@@ -415,11 +415,11 @@ class TestRefusals:
             ({"text": "a", "streaming": True}, "'streaming'; did you mean 'stream'"),
         ],
     )
-    def test_a_bad_body_is_refused_by_name(self, refused, body, said):
+    def test_an_invalid_body_is_refused_with_the_name_of_its_field(self, refused, body, said):
         assert said in refused(**body)
 
     @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'"text"', b"\xff", b"[" * 100_000])
-    def test_what_is_no_json_object_is_refused(self, client, content):
+    def test_content_that_is_no_json_object_is_refused(self, client, content):
         response = client.post("/generate", content=content, headers={"Content-Type": "application/json"})
         assert response.status_code == 400
         assert response.json()["error"]["message"]

@@ -1,4 +1,4 @@
-"""Weights of a real server are shown, replaced in place by tensors and from disk, and refused when they do not fit."""
+"""Weights of a real server are returned, replaced in place by tensors and from disk, and refused if they do not fit."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -41,7 +41,7 @@ def weight(client, **body):
     return client.post("/get_weights_by_name", json={"name": NORM} | body)
 
 
-def test_tensors_replace_weights_until_a_checkpoint_does(client, norm):
+def test_weights_are_replaced_by_tensors_and_then_by_a_checkpoint(client, norm):
     before, _ = generate(client)
     answer = send(client, {NORM: norm * 0.5}, weight_version="half")
     assert answer.json() == {"success": True, "message": answer.json()["message"], "num_paused_requests": 0}
@@ -57,7 +57,7 @@ def test_tensors_replace_weights_until_a_checkpoint_does(client, norm):
 
 
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
-def test_a_paused_request_goes_on_with_the_new_weights(client, norm, mode):
+def test_a_paused_request_continues_with_the_new_weights(client, norm, mode):
     sampling = {"temperature": 0, "max_new_tokens": 300, "ignore_eos": True}
     body = {"text": "The capital of France is", "sampling_params": sampling}
     with ThreadPoolExecutor(1) as thread:
@@ -71,7 +71,7 @@ def test_a_paused_request_goes_on_with_the_new_weights(client, norm, mode):
         assert running.result().json()["meta_info"]["completion_tokens"] == 300
 
 
-def test_a_request_that_waits_for_an_update_names_the_weights_that_it_is_computed_with(client, norm):
+def test_a_request_that_waits_for_an_update_reports_the_new_weights(client, norm):
     assert client.post("/pause_generation", json={"mode": "in_place"}).status_code == 200
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(generate, client)
@@ -82,7 +82,7 @@ def test_a_request_that_waits_for_an_update_names_the_weights_that_it_is_compute
     assert send(client, {NORM: norm}, weight_version="default").status_code == 200
 
 
-def test_an_update_waits_for_what_is_under_way(client, norm):
+def test_an_update_waits_for_running_requests(client, norm):
     sampling = {"temperature": 0, "max_new_tokens": 300, "ignore_eos": True}
     body = {"text": "The capital of France is", "sampling_params": sampling}
     with ThreadPoolExecutor(2) as threads:
@@ -117,7 +117,7 @@ def test_tensors_that_do_not_fit_are_refused(client, norm, tensors, message):
         ("/get_weights_by_name", {"json": {"name": "model.norm.weigh"}}, "the nearest is 'model.norm.weight'"),
     ],
 )
-def test_what_cannot_be_done_is_a_400_that_says_why(client, path, send_body, message):
+def test_an_impossible_update_is_refused_with_the_reason(client, path, send_body, message):
     answer = client.post(path, **send_body)
     assert answer.status_code == 400
     assert message in answer.json()["error"]["message"]

@@ -1,4 +1,4 @@
-"""OpenAI's API with OpenAI's own client, against a real server."""
+"""OpenAI's API, tested with OpenAI's own client and a real server."""
 
 import asyncio
 import base64
@@ -45,7 +45,7 @@ def post(server, path, **body):
 # -- chat --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_chat_answers_as_the_in_process_engine_does(client, engine):
+def test_a_chat_is_answered_as_by_the_in_process_engine(client, engine):
     expected = engine.generate(CHAT, SamplingParams(temperature=0, max_tokens=40))[0]
     answer = client.chat.completions.create(model="demo", messages=CHAT, temperature=0, max_tokens=40)
     assert answer.choices[0].message.content == expected.text
@@ -57,7 +57,7 @@ def test_a_chat_answers_as_the_in_process_engine_does(client, engine):
     assert answer.choices[0].message.role == "assistant"
 
 
-def test_a_streamed_chat_joins_to_the_whole_one(client):
+def test_the_chunks_of_a_streamed_chat_join_to_the_whole_answer(client):
     whole = client.chat.completions.create(model="demo", messages=CHAT, temperature=0)
     chunks = list(
         client.chat.completions.create(
@@ -77,7 +77,7 @@ def test_a_streamed_chat_joins_to_the_whole_one(client):
     assert len({chunk.id for chunk in chunks}) == 1
 
 
-async def test_the_async_client_works_and_many_streams_run_side_by_side(async_client):
+async def test_the_async_client_works_with_many_concurrent_streams(async_client):
     async def one(i):
         stream = await async_client.chat.completions.create(
             model="demo", messages=[{"role": "user", "content": f"What is {i} plus 3?"}], temperature=0, stream=True
@@ -98,7 +98,7 @@ def test_a_second_question_reuses_the_first_ones_prefix(client):
         assert answer.usage.prompt_tokens_details.cached_tokens >= least
 
 
-def test_cache_salts_keep_prefixes_apart(client):
+def test_different_cache_salts_share_no_prefix(client):
     chat = [{"role": "user", "content": "A sentence that nobody has said before in this test session, at all."}]
     cached = []
     for salt in ("tenant-a", "tenant-b", "tenant-a"):
@@ -110,8 +110,9 @@ def test_cache_salts_keep_prefixes_apart(client):
     assert cached[2] > 10
 
 
-def test_n_answers_of_one_seed_differ_and_come_again(client):
-    bias = {str(token_id): 12 for token_id in range(400, 440)}  # the model is too sure of itself to vary
+def test_n_answers_of_one_seed_differ_and_are_repeatable(client):
+    # without the bias, the model always gives the same answer
+    bias = {str(token_id): 12 for token_id in range(400, 440)}
 
     def ask(**more):
         return client.chat.completions.create(
@@ -128,7 +129,7 @@ def test_n_answers_of_one_seed_differ_and_come_again(client):
     assert streamed == first
 
 
-def test_negative_seeds_are_seeds_too(client):
+def test_a_negative_seed_is_valid_and_repeatable(client):
     texts = {
         client.chat.completions.create(model="demo", messages=CHAT, seed=-5, temperature=1.2, max_tokens=12)
         .choices[0]
@@ -141,7 +142,7 @@ def test_negative_seeds_are_seeds_too(client):
 @pytest.mark.parametrize(
     ("path", "prompt"), [("/v1/chat/completions", {"messages": CHAT}), ("/v1/completions", {"prompt": "a"})]
 )
-def test_the_most_likely_token_alone_is_kept_with_top_k_1(server, path, prompt):
+def test_top_k_1_is_greedy(server, path, prompt):
     sampled, greedy = (
         post(server, path, max_tokens=16, **prompt, **fields).json()["choices"]
         for fields in ({"temperature": 2, "top_k": 1}, {"temperature": 0})
@@ -149,7 +150,7 @@ def test_the_most_likely_token_alone_is_kept_with_top_k_1(server, path, prompt):
     assert sampled == greedy
 
 
-def test_stop_strings_end_an_answer_before_them(client):
+def test_a_stop_string_ends_an_answer_before_itself(client):
     whole = client.chat.completions.create(model="demo", messages=CHAT, temperature=0).choices[0].message.content
     stop = whole[5:8]
     choice = client.chat.completions.create(model="demo", messages=CHAT, temperature=0, stop=[stop, "zzz"]).choices[0]
@@ -162,13 +163,13 @@ def test_stop_strings_end_an_answer_before_them(client):
 
 
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
-def test_both_names_of_the_token_limit_count(client, field):
+def test_both_names_of_the_token_limit_have_effect(client, field):
     answer = client.chat.completions.create(model="demo", messages=CHAT, temperature=0, **{field: 2})
     assert answer.usage.completion_tokens == 2
     assert answer.choices[0].finish_reason == "length"
 
 
-def test_logprobs_of_a_chat_are_the_engines(client, engine):
+def test_logprobs_of_a_chat_are_those_of_the_engine(client, engine):
     expected = engine.generate(CHAT, SamplingParams(temperature=0, max_tokens=6, logprobs=3))[0]
     for stream in (False, True):
         answer = client.chat.completions.create(
@@ -186,7 +187,7 @@ def test_logprobs_of_a_chat_are_the_engines(client, engine):
         assert joined.startswith(expected.text)
 
 
-def test_logit_bias_bans_a_token(client, engine):
+def test_a_negative_logit_bias_excludes_a_token(client, engine):
     first = engine.generate(CHAT, SamplingParams(temperature=0, max_tokens=1))[0].token_ids[0]
     answer = client.chat.completions.create(
         model="demo", messages=CHAT, temperature=0, max_tokens=1, logit_bias={str(first): -100}, logprobs=True
@@ -217,7 +218,7 @@ def test_an_answer_in_a_response_format_is_valid(client, response_format):
         assert response_format["type"] == "json_object"
 
 
-def test_the_parse_helper_gives_a_model(client):
+def test_the_parse_helper_returns_a_model(client):
     from pydantic import BaseModel
 
     class Sum(BaseModel):
@@ -227,13 +228,13 @@ def test_the_parse_helper_gives_a_model(client):
     assert isinstance(answer.choices[0].message.parsed, Sum)
 
 
-def test_an_answer_can_be_sent_back_as_it_came(client):
+def test_an_answer_can_be_sent_back_unchanged(client):
     first = client.chat.completions.create(model="demo", messages=CHAT, temperature=0)
     chat = [*CHAT, first.choices[0].message.model_dump(), {"role": "user", "content": "What is 2 plus 2?"}]
     assert client.chat.completions.create(model="demo", messages=chat, temperature=0).choices[0].message.content
 
 
-def test_messages_may_come_in_parts_and_from_developers(client, engine):
+def test_message_parts_and_the_role_developer_are_accepted(client, engine):
     parts = [
         {"role": "developer", "content": "Be short."},
         {"role": "user", "content": [{"type": "text", "text": "What is "}, {"type": "text", "text": "2 plus 2?"}]},
@@ -245,7 +246,7 @@ def test_messages_may_come_in_parts_and_from_developers(client, engine):
     assert answer.choices[0].message.content == expected.text
 
 
-def test_tools_that_are_not_to_be_called_are_accepted(client):
+def test_tools_with_choice_none_are_accepted(client):
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
     answer = client.chat.completions.create(model="demo", messages=CHAT, tools=[tool], tool_choice="none", max_tokens=4)
     assert answer.usage.completion_tokens > 0
@@ -254,7 +255,7 @@ def test_tools_that_are_not_to_be_called_are_accepted(client):
 # -- completions -------------------------------------------------------------------------------------------------------
 
 
-def test_completions_of_text_and_of_token_ids_are_the_engines(client, engine):
+def test_completions_of_text_and_of_token_ids_are_those_of_the_engine(client, engine):
     params = SamplingParams(temperature=0, max_tokens=16)
     ids = engine.tokenizer.encode("The capital of France is").tolist()
     expected = engine.generate(["The capital of France is", "One, two"], params)
@@ -266,7 +267,7 @@ def test_completions_of_text_and_of_token_ids_are_the_engines(client, engine):
     assert client.completions.create(model="demo", prompt=ids, temperature=0).choices[0].text == expected[0].text
 
 
-def test_streamed_completions_of_several_prompts_join_to_the_whole(client):
+def test_streamed_completions_of_several_prompts_join_to_the_whole_answer(client):
     arguments = {"model": "demo", "prompt": ["a", "b c"], "n": 2, "seed": 3, "max_tokens": 9, "temperature": 1.1}
     whole = client.completions.create(**arguments)
     texts = [""] * 4
@@ -280,7 +281,7 @@ def test_streamed_completions_of_several_prompts_join_to_the_whole(client):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_echo_begins_with_the_prompt_and_its_logprobs(client, engine, stream):
+def test_echo_returns_the_prompt_first_with_its_logprobs(client, engine, stream):
     prompt = "The capital of France is"
     params = SamplingParams(temperature=0, max_tokens=4, logprobs=2, prompt_logprobs=2)
     expected = engine.generate(prompt, params)[0]
@@ -295,15 +296,15 @@ def test_echo_begins_with_the_prompt_and_its_logprobs(client, engine, stream):
     np.testing.assert_allclose(found[1:], wanted[1:], atol=1e-3)
     tokens = [token for choice in choices for token in choice.logprobs.tokens]
     offsets = [offset for choice in choices for offset in choice.logprobs.text_offset]
-    assert tokens[0] == "<|bos|>"  # which is no part of the text
+    assert tokens[0] == "<|bos|>"  # it is not part of the text
     assert "".join(tokens[1:]).startswith(prompt)
     assert offsets == [sum(map(len, tokens[1:i])) for i in range(len(tokens))]
 
 
-# -- the rest ----------------------------------------------------------------------------------------------------------
+# -- other routes -----------------------------------------------------------------------------------------------------
 
 
-def test_models_lists_the_one_that_is_served(client):
+def test_the_model_list_has_the_served_model(client):
     assert [model.id for model in client.models.list()] == ["demo"]
     assert client.models.retrieve("demo").id == "demo"
     with pytest.raises(openai.NotFoundError):
@@ -311,7 +312,7 @@ def test_models_lists_the_one_that_is_served(client):
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_a_request_may_do_without_jump_forward(server, path):
+def test_a_request_may_disable_jump_forward(server, path):
     prompt = {"prompt": "x"} if path == "/v1/completions" else {"messages": CHAT}
     fields = {"regex": "[ab]{1,9}, and so it was said", "max_tokens": 40, "temperature": 0, **prompt}
     usages = [post(server, path, **fields, jump_forward=wanted).json()["usage"] for wanted in (None, False)]
@@ -319,8 +320,8 @@ def test_a_request_may_do_without_jump_forward(server, path):
     assert counts[0] > counts[1] == 0
 
 
-def test_embeddings_come_as_floats_and_as_base64(client, server):
-    answer = client.embeddings.create(model="demo", input=["a fox", "a dog", "a fox"])  # asks for base64 itself
+def test_embeddings_are_returned_as_floats_and_as_base64(client, server):
+    answer = client.embeddings.create(model="demo", input=["a fox", "a dog", "a fox"])  # the client requests base64
     vectors = np.array([item.embedding for item in answer.data])
     assert vectors.shape[0] == 3
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
@@ -334,7 +335,7 @@ def test_embeddings_come_as_floats_and_as_base64(client, server):
     assert not np.allclose(last, floats, atol=1e-3)
 
 
-def test_tokenize_and_detokenize_are_each_others_inverse(server, engine):
+def test_detokenize_is_the_inverse_of_tokenize(server, engine):
     text = "Grüße, 世界! 🎉"
     ids = post(server, "/v1/tokenize", prompt=text).json()
     assert ids["tokens"] == engine.tokenizer.encode(text).tolist()
@@ -405,7 +406,7 @@ def test_tokenize_and_detokenize_are_each_others_inverse(server, engine):
         ("/v1/nothing", {}, 404, "Not Found"),
     ],
 )
-def test_a_wrong_request_gets_openais_error_body(server, path, body, status, says):
+def test_an_invalid_request_gets_openais_error_body(server, path, body, status, says):
     answer = requests.post(
         server.url + path, data=json.dumps(body), headers={"Content-Type": "application/json"}, timeout=30
     )
@@ -415,7 +416,7 @@ def test_a_wrong_request_gets_openais_error_body(server, path, body, status, say
     assert says in error["message"]
 
 
-def test_an_unknown_argument_is_named_as_openai_names_it(client):
+def test_an_unknown_argument_has_openais_error_message(client):
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model="demo", messages=CHAT, extra_body={"foo": 1})
     assert caught.value.code == "unknown_parameter"
@@ -431,7 +432,7 @@ def test_a_body_that_is_no_json_object_is_a_400(server, data):
     assert answer.json()["error"]["message"]
 
 
-def test_a_client_that_leaves_frees_what_it_held(server):
+def test_closing_a_connection_frees_the_requests_memory(server):
     body = {"prompt": "x", "max_tokens": 900, "ignore_eos": True}
     with requests.post(server.url + "/v1/completions", json=body | {"stream": True}, timeout=30, stream=True) as answer:
         next(answer.iter_lines())

@@ -1,4 +1,4 @@
-"""The API's own description against what it answers."""
+"""The OpenAPI document, compared with real answers."""
 
 import json
 
@@ -42,7 +42,7 @@ def check(value, schema):
         ("/v1/rerank", {"query": "a", "documents": ["b", "c"], "label_token_ids": [300, 301]}),
     ],
 )
-def test_an_answer_is_as_described(server, document, path, body):
+def test_an_answer_has_the_documented_schema(server, document, path, body):
     answer = httpx2.post(server.url + path, json=body, timeout=60)
     assert answer.status_code == 200, answer.text
     check(answer.json(), schema_of(document, "post", path, "application/json"))
@@ -55,7 +55,7 @@ def test_an_answer_is_as_described(server, document, path, body):
         ("/v1/completions", {"prompt": "a b", "logprobs": 1}),
     ],
 )
-def test_events_are_as_described(server, document, path, body):
+def test_events_have_the_documented_schema(server, document, path, body):
     body = body | {"stream": True, "stream_options": {"include_usage": True}}
     answer = httpx2.post(server.url + path, json=body, timeout=60)
     *events, done, _ = answer.text.split("\n\n")
@@ -65,12 +65,12 @@ def test_events_are_as_described(server, document, path, body):
 
 
 @pytest.mark.parametrize(("path", "url"), [("/v1/models", "/v1/models"), ("/v1/models/{model}", "/v1/models/demo")])
-def test_the_model_is_as_described(server, document, path, url):
+def test_the_model_has_the_documented_schema(server, document, path, url):
     answer = httpx2.get(server.url + url, timeout=60)
     check(answer.json(), schema_of(document, "get", path, "application/json"))
 
 
-def test_every_route_tells_of_its_errors(document):
+def test_every_route_documents_its_errors(document):
     routes = [
         route
         for path, routes in document["paths"].items()
@@ -83,13 +83,13 @@ def test_every_route_tells_of_its_errors(document):
         assert "422" not in route["responses"]
 
 
-def test_every_field_of_ours_is_explained(document):
+def test_every_field_that_openai_does_not_have_is_described(document):
     fields = document["components"]["schemas"]["ChatRequest"]["properties"]
     ours = ("top_k", "min_p", "regex", "cache_salt", "priority", "timeout_s", "request_id", "chat_template_kwargs")
     assert all(fields[name].get("description") for name in ours)
 
 
-def test_references_lead_somewhere(document):
+def test_every_reference_has_a_target(document):
     found = set()
 
     def walk(part):

@@ -1,4 +1,4 @@
-"""What OpenAI's routes refuse, and which field they name."""
+"""Requests that OpenAI's routes refuse, and the fields that the errors name."""
 
 import asyncio
 import time
@@ -48,7 +48,7 @@ def client(server):
         ({"prompt": "x", "x" * 5000: 1}, "x" * 256, "Unrecognized"),
     ],
 )
-def test_a_wrong_field_of_a_completion_is_named_by_its_path(server, body, param, says):
+def test_a_wrong_field_of_a_completion_is_reported_by_its_path(server, body, param, says):
     check(server, "/v1/completions", body, param, says)
 
 
@@ -69,7 +69,7 @@ def test_a_wrong_field_of_a_completion_is_named_by_its_path(server, body, param,
         ({"messages": CHAT, "structural_tag": True}, "structural_tag", "expected an object or its text, got true"),
     ],
 )
-def test_a_wrong_field_of_a_chat_is_named_by_its_path(server, body, param, says):
+def test_a_wrong_field_of_a_chat_is_reported_by_its_path(server, body, param, says):
     check(server, "/v1/chat/completions", body, param, says)
 
 
@@ -98,14 +98,14 @@ def check(server, path, body, param, says):
         ("/generate", {"text": "x", "sampling_params": {"regex": "("}}, "sampling_params.regex", "regex: regular"),
     ],
 )
-def test_a_grammar_that_is_refused_is_named_by_its_field(server, path, body, param, says):
+def test_a_refused_grammar_is_reported_by_its_field(server, path, body, param, says):
     answer = httpx2.post(server.url + path, json=body, timeout=60)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (400, param, "invalid_grammar")
     assert error["message"].startswith(says)
 
 
-#: Refused by a measurement when it is compiled: each of its tokens has far too many readings.
+#: The compiler measures this grammar and refuses it: each token can be read in far too many ways.
 SLOW = {"regex": "(a?){1000}a{1000}"}
 
 
@@ -118,14 +118,14 @@ SLOW = {"regex": "(a?){1000}a{1000}"}
         ("/generate", {"text": "x", "sampling_params": SLOW}, "sampling_params.regex"),
     ],
 )
-def test_a_grammar_that_is_refused_while_it_compiles_is_named_by_its_field(server, path, body, param, stream):
+def test_a_grammar_refused_during_compilation_is_reported_by_its_field(server, path, body, param, stream):
     answer = httpx2.post(server.url + path, json=body | {"stream": stream}, timeout=60)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (400, param, "invalid_grammar")
     assert error["message"].startswith("regex: finding the next token takes")
 
 
-def test_a_schema_may_be_true(server):
+def test_the_json_schema_true_is_accepted(server):
     body = {"prompt": "x", "json_schema": True, "max_tokens": 1, "temperature": 0}
     answers = [httpx2.post(server.url + "/v1/completions", json=body | {"json_schema": s}) for s in (True, {}, "true")]
     assert [answer.status_code for answer in answers] == [200] * 3
@@ -133,13 +133,13 @@ def test_a_schema_may_be_true(server):
 
 
 @pytest.mark.parametrize("fields", [{"prompt": ["x"] * 1200}, {"prompt": ["x"] * 20, "n": 100}])
-def test_a_call_that_can_never_wait_as_a_whole_is_refused_for_good(server, fields):
+def test_a_call_larger_than_the_queue_is_refused_permanently(server, fields):
     answer = httpx2.post(server.url + "/v1/completions", json={"max_tokens": 1, **fields}, timeout=60)
     assert answer.status_code == 400, answer.text
     assert "max_queued_requests" in answer.json()["error"]["message"]
 
 
-def test_more_texts_than_may_wait_can_be_embedded_in_one_call(client):
+def test_one_call_may_embed_more_texts_than_the_queue_holds(client):
     texts = [f"text {i % 7}" for i in range(1100)]
     answer = client.embeddings.create(model="demo", input=texts)
     vectors = np.array([item.embedding for item in answer.data])
@@ -148,7 +148,7 @@ def test_more_texts_than_may_wait_can_be_embedded_in_one_call(client):
     assert answer.usage.prompt_tokens == answer.usage.total_tokens > len(texts)
 
 
-async def test_a_client_that_leaves_its_embeddings_leaves_nothing_behind(server):
+async def test_a_cancelled_embeddings_call_leaves_no_request_or_page(server):
     async with httpx2.AsyncClient(base_url=server.url, timeout=0.3) as client:
         with pytest.raises(httpx2.TimeoutException):
             await client.post("/v1/embeddings", json={"input": [[i] * 900 for i in range(300, 600)]})
@@ -176,14 +176,14 @@ async def test_a_client_that_leaves_its_embeddings_leaves_nothing_behind(server)
         ("/v1/embeddings", {"input": "x", "poolling": "mean"}, "poolling", "pooling"),
     ],
 )
-def test_a_misspelt_field_is_refused_with_the_one_that_was_meant(server, path, body, param, meant):
+def test_a_misspelt_field_is_refused_with_the_nearest_name(server, path, body, param, meant):
     answer = httpx2.post(server.url + path, json=body)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (400, param, "unknown_parameter")
     assert error["message"] == f"Unrecognized request argument supplied: {param}; did you mean '{meant}'?"
 
 
-def test_thousands_of_unknown_fields_are_refused_at_once(server):
+def test_thousands_of_unknown_fields_are_refused_quickly(server):
     body = {"prompt": "x"} | {f"max_toke{i}": 1 for i in range(20_000)}
     start = time.perf_counter()
     response = httpx2.post(server.url + "/v1/completions", json=body)

@@ -1,4 +1,4 @@
-"""Log-probabilities of texts whose characters are cut by tokens."""
+"""Log-probabilities of texts in which a token ends within a character."""
 
 import numpy as np
 import openai
@@ -22,20 +22,21 @@ def client(server):
 
 
 def as_bytes(token):
-    """Read a token as OpenAI's completions write it."""
+    """Return the bytes of a token as OpenAI's completions write it."""
     if not token.startswith("bytes:"):
         return token.encode()
     return bytes(int(byte, 16) for byte in token.removeprefix("bytes:").split("\\x")[1:])
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_tokens_of_an_echo_join_to_the_text_and_their_offsets_count_characters(client, stream):
+def test_echoed_tokens_join_to_the_text_and_their_offsets_count_characters(client, stream):
     answer = client.completions.create(
         model="demo", prompt=TEXT, echo=True, logprobs=1, max_tokens=3, temperature=0, stream=stream
     )
     choices = [chunk.choices[0] for chunk in answer] if stream else answer.choices
     text = "".join(choice.text for choice in choices)
-    pieces = [as_bytes(token) for choice in choices for token in choice.logprobs.tokens][1:]  # the first is <|bos|>
+    # the first token is <|bos|>
+    pieces = [as_bytes(token) for choice in choices for token in choice.logprobs.tokens][1:]
     offsets = [offset for choice in choices for offset in choice.logprobs.text_offset][1:]
     assert text.startswith(TEXT)
     assert b"".join(pieces).startswith(TEXT.encode())
@@ -46,7 +47,7 @@ def test_tokens_of_an_echo_join_to_the_text_and_their_offsets_count_characters(c
         begun += piece
 
 
-def test_the_most_likely_tokens_are_the_engines_and_hold_the_sampled_one(client, engine):
+def test_the_most_likely_tokens_are_those_of_the_engine_and_include_the_sampled_one(client, engine):
     params = SamplingParams(max_tokens=8, seed=5, temperature=1.5, logprobs=4)
     expected = engine.generate(TEXT, params)[0]
     answer = client.completions.create(model="demo", prompt=TEXT, max_tokens=8, seed=5, temperature=1.5, logprobs=4)
@@ -61,7 +62,7 @@ def test_the_most_likely_tokens_are_the_engines_and_hold_the_sampled_one(client,
         np.testing.assert_allclose(sorted(rivals.values())[-1], entry.top[0][1], atol=1e-3)
 
 
-def test_bytes_of_a_chats_tokens_join_to_characters_they_cut(client):
+def test_the_bytes_of_a_chats_tokens_join_to_characters(client):
     party = "🎉".encode()
     answer = client.chat.completions.create(
         model="demo",
@@ -79,7 +80,7 @@ def test_bytes_of_a_chats_tokens_join_to_characters_they_cut(client):
     assert all(entry.top_logprobs == [] for entry in content)
 
 
-def test_top_logprobs_of_none_need_no_logprobs(client):
+def test_top_logprobs_0_is_accepted_without_logprobs(client):
     answer = client.chat.completions.create(
         model="demo", messages=[{"role": "user", "content": "x"}], logprobs=False, top_logprobs=0, max_tokens=2
     )

@@ -1,4 +1,4 @@
-"""Which sampling parameters the fields of OpenAI's requests mean."""
+"""The sampling parameters of the fields of OpenAI's requests."""
 
 import pytest
 
@@ -38,7 +38,7 @@ MEANINGS = [
 
 
 @pytest.mark.parametrize(("fields", "meaning"), MEANINGS)
-def test_fields_of_chats_and_completions_mean_these_parameters(fields, meaning):
+def test_fields_of_chats_and_completions_give_these_sampling_parameters(fields, meaning):
     completion = completion_params(CompletionRequest(prompt="a", max_tokens=9, **fields))
     chat = chat_params(ChatRequest(messages=[{"role": "user", "content": "a"}], max_tokens=9, **fields))
     assert completion == chat == SamplingParams(max_tokens=9, **meaning)

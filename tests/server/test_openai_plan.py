@@ -1,4 +1,4 @@
-"""How chats are answered: where the grammar begins."""
+"""The plan of an answer to a chat: the place where a grammar begins, and the use of tools."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ from graftlm_chat.think import ThinkFormat
 
 
 class Manager:
-    """What a plan asks of the tokenizer manager; the prompt ends as one says."""
+    """A fake tokenizer manager with the methods that a plan needs; its prompts end with the given text."""
 
     def __init__(self, prompt_end, formats=None, tokens=()):
         self.prompt_end = prompt_end
@@ -42,7 +42,7 @@ def plan(prompt_end, manager=None, **fields):
 
 
 def settle(body, manager):
-    """Return the plan of an answer to a prompt that ends as the manager says."""
+    """Return the plan of an answer to a prompt that ends with the manager's `prompt_end`."""
     return settled(asyncio.run(plan_answer(body, manager)), manager.prompt_end, manager.is_token)
 
 
@@ -70,7 +70,7 @@ GRAMMARS = {
 
 
 @pytest.mark.parametrize("name", GRAMMARS)
-def test_a_grammar_waits_for_the_end_of_the_reasoning_that_the_prompt_opens(name):
+def test_a_grammar_begins_after_the_reasoning_that_the_prompt_opens(name):
     planned = plan("<think>\n", **{name: GRAMMARS[name]})
     assert (planned.params.reasoning_end, planned.params.reasoning_begin) == ("</think>", None)
     assert planned.params.grammar_field == name
@@ -79,7 +79,7 @@ def test_a_grammar_waits_for_the_end_of_the_reasoning_that_the_prompt_opens(name
 
 
 @pytest.mark.parametrize("name", GRAMMARS)
-def test_a_model_may_begin_to_reason_where_one_token_does(name):
+def test_a_model_may_begin_its_reasoning_if_the_tag_is_one_token(name):
     manager = Manager("assistant\n", tokens=("<think>",))
     planned = plan("", manager, **{name: GRAMMARS[name]})
     assert (planned.params.reasoning_end, planned.params.reasoning_begin) == ("</think>", "<think>")
@@ -89,7 +89,7 @@ def test_a_model_may_begin_to_reason_where_one_token_does(name):
 
 @pytest.mark.parametrize("fields", [{}, {"prompt_end": "<think>\n\n</think>\n\n", "tokens": ("<think>",)}])
 @pytest.mark.parametrize("name", GRAMMARS)
-def test_a_grammar_holds_the_whole_output_where_nothing_can_be_told_from_it(name, fields):
+def test_without_a_detectable_reasoning_the_grammar_applies_to_the_whole_output(name, fields):
     planned = plan("", Manager(**{"prompt_end": "assistant\n"} | fields), **{name: GRAMMARS[name]})
     assert (planned.params.reasoning_end, planned.params.reasoning_begin) == (None, None)
     assert planned.params.grammar_field == name
@@ -98,12 +98,12 @@ def test_a_grammar_holds_the_whole_output_where_nothing_can_be_told_from_it(name
 
 @pytest.mark.parametrize("spell", [json.dumps, dict])
 @pytest.mark.parametrize(("at_least_one", "has_reasoning"), [(False, True), (None, True), (True, False)])
-def test_a_structure_that_need_not_come_first_leaves_room_for_reasoning(spell, at_least_one, has_reasoning):
+def test_a_structural_tag_allows_reasoning_unless_it_requires_a_structure(spell, at_least_one, has_reasoning):
     tag = GRAMMARS["structural_tag"] | {"at_least_one": at_least_one}
     assert (plan("assistant\n", structural_tag=spell(tag)).reasoning is not None) == has_reasoning
 
 
-def test_without_a_grammar_nothing_waits():
+def test_without_a_grammar_there_is_no_end_of_reasoning():
     planned = plan("<think>")
     assert planned.params.reasoning_end is None
     assert planned.is_open
@@ -119,7 +119,7 @@ def test_without_a_grammar_nothing_waits():
         ("", False, [("content", " see</think>4")]),
     ],
 )
-def test_an_answer_is_read_on_from_where_the_client_began_it(begun, is_within, answer):
+def test_an_answer_is_parsed_as_the_continuation_of_the_clients_beginning(begun, is_within, answer):
     body = ChatRequest(
         messages=[{"role": "user", "content": "<think>"}, {"role": "assistant", "content": begun}],
         continue_final_message=True,
@@ -149,7 +149,7 @@ TOOLS = [tool("a"), tool("b", properties={"n": {"type": "integer", "minimum": 1}
 @pytest.mark.parametrize(
     ("format_", "place"), [(HermesFormat(), "$.structures[{}].schema"), (MistralFormat(), "$.$defs.tool{}")]
 )
-def test_what_a_backend_leaves_out_of_a_tool_is_named_by_its_place_in_the_request(format_, place, choice):
+def test_a_schema_part_that_the_backend_does_not_enforce_is_reported_by_its_path_in_the_request(format_, place, choice):
     planned, _ = plan_calls(format_, TOOLS, tool_choice=choice)
     place = place.format(planned.use.indices.index(1))
     assert planned.unenforced([f"{place}.properties.n.not"]) == ("tools[1].function.parameters.properties.n.not",)
@@ -157,12 +157,12 @@ def test_what_a_backend_leaves_out_of_a_tool_is_named_by_its_place_in_the_reques
 
 
 @pytest.mark.parametrize("choice", ["required", NAMED])
-def test_what_the_format_leaves_out_of_a_tool_is_named_too(choice):
+def test_a_schema_part_that_the_format_does_not_enforce_is_reported_too(choice):
     planned, _ = plan_calls(PythonicFormat(), TOOLS, tool_choice=choice)
     assert planned.unenforced([]) == ("tools[1].function.parameters.properties.n.minimum",)
 
 
-def test_strictness_is_each_tools_own():
+def test_each_tool_has_its_own_strictness():
     tools = [tool("a", strict=True), tool("b", strict=False), tool("c")]
     for default, checked in ((True, True), (False, False), (None, False)):
         planned, manager = plan_calls(HermesFormat(), tools, strict=default)
@@ -178,7 +178,7 @@ def test_strictness_is_each_tools_own():
     ("beside", "own", "strict"),
     [(None, None, True), (False, None, False), (True, None, True), (False, True, True), (True, False, False)],
 )
-def test_a_schema_is_as_strict_as_it_says_or_else_as_the_request_says(beside, own, strict):
+def test_the_strictness_of_a_schema_overrides_that_of_the_request(beside, own, strict):
     wanted = {"type": "json_schema", "json_schema": {"name": "x", "strict": own, "schema": {}}}
     assert plan("", response_format=wanted, strict=beside).params.strict is strict
 
@@ -206,7 +206,7 @@ STRUCTURES = [{"begin": "<n>", "schema": {}, "end": "</n>"}]
         ({"type": "json_schema", "json_schema": {"name": "x", "schema": None}}, "json_schema.schema", "missing"),
     ],
 )
-def test_a_response_format_has_the_fields_of_its_type(wanted, param, says):
+def test_a_response_format_with_fields_of_another_type_is_refused(wanted, param, says):
     with pytest.raises(ApiError, match=says) as caught:
         plan("", response_format=wanted)
     assert caught.value.param == f"response_format.{param}"
@@ -214,10 +214,10 @@ def test_a_response_format_has_the_fields_of_its_type(wanted, param, says):
 
 @pytest.mark.parametrize("parallel", [False, None])
 @pytest.mark.parametrize("step", [1, 1000])
-def test_only_one_call_is_told_where_only_one_may_be_made(parallel, step):
+def test_only_the_first_call_is_returned_if_parallel_calls_are_off(parallel, step):
     text = "[a(), b(n=2)]"
     planned, _ = plan_calls(PythonicFormat(), TOOLS, tool_choice="auto", parallel_tool_calls=parallel)
-    assert planned.calls is None  # nothing enforces it
+    assert planned.calls is None  # no grammar enforces it
     reader = planned.reader()
     for i in range(0, len(text), step):
         reader.push(text[i : i + step])
@@ -241,13 +241,13 @@ def test_only_allowed_tools_are_called(mode):
     assert planned.unenforced(["$.structures[1].schema.not"]) == ("tools[2].function.parameters.not",)
 
 
-def test_an_allowed_tool_that_is_not_there_is_refused():
+def test_an_unknown_allowed_tool_is_refused():
     with pytest.raises(ApiError, match="there is no tool 'x'; tools: a, b") as caught:
         plan_calls(HermesFormat(), TOOLS, tool_choice=allowed("auto", "a", "x"))
     assert caught.value.param == "tool_choice.allowed_tools.tools.1.function.name"
 
 
-def test_a_tag_of_a_response_format_may_hold_an_expression():
+def test_a_tag_of_a_response_format_may_contain_a_regular_expression():
     structures = [{"begin": "<a>", "regex": "[0-9]", "end": ""}, {"begin": "<b>", "end": ""}]
     wanted = {"type": "structural_tag", "triggers": ["<"], "structures": structures}
     found = plan("", response_format=wanted).params.structural_tag["structures"]

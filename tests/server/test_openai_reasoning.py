@@ -1,4 +1,4 @@
-"""Reasoning in chats, of a model that is made to think by its chat template."""
+"""Reasoning in chats, with a chat template that makes the model reason."""
 
 import json
 
@@ -12,13 +12,13 @@ from graftlm.testing.thinking_checkpoint import THINK_END_ID, THINK_ID, write_th
 from graftlm.tokenization import Tokenizer
 
 CHAT = [{"role": "user", "content": "What is 2 plus 2?"}]
-#: The template opens the reasoning where it is told to.
+#: The template opens the reasoning if this argument is set.
 OPENS = {"chat_template_kwargs": {"opens": True}}
 
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory):
-    """Talk to the demo model, which knows the tags around reasoning."""
+    """A client of the demo model with reasoning tags in its vocabulary."""
     folder = tmp_path_factory.mktemp("thinking") / "demo"
     write_thinking_checkpoint(folder)
     config = {"model": str(folder), "memory": {"kv_tokens": 8192}, "server": {"served_model_name": "demo"}}
@@ -34,7 +34,7 @@ def ask(client, messages=CHAT, extra_body=OPENS, **fields):
     return client.chat.completions.create(model="demo", messages=messages, extra_body=extra_body, **fields)
 
 
-def test_reasoning_is_told_apart_whole_and_streamed(client):
+def test_reasoning_is_separated_in_whole_and_streamed_answers(client):
     message = ask(client).choices[0].message
     assert message.reasoning_content
     assert message.content is None
@@ -43,7 +43,7 @@ def test_reasoning_is_told_apart_whole_and_streamed(client):
     assert not any(delta.content for delta in deltas)
 
 
-def test_reasoning_stays_in_the_content_when_asked_for(client):
+def test_reasoning_stays_in_the_content_on_request(client):
     message = ask(client, extra_body=OPENS | {"separate_reasoning": False}).choices[0].message
     assert message.content
     assert not hasattr(message, "reasoning_content")
@@ -62,12 +62,12 @@ GRAMMARS = {
     "required": {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False},
     "named": {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "tell"}}},
 }
-#: Who begins the reasoning: the prompt, or the model.
+#: Either the prompt or the model begins the reasoning.
 BEGINNINGS = {"prompt": (OPENS, {}), "model": ({}, {str(THINK_ID): 10})}
 
 
 def answer_of(message):
-    """Return what a message says: its content, or the arguments of its calls."""
+    """Return the answer in a message: its content, or the arguments of its calls."""
     calls = message.tool_calls or []
     assert bool(calls) != bool(message.content)
     return message.content or [(call.function.name, call.function.arguments) for call in calls]
@@ -75,7 +75,7 @@ def answer_of(message):
 
 @pytest.mark.parametrize("beginning", BEGINNINGS)
 @pytest.mark.parametrize("name", GRAMMARS)
-def test_a_grammar_waits_for_the_end_of_the_reasoning(client, name, beginning):
+def test_a_grammar_begins_after_the_reasoning(client, name, beginning):
     template, bias = BEGINNINGS[beginning]
     body = template | GRAMMARS[name]
     bias = bias | {str(THINK_END_ID): 12}
@@ -96,7 +96,7 @@ def test_a_grammar_waits_for_the_end_of_the_reasoning(client, name, beginning):
 
 
 @pytest.mark.parametrize("stops", [False, True])
-def test_triggers_count_for_nothing_within_the_reasoning(client, stops):
+def test_triggers_have_no_effect_within_the_reasoning(client, stops):
     trigger = {"triggers": [" "], "structures": [{"begin": " ", "schema": {"enum": [2, 4]}, "end": "!"}]}
     body = OPENS | {"structural_tag": trigger | {"stop_after_first": stops}}
     message = ask(client, extra_body=body).choices[0].message
@@ -114,7 +114,7 @@ def test_an_answer_does_not_end_within_the_reasoning(client):
     assert choice.message.content is None
 
 
-def test_reasoning_that_the_client_begins_is_gone_on_with(client):
+def test_reasoning_that_the_client_begins_is_continued(client):
     chat = [*CHAT, {"role": "assistant", "content": "<think>Well, two and"}]
     body = {"continue_final_message": True, "choice": ["yes", "no"]}
     given = {"extra_body": body, "max_tokens": 60, "seed": 1, "temperature": 1.0, "logit_bias": {str(THINK_END_ID): 12}}
@@ -131,8 +131,8 @@ def test_reasoning_that_the_client_begins_is_gone_on_with(client):
     ("begun", "rest", "ends"),
     [("<think>abc</think", ">", True), ("<think>abc</", "think>", False), ("<think>a <", "/think>", False)],
 )
-def test_a_message_may_be_cut_within_the_end_of_its_reasoning(client, begun, rest, ends):
-    """The next tokens spell the end; the bias makes them likely, and nothing else does."""
+def test_a_begun_message_may_be_cut_within_the_end_tag_of_its_reasoning(client, begun, rest, ends):
+    """The next tokens spell the end tag. They are likely only because of the bias."""
     chat = [*CHAT, {"role": "assistant", "content": begun}]
     ids = Tokenizer.load(demo_checkpoint()).encode_inside(rest)
     bias = {str(token_id): 100 - 10 * i for i, token_id in enumerate(ids)}
@@ -147,7 +147,7 @@ def test_a_message_may_be_cut_within_the_end_of_its_reasoning(client, begun, res
             assert any(answer.startswith(choice.message.content or "") for answer in ("true", "false"))
 
 
-def test_a_grammar_holds_the_whole_output_where_it_is_told_to(client):
+def test_the_grammar_applies_to_the_whole_output_if_reasoning_is_not_separated(client):
     body = OPENS | {"ebnf": 'root ::= "yes"', "separate_reasoning": False}
     assert ask(client, extra_body=body).choices[0].message.content == "yes"
     body = OPENS | {"json_schema": {"type": "array", "uniqueItems": True}}
@@ -156,7 +156,7 @@ def test_a_grammar_holds_the_whole_output_where_it_is_told_to(client):
 
 
 @pytest.mark.parametrize("end", ["</think>", "no such end"])
-def test_generate_waits_too(client, end):
+def test_a_grammar_of_generate_begins_after_the_reasoning(client, end):
     params = {
         "regex": "yes|no",
         "reasoning_end": end,

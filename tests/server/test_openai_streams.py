@@ -1,4 +1,4 @@
-"""How OpenAI's streams begin and fail, as OpenAI's own client sees it."""
+"""The beginning and the failures of OpenAI's streams, tested with OpenAI's own client."""
 
 import json
 
@@ -29,7 +29,7 @@ def stream(client, route, **arguments):
 
 
 @pytest.mark.parametrize("route", ["chat", "completions"])
-def test_what_fails_before_the_first_token_has_a_status_upon_which_clients_try_again(client, route):
+def test_a_failure_before_the_first_token_has_a_status_after_which_clients_retry(client, route):
     with pytest.raises(openai.APIStatusError, match="timed out") as caught:
         stream(client, route, **AT_ONCE)
     assert caught.value.status_code == 408
@@ -37,7 +37,7 @@ def test_what_fails_before_the_first_token_has_a_status_upon_which_clients_try_a
 
 
 @pytest.mark.parametrize("route", ["chat", "completions"])
-def test_what_fails_after_it_is_raised_in_the_middle_of_the_stream(client, route):
+def test_a_failure_after_the_first_token_is_raised_within_the_stream(client, route):
     chunks = stream(client, route, **LONG)
     assert next(chunks).choices
     with pytest.raises(openai.APIError, match="timed out"):
@@ -45,7 +45,7 @@ def test_what_fails_after_it_is_raised_in_the_middle_of_the_stream(client, route
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_every_answer_is_opened_once_before_its_text(client, n):
+def test_every_answer_has_one_opening_chunk_before_its_text(client, n):
     deltas = [[] for _ in range(n)]
     for chunk in stream(client, "chat", n=n, max_tokens=5):
         (choice,) = chunk.choices
@@ -72,7 +72,7 @@ def test_the_stream_helper_parses_an_answer(client):
         assert isinstance(events.get_final_completion().choices[0].message.parsed, Sum)
 
 
-async def test_a_stream_can_be_closed_half_way_and_the_client_used_again(server):
+async def test_a_stream_can_be_closed_early_and_the_client_used_again(server):
     async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
         for _ in range(3):
             answer = await client.chat.completions.create(model="demo", messages=CHAT, stream=True)
@@ -83,7 +83,7 @@ async def test_a_stream_can_be_closed_half_way_and_the_client_used_again(server)
     assert answer.choices[0].message.content == "2 + 2 = 4."
 
 
-def test_events_are_what_the_protocol_says(server):
+def test_events_follow_the_protocol(server):
     body = {"messages": CHAT, "stream": True, "stream_options": {"include_usage": True}, "temperature": 0}
     answer = httpx2.post(server.url + "/v1/chat/completions", json=body, timeout=60)
     assert answer.headers["content-type"].startswith("text/event-stream")

@@ -1,4 +1,4 @@
-"""Tool calls and constrained answers, as OpenAI's own client sees them, on a real server."""
+"""Tool calls and constrained answers, tested with OpenAI's own client and a real server."""
 
 import json
 import re
@@ -50,7 +50,7 @@ def refused(client, **fields):
     return caught.value
 
 
-def test_a_required_call_meets_its_schema(client):
+def test_a_required_call_matches_its_schema(client):
     call = one_call(ask(client, tools=TOOLS[:1], tool_choice="required", parallel_tool_calls=False))
     arguments = json.loads(call.function.arguments)
     assert call.function.name == "get_weather"
@@ -59,7 +59,7 @@ def test_a_required_call_meets_its_schema(client):
     assert 1 <= arguments["days"] <= 5
 
 
-def test_the_named_tool_is_called(client):
+def test_the_requested_tool_is_called(client):
     call = one_call(ask(client, tools=TOOLS, tool_choice=NAMED))
     assert (call.function.name, json.loads(call.function.arguments)["a"] in (1, 2)) == ("add", True)
 
@@ -69,18 +69,18 @@ def test_the_model_may_answer_without_a_call(client):
     assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == ("2 + 2 = 4.", None, "stop")
 
 
-def test_calls_that_may_be_parallel_begin_with_one(client):
+def test_parallel_calls_that_are_required_include_at_least_one(client):
     (choice,) = ask(client, tools=TOOLS, tool_choice="required").choices
     assert choice.message.tool_calls
 
 
-def test_tools_that_are_not_to_be_called_are_not(client):
+def test_with_tool_choice_none_no_tool_is_called(client):
     (choice,) = ask(client, tools=TOOLS, tool_choice="none").choices
     assert (choice.message.content, choice.message.tool_calls) == ("2 + 2 = 4.", None)
 
 
 @pytest.mark.parametrize("choice", [NAMED, "auto"])
-def test_a_stream_tells_the_same_as_the_whole(client, choice):
+def test_a_stream_has_the_content_and_calls_of_the_whole_answer(client, choice):
     fields = {"tools": TOOLS, "tool_choice": choice, "seed": 1}
     whole = ask(client, **fields).choices[0]
     deltas = [chunk.choices[0] for chunk in ask(client, stream=True, **fields)]
@@ -94,7 +94,7 @@ def test_a_stream_tells_the_same_as_the_whole(client, choice):
 
 
 @pytest.mark.parametrize("num_tokens", [1, 3, 6])
-def test_the_opening_of_a_call_that_is_cut_off_is_no_content(client, num_tokens):
+def test_the_incomplete_beginning_of_a_call_is_not_content(client, num_tokens):
     fields = {"tools": TOOLS, "tool_choice": "required", "max_tokens": num_tokens}
     (choice,) = ask(client, **fields).choices
     assert (choice.finish_reason, choice.message.content or "", choice.message.tool_calls) == ("length", "", None)
@@ -103,7 +103,7 @@ def test_the_opening_of_a_call_that_is_cut_off_is_no_content(client, num_tokens)
     assert not any(choice.delta.content or choice.delta.tool_calls for choice in deltas)
 
 
-def test_a_call_that_a_stop_string_cuts_short_is_no_call_to_make(client):
+def test_a_call_cut_by_a_stop_string_is_not_reported_as_a_call(client):
     fields = {"tools": TOOLS, "tool_choice": NAMED, "stop": ["a"]}
     (choice,) = ask(client, **fields).choices
     (*_, last) = ask(client, stream=True, **fields)
@@ -111,7 +111,7 @@ def test_a_call_that_a_stop_string_cuts_short_is_no_call_to_make(client):
     assert not choice.message.content
 
 
-def test_the_stream_helper_joins_a_call(client):
+def test_the_stream_helper_joins_the_parts_of_a_call(client):
     fields = {"model": "demo", "messages": CHAT, "temperature": 0, "tools": TOOLS[:1], "tool_choice": "required"}
     with client.chat.completions.stream(**fields, parallel_tool_calls=False) as events:
         events.until_done()
@@ -119,7 +119,7 @@ def test_the_stream_helper_joins_a_call(client):
     assert call.function.parsed_arguments.keys() == {"city", "days"}
 
 
-def test_a_conversation_goes_on_with_what_a_tool_said(client):
+def test_a_conversation_continues_with_the_result_of_a_tool(client):
     called = ask(client, tools=TOOLS, tool_choice=NAMED).choices[0].message
     result = {"role": "tool", "tool_call_id": called.tool_calls[0].id, "content": "4"}
     messages = [*CHAT, called.model_dump(exclude_none=True), result]
@@ -129,13 +129,13 @@ def test_a_conversation_goes_on_with_what_a_tool_said(client):
     assert answer.usage.prompt_tokens > without.usage.prompt_tokens
 
 
-def test_every_answer_of_several_has_calls_of_its_own(client):
+def test_each_of_several_answers_has_its_own_call_ids(client):
     answer = ask(client, tools=TOOLS, tool_choice=NAMED, n=3, temperature=1)
     ids = {choice.message.tool_calls[0].id for choice in answer.choices}
     assert len(ids) == 3
 
 
-def test_null_is_as_if_absent(client):
+def test_null_has_the_effect_of_an_absent_field(client):
     plain = {"type": "function", "function": {"name": "f"}}
     nulls = tool("f", None, description=None, strict=None)
     call = {"id": "c", "type": "function", "function": {"name": "f"}}
@@ -167,11 +167,11 @@ def test_null_is_as_if_absent(client):
         ({"response_format": {"type": "json_object"}, "extra_body": {"choice": ["a"]}}, "response_format"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(client, fields, param):
+def test_an_impossible_request_is_refused_with_its_field(client, fields, param):
     assert refused(client, **fields).param == param
 
 
-def test_a_strict_tool_is_refused_with_what_cannot_be_enforced_and_a_lenient_one_is_not(client):
+def test_unenforceable_schema_parts_are_refused_for_strict_tools_and_reported_for_others(client):
     schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
     error = refused(client, tools=[tool("f", schema, strict=True)])
     assert error.param == "tools.0.function.parameters"
@@ -215,19 +215,19 @@ def test_a_strict_tool_is_refused_with_what_cannot_be_enforced_and_a_lenient_one
         ),
     ],
 )
-def test_an_answer_follows_what_the_request_says(client, fields, pattern):
+def test_an_answer_matches_the_requested_grammar(client, fields, pattern):
     content = ask(client, **fields).choices[0].message.content
     assert re.fullmatch(pattern, content, re.DOTALL), content
 
 
-def test_an_answer_tells_what_is_not_enforced(client):
+def test_an_answer_lists_the_schema_parts_that_are_not_enforced(client):
     schema = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "maxItems": 2}
     wanted = {"type": "json_schema", "json_schema": {"name": "list", "strict": False, "schema": schema}}
     assert ask(client, response_format=wanted).model_extra["unenforced"] == ["$.uniqueItems"]
     assert "unenforced" not in ask(client, response_format={"type": "json_object"}).model_extra
 
 
-def test_a_schema_beside_the_messages_may_be_lenient_too(client):
+def test_a_schema_in_an_extra_field_may_be_not_strict(client):
     schema = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "maxItems": 2}
     answer = ask(client, extra_body={"json_schema": schema, "strict": False})
     assert answer.model_extra["unenforced"] == ["$.uniqueItems"]
@@ -239,7 +239,7 @@ class Sum(BaseModel):
     total: int
 
 
-def test_an_answer_is_parsed(client):
+def test_an_answer_is_parsed_into_a_model(client):
     answer = client.chat.completions.parse(model="demo", messages=CHAT, temperature=0, response_format=Sum)
     assert isinstance(answer.choices[0].message.parsed, Sum)
 

@@ -1,4 +1,4 @@
-"""Routes that vLLM's and SGLang's clients and routers call."""
+"""Routes that clients and routers of vLLM and SGLang call."""
 
 import httpx2
 import pytest
@@ -13,11 +13,11 @@ def get(server, path):
 
 
 @pytest.mark.parametrize("path", ["/ready", "/ping"])
-def test_probes_answer_as_health_does(server, path):
+def test_probes_have_the_answer_of_health(server, path):
     assert get(server, path) == get(server, "/health")
 
 
-def test_the_version_is_told(server):
+def test_the_version_is_returned(server):
     assert get(server, "/version") == {"version": graftlm.__version__}
 
 
@@ -31,7 +31,7 @@ def test_loads_have_the_fields_that_routers_read(server):
     assert load["max_total_num_tokens"] == get(server, "/server_info")["max_total_num_tokens"]
 
 
-def test_tokens_go_there_and_back_without_a_version_in_the_path(server):
+def test_tokenize_and_detokenize_exist_without_a_version_in_the_path(server):
     tokens = httpx2.post(server.url + "/tokenize", json={"prompt": "One two"}, timeout=60).json()
     versioned = httpx2.post(server.url + "/v1/tokenize", json={"prompt": "One two"}, timeout=60).json()
     assert tokens == versioned

@@ -1,4 +1,4 @@
-"""What a server writes down of its requests, and what `graftlm cache-sim` makes of that."""
+"""The trace of its requests that a server writes, and its replay by `graftlm cache-sim`."""
 
 import json
 
@@ -20,7 +20,7 @@ def chat(url, messages, **fields):
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """Run a server through a few chats; return (trace file, prompt tokens, cached tokens that the server told)."""
+    """Send a few chats to a server; return (trace file, prompt tokens, cached tokens as reported by the server)."""
     path = tmp_path_factory.mktemp("trace") / "trace.jsonl"
     config = {
         "model": "demo",
@@ -63,7 +63,7 @@ def test_finished_requests_are_recorded_without_their_text(recorded):
     }
 
 
-def test_a_replay_finds_what_the_server_found(recorded, tmp_path, capsys):
+def test_a_replay_finds_the_same_cached_tokens_as_the_server(recorded, tmp_path, capsys):
     path, prompt_tokens, cached_tokens = recorded
     assert cached_tokens > prompt_tokens / 2
     found = tmp_path / "found.json"
@@ -78,7 +78,7 @@ def test_a_replay_finds_what_the_server_found(recorded, tmp_path, capsys):
     assert "offline optimum" in capsys.readouterr().out
 
 
-def test_a_file_that_cannot_be_written_ends_the_start(tmp_path, capsys):
+def test_a_trace_file_that_cannot_be_written_ends_the_start(tmp_path, capsys):
     config = tmp_path / "engine.yaml"
     config.write_text(f"server:\n  port: 0\n  record_trace: {tmp_path}/none/trace.jsonl\n")
     with pytest.raises(SystemExit) as ended:

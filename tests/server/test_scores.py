@@ -1,4 +1,4 @@
-"""Scores over HTTP: by label tokens of the bundled model, and by the head of a small reranker of the tests' own."""
+"""Scores over HTTP: with label tokens of the bundled model, and with the head of a small reranker made here."""
 
 import httpx2
 import numpy as np
@@ -20,7 +20,7 @@ def reranker(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def head(reranker):
-    """Run a server of a checkpoint with a head of one number."""
+    """Run a server of a checkpoint whose head has one output."""
     config = {"model": str(reranker), "memory": {"kv_tokens": 1024}, "server": {"served_model_name": "tiny"}}
     with ServerProcess(config, environment={"OMP_NUM_THREADS": "1"}) as server:
         yield server
@@ -38,7 +38,7 @@ def ask(server, path, status=200, **body):
     return answer.json() if status == 200 else answer.json()["error"]
 
 
-def test_a_reranker_puts_documents_in_order(head, expected):
+def test_a_reranker_orders_documents(head, expected):
     best = np.argsort(-expected).tolist()
     answer = ask(head, "/v1/rerank", query="a river", documents=[*DOCUMENTS[:2], {"text": DOCUMENTS[2]}])
     assert [result["index"] for result in answer["results"]] == best
@@ -49,7 +49,7 @@ def test_a_reranker_puts_documents_in_order(head, expected):
     assert short["results"] == [{"index": best[0], "relevance_score": pytest.approx(relevances[0], rel=1e-4)}]
 
 
-def test_pairs_are_scored_each_by_itself(head, expected):
+def test_each_pair_is_scored_separately(head, expected):
     answer = ask(head, "/v1/score", text_1="a river", text_2=DOCUMENTS, use_activation=False)
     np.testing.assert_allclose([entry["score"] for entry in answer["data"]], expected, rtol=1e-3)
     pairs = ask(head, "/score", text_1=["a river", "a river"], text_2=DOCUMENTS[:2], use_activation=False)
@@ -58,12 +58,12 @@ def test_pairs_are_scored_each_by_itself(head, expected):
     np.testing.assert_allclose(np.ravel(items["scores"]), expected, rtol=1e-3)
 
 
-def test_one_number_is_not_to_add_up_to_1(head):
+def test_softmax_over_one_number_is_refused(head):
     error = ask(head, "/v1/score", 400, query="a river", items=DOCUMENTS, apply_softmax=True)
     assert ("softmax is always 1" in error["message"], error["param"]) == (True, "apply_softmax")
 
 
-def test_classify_gives_the_numbers_of_the_head(head, reranker):
+def test_classify_returns_the_outputs_of_the_head(head, reranker):
     answer = ask(head, "/classify", text="a river", rid="mine")
     assert answer["meta_info"]["id"] == "mine"
     assert (len(answer["embedding"]), answer["label"]) == (1, "LABEL_0")
@@ -71,7 +71,7 @@ def test_classify_gives_the_numbers_of_the_head(head, reranker):
     assert [entry["meta_info"]["prompt_tokens"] for entry in many] == [2, 1]
 
 
-def test_a_server_without_an_output_projection_is_well_and_generates_nothing(head):
+def test_a_server_without_an_output_projection_is_healthy_and_refuses_to_generate(head):
     assert httpx2.get(head.url + "/health_generate", timeout=60).json()["status"] == "ok"
     info = httpx2.get(head.url + "/model_info", timeout=60).json()
     assert (info["is_generation"], info["labels"]) == (False, ["LABEL_0"])
@@ -80,7 +80,7 @@ def test_a_server_without_an_output_projection_is_well_and_generates_nothing(hea
     assert len(ask(head, "/v1/embeddings", input="x", dimensions=5)["data"][0]["embedding"]) == 5
 
 
-def test_label_tokens_score_items_of_a_model_that_generates(server):
+def test_label_tokens_score_items_with_a_generative_model(server):
     answer = ask(server, "/v1/score", query="2 plus 3 is", items=[" 5", " 6"], label_token_ids=LABELS)
     assert answer["object"] == "scoring"
     assert all(0 < share < 1 for shares in answer["scores"] for share in shares)
@@ -94,7 +94,7 @@ def test_label_tokens_score_items_of_a_model_that_generates(server):
     assert ids["usage"]["prompt_tokens"] == 3
 
 
-def test_label_tokens_rerank_by_the_share_of_the_first(server):
+def test_documents_are_ranked_by_the_share_of_the_first_label_token(server):
     template = "{document}: {query}?"
     body = {"query": "{document}", "documents": ["{query}", "b"], "label_token_ids": LABELS}
     answer = ask(server, "/v1/rerank", prompt_template=template, **body)
@@ -135,7 +135,7 @@ def test_label_tokens_rerank_by_the_share_of_the_first(server):
         ),
     ],
 )
-def test_wrong_requests_are_refused(server, path, body, message):
+def test_invalid_requests_are_refused(server, path, body, message):
     assert message in ask(server, path, 400, **body)["message"]
 
 
@@ -150,5 +150,5 @@ def test_wrong_requests_are_refused(server, path, body, message):
         ("/classify", {"texts": "x"}, "texts"),
     ],
 )
-def test_the_field_at_fault_is_named(server, path, body, param):
+def test_the_error_names_the_wrong_field(server, path, body, param):
     assert ask(server, path, 400, **body)["param"] == param

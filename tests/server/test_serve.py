@@ -1,4 +1,4 @@
-"""Serving from a program."""
+"""Starting a server from a Python program."""
 
 import types
 

@@ -1,4 +1,4 @@
-"""Event streams and the notice of clients that leave, in raw ASGI: when they leave is up to the test."""
+"""Event streams and the detection of disconnects, in raw ASGI, so that a test controls when a client disconnects."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ SCOPE = {
 
 
 class Client:
-    """Reads a response; `leave` is what it does when it has had enough."""
+    """Reads a response; `leave` disconnects."""
 
     def __init__(self, is_broken=False, is_slow=False):
         self.messages = []
@@ -67,7 +67,7 @@ class Client:
 
 
 class Source:
-    """Yields some events, then raises, ends, or waits for ever; knows whether it was closed."""
+    """Yields some events, then raises, ends or waits forever; counts how often it was closed."""
 
     def __init__(self, *events, then=None):
         self.items = events
@@ -88,7 +88,7 @@ class Source:
             self.num_closed += 1
 
 
-async def test_events_come_as_they_are_and_then_done():
+async def test_events_are_sent_unchanged_and_followed_by_done():
     client, source = Client(), Source(b'{"a":1}', b"2")
     await client.read(EventStream(source.events()))
     assert client.events == ['{"a":1}', "2", "[DONE]"]
@@ -101,7 +101,7 @@ async def test_events_come_as_they_are_and_then_done():
     assert source.num_closed == 1
 
 
-async def test_no_events_are_an_answer_too():
+async def test_a_stream_without_events_is_answered():
     client = Client()
     await client.read(EventStream(Source().events()))
     assert client.events == ["[DONE]"]
@@ -143,7 +143,7 @@ async def test_an_error_before_the_first_event_has_a_status(error, status):
     assert source.num_closed == len(closed) == 1
 
 
-async def test_a_client_that_leaves_while_nothing_comes_ends_the_source_at_once():
+async def test_a_disconnect_during_a_pause_closes_the_source_immediately():
     client, source, closed = Client(), Source(b"1", then="wait"), []
     reading = asyncio.ensure_future(client.read(EventStream(source.events(), close=lambda: closed.append(True))))
     await source.waits.wait()
@@ -154,7 +154,7 @@ async def test_a_client_that_leaves_while_nothing_comes_ends_the_source_at_once(
     assert client.events == ["1"]
 
 
-async def test_a_client_that_leaves_without_reading_ends_the_source():
+async def test_a_disconnect_of_a_client_that_does_not_read_closes_the_source():
     client, source, closed = Client(is_slow=True), Source(*[b"1"] * 9, then="wait"), []
     client.leave()
     await client.read(EventStream(source.events(), close=lambda: closed.append(True)))
@@ -162,14 +162,14 @@ async def test_a_client_that_leaves_without_reading_ends_the_source():
     assert source.num_closed == len(closed) == 1
 
 
-async def test_a_broken_connection_ends_the_source_and_is_told_as_a_client_that_left():
+async def test_a_broken_connection_closes_the_source_and_counts_as_a_disconnect():
     client, source = Client(is_broken=True), Source(b"1", then="wait")
     with pytest.raises(ClientDisconnect):
         await client.read(EventStream(source.events()))
     assert source.num_closed == 1
 
 
-async def test_a_server_that_stops_ends_the_source():
+async def test_a_server_that_stops_closes_the_source():
     client, source, closed = Client(), Source(b"1", then="wait"), []
     reading = asyncio.ensure_future(client.read(EventStream(source.events(), close=lambda: closed.append(True))))
     await source.waits.wait()
@@ -179,7 +179,7 @@ async def test_a_server_that_stops_ends_the_source():
     assert source.num_closed == len(closed) == 1
 
 
-async def test_a_server_that_does_not_wait_for_the_source_still_gives_up_its_request():
+async def test_a_request_is_aborted_even_if_the_server_does_not_wait_for_its_source():
     closed, begun, closing, may_end = [], asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def slow_to_close():
@@ -204,7 +204,7 @@ async def test_a_server_that_does_not_wait_for_the_source_still_gives_up_its_req
     await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()}, return_exceptions=True)
 
 
-async def test_a_source_that_fails_as_it_is_closed_still_gives_up_its_request():
+async def test_a_request_is_aborted_even_if_its_source_fails_to_close():
     closed = []
 
     async def clumsy():
@@ -221,7 +221,7 @@ async def test_a_source_that_fails_as_it_is_closed_still_gives_up_its_request():
     assert closed == [True]
 
 
-async def test_work_that_ignores_its_cancelling_is_waited_for_when_its_client_leaves():
+async def test_work_that_ignores_its_cancellation_is_awaited_after_a_disconnect():
     client, begun, done = Client(), asyncio.Event(), []
 
     async def work():
@@ -241,7 +241,7 @@ async def test_work_that_ignores_its_cancelling_is_waited_for_when_its_client_le
     assert done == [True]
 
 
-async def test_work_that_is_done_counts_though_its_client_has_left():
+async def test_the_result_of_finished_work_is_returned_even_after_a_disconnect():
     client = Client()
     client.leave()
 
@@ -251,7 +251,7 @@ async def test_work_that_is_done_counts_though_its_client_has_left():
     assert await until_disconnect(Request(SCOPE, client.receive), work()) == 5
 
 
-async def test_work_is_waited_for():
+async def test_the_result_of_work_is_returned():
     async def work():
         await asyncio.sleep(0)
         return 5
@@ -259,7 +259,7 @@ async def test_work_is_waited_for():
     assert await until_disconnect(Request(SCOPE, Client().receive), work()) == 5
 
 
-async def test_what_work_raises_is_raised():
+async def test_an_exception_of_work_is_raised():
     async def work():
         raise UnavailableError("down")
 
@@ -268,7 +268,7 @@ async def test_what_work_raises_is_raised():
 
 
 @pytest.mark.parametrize("ending", [None, UnavailableError("as it was cancelled")])
-async def test_work_is_cancelled_when_its_client_leaves(ending):
+async def test_work_is_cancelled_on_a_disconnect(ending):
     client, begun, cancelled = Client(), asyncio.Event(), []
 
     async def work():

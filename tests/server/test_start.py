@@ -1,4 +1,4 @@
-"""How `graftlm serve` starts, and what it says when it cannot."""
+"""The start of `graftlm serve`, and its error messages."""
 
 import logging
 import re
@@ -25,7 +25,9 @@ def free_port():
 
 @pytest.fixture
 def serve(capsys):
-    """Return a function that runs `graftlm serve` in this process until it ends; returns (status, stdout, stderr)."""
+    """Return a function that runs `graftlm serve` in this process until it ends and returns (status, stdout,
+    stderr).
+    """
     root = logging.getLogger()
     level, handlers = root.level, root.handlers[:]
 
@@ -63,7 +65,7 @@ def serve(capsys):
         (None, "engine.yaml"),
     ],
 )
-def test_a_bad_configuration_ends_with_2_and_one_message_before_anything_listens(serve, tmp_path, yaml, says):
+def test_an_invalid_configuration_ends_with_2_and_one_message_before_anything_listens(serve, tmp_path, yaml, says):
     file = tmp_path / "engine.yaml"
     if yaml is not None:
         file.write_text(yaml)
@@ -77,7 +79,7 @@ def test_a_bad_configuration_ends_with_2_and_one_message_before_anything_listens
     assert "serving on" not in out
 
 
-def test_what_only_the_scheduler_finds_ends_with_2_and_one_message(tmp_path):
+def test_an_error_of_the_scheduler_ends_with_2_and_one_message(tmp_path):
     file = tmp_path / "engine.yaml"
     file.write_text("memory: {kv_tokens: 900000000000}")
     done = run_serve(str(file), "--port", "0")
@@ -88,7 +90,7 @@ def test_what_only_the_scheduler_finds_ends_with_2_and_one_message(tmp_path):
     assert "serving on" not in done.stdout
 
 
-def test_a_port_that_is_taken_is_found_before_the_model_is_loaded(serve):
+def test_a_port_in_use_is_found_before_the_model_is_loaded(serve):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -98,7 +100,7 @@ def test_a_port_that_is_taken_is_found_before_the_model_is_loaded(serve):
     assert "loading" not in err
 
 
-def test_progress_and_duration_are_told(server):
+def test_progress_and_duration_are_logged(server):
     assert re.search(r"scheduler-0: loading plugins", server.log)
     assert re.search(r"scheduler-0: loading weights", server.log)
     assert re.search(r"scheduler-0: allocating KV memory", server.log)
@@ -106,11 +108,11 @@ def test_progress_and_duration_are_told(server):
     assert re.search(r"ready after \d+\.\d s on http://127\.0\.0\.1:\d+", server.log)
 
 
-def test_it_listens_on_the_loopback_only(server):
+def test_the_default_address_is_the_loopback(server):
     assert server.url.startswith("http://127.0.0.1:")
 
 
-def test_a_plugin_that_breaks_while_loading_is_named(tmp_path):
+def test_a_plugin_that_fails_to_load_is_named(tmp_path):
     (tmp_path / "broken_plugin.py").write_text("raise RuntimeError('no luck')\n")
     file = tmp_path / "engine.yaml"
     file.write_text("plugins: {modules: [broken_plugin]}\ncache: {eviction: luck}\n")

@@ -1,4 +1,4 @@
-"""Token ids in JSON become arrays, and wrong ones are refused by their place."""
+"""Token ids in JSON become arrays; a wrong token id is refused with its position."""
 
 import numpy as np
 import pytest
@@ -34,13 +34,13 @@ def test_one_prompt_is_an_array_and_several_are_a_list_of_arrays():
         ([1, 2, 10**30], 2, "less_than_equal"),
     ],
 )
-def test_the_first_wrong_id_is_refused_by_its_place(ids, place, kind):
+def test_the_first_wrong_id_is_refused_with_its_position(ids, place, kind):
     with pytest.raises(ValidationError) as caught:
         Body(ids=ids)
     (error,) = caught.value.errors()
     assert (error["loc"], error["type"]) == (("ids", place), kind)
 
 
-def test_what_is_no_list_is_refused():
+def test_a_value_that_is_no_list_is_refused():
     with pytest.raises(ValidationError, match="valid list"):
         Body(ids="1, 2")
