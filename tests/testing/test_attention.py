@@ -1,4 +1,4 @@
-"""The conformance kit of attention backends: the oracle passes it, and what is broken on purpose is found."""
+"""The conformance kit of attention backends: the oracle passes, and each faulty backend fails."""
 
 from dataclasses import replace
 from typing import ClassVar
@@ -19,8 +19,10 @@ FEW: dict = {
 }
 
 
-class ReadsBeforeItWrites(ReferenceAttention):
-    """Attends request by request, the last one first, each after its own tokens alone were written."""
+class ReadsBeforeOtherRequestsAreWritten(ReferenceAttention):
+    """Attends request by request, from the last to the first. Before each request, only that request's own tokens
+    are written.
+    """
 
     def forward(self, q, k, v, layer):
         batch, outs = self._batch, []
@@ -40,7 +42,7 @@ class ReadsBeforeItWrites(ReferenceAttention):
         return torch.cat(outs[::-1])
 
 
-class ForgetsTheWindow(ReferenceAttention):
+class IgnoresTheWindow(ReferenceAttention):
     def forward(self, q, k, v, layer):
         return super().forward(q, k, v, replace(layer, sliding_window=None))
 
@@ -51,7 +53,7 @@ class WindowOneTooLong(ReferenceAttention):
         return super().forward(q, k, v, replace(layer, sliding_window=longer))
 
 
-class ForgetsTheCap(ReferenceAttention):
+class IgnoresTheSoftCap(ReferenceAttention):
     def forward(self, q, k, v, layer):
         return super().forward(q, k, v, replace(layer, soft_cap=None))
 
@@ -69,12 +71,12 @@ class WritesTheNextSlot(ReferenceAttention):
         return super().forward(q, k, v, layer)
 
 
-class LeavesHeadsApart(ReferenceAttention):
+class ReturnsSeparateHeads(ReferenceAttention):
     def forward(self, q, k, v, layer):
         return super().forward(q, k, v, layer).view(q.shape)
 
 
-class MixesHeads(ReferenceAttention):
+class ReversesHeads(ReferenceAttention):
     def forward(self, q, k, v, layer):
         return super().forward(q.flip(1), k, v, layer)
 
@@ -86,20 +88,23 @@ UNCHANGED = "Keys and values stand at `out_slots` after `forward`; inputs and ot
     ("broken", "sentence"),
     [
         (None, None),
-        (ReadsBeforeItWrites, "A request sees tokens that another request of the batch has just written."),
-        (ForgetsTheWindow, "A query at position p attends to positions max(0, p - window + 1) .. p."),
+        (
+            ReadsBeforeOtherRequestsAreWritten,
+            "A request sees tokens that another request of the batch has just written.",
+        ),
+        (IgnoresTheWindow, "A query at position p attends to positions max(0, p - window + 1) .. p."),
         (WindowOneTooLong, "A query at position p attends to positions max(0, p - window + 1) .. p."),
-        (ForgetsTheCap, "A soft cap c replaces scores s by c * tanh(s / c)."),
+        (IgnoresTheSoftCap, "A soft cap c replaces scores s by c * tanh(s / c)."),
         (ScalesItsInput, UNCHANGED),
         (
             WritesTheNextSlot,
             "Keys and values stand at `out_slots` after `forward`; inputs and other slots are unchanged.",
         ),
-        (LeavesHeadsApart, "`forward` returns [T, H * D], of q's dtype, contiguous."),
-        (MixesHeads, "Query heads share key/value heads in groups of any size, for any head size."),
+        (ReturnsSeparateHeads, "`forward` returns [T, H * D], of q's dtype, contiguous."),
+        (ReversesHeads, "Query heads share key/value heads in groups of any size, for any head size."),
     ],
 )
-def test_a_broken_backend_is_found_by_the_sentence_it_breaks(broken, sentence):
+def test_a_faulty_backend_fails_the_sentence_that_it_breaks(broken, sentence):
     class Kit(AttentionBackendConformance):
         parameters: ClassVar = FEW
 
@@ -107,7 +112,7 @@ def test_a_broken_backend_is_found_by_the_sentence_it_breaks(broken, sentence):
             return (broken or ReferenceAttention)(context)
 
         def test_long_contexts_match_the_oracle(self):
-            """Left out: the oracle is slow."""
+            """Skipped, because the oracle is slow."""
 
     broken_sentences = {result.sentence for result in run_conformance(Kit) if result.error}
     assert broken_sentences == set() if sentence is None else sentence in broken_sentences

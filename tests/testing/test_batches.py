@@ -3,7 +3,7 @@ import pytest
 from graftlm.testing.batches import make_batch
 
 
-def test_slots_follow_the_page_tables() -> None:
+def test_slots_are_computed_from_the_page_tables() -> None:
     batch = make_batch([([5], 3), ([1, 2, 3], 1)], [[2, 1], [7, 0]], page_size=2)
     assert batch.input_ids.tolist() == [5, 1, 2, 3]
     assert batch.positions.tolist() == [3, 1, 2, 3]
@@ -15,7 +15,7 @@ def test_slots_follow_the_page_tables() -> None:
     assert (batch.num_requests, batch.num_tokens) == (2, 4)
 
 
-def test_short_page_tables_repeat_their_first_page() -> None:
+def test_short_page_tables_are_padded_with_their_first_page() -> None:
     batch = make_batch([([1], 0), ([1, 2, 3], 0)], [[4], [3, 2, 1]], page_size=1)
     assert batch.page_table.tolist() == batch.page_table_cpu.tolist() == [[4, 4, 4], [3, 2, 1]]
 

@@ -1,4 +1,4 @@
-"""The conformance kits of chat formats: what is broken on purpose is found by the sentence it breaks."""
+"""The conformance kits of chat formats: each faulty format fails the sentence that it breaks."""
 
 from dataclasses import replace
 from typing import ClassVar
@@ -15,8 +15,8 @@ def built_in(providers, name):
     return provider.create(provider.options(), ChatFormatContext())
 
 
-class Around:
-    """A format or parser around another, which a test breaks in one method."""
+class Wrapper:
+    """Wraps a format or parser; subclasses change one method."""
 
     def __init__(self, inner):
         self.inner = inner
@@ -25,8 +25,8 @@ class Around:
         return getattr(self.inner, name)
 
 
-class Format(Around):
-    make_parser = Around
+class Format(Wrapper):
+    make_parser = Wrapper
 
     def parser(self, *arguments, **named):
         return self.make_parser(self.inner.parser(*arguments, **named))
@@ -35,29 +35,29 @@ class Format(Around):
 # -- Tool calls
 
 
-class LosesContent(Around):
+class LosesContent(Wrapper):
     def push(self, text):
         return [delta for delta in self.inner.push(text) if isinstance(delta, ToolCallDelta)]
 
 
-class CountsEveryCallAsTheFirst(Around):
+class NumbersEveryCallZero(Wrapper):
     def push(self, text):
         return [replace(d, index=0) if isinstance(d, ToolCallDelta) else d for d in self.inner.push(text)]
 
 
-class RaisesAtAnOddText(Around):
+class RaisesOnNul(Wrapper):
     def push(self, text):
         if "\x00" in text:
             raise ValueError("a NUL")
         return self.inner.push(text)
 
 
-class ShowsWhatIsCutOff(Around):
+class ReturnsIncompleteMarkup(Wrapper):
     def cut_off(self):
         return self.inner.finish()
 
 
-class NoticesPieces(Around):
+class MarksEachPiece(Wrapper):
     def push(self, text):
         return [ContentDelta(f"{d.text}|") if isinstance(d, ContentDelta) else d for d in self.inner.push(text)]
 
@@ -72,13 +72,13 @@ class EnforcesNothing(Format):
         return None
 
 
-class TakesStrictLightly(Format):
+class IgnoresStrict(Format):
     def grammar(self, tools, choice, *, parallel):
         grammar = self.inner.grammar(tools, choice, parallel=parallel)
         return replace(grammar, spec=replace(grammar.spec, strict=False))
 
 
-class KeepsToolsToItself(Format):
+class OmitsTools(Format):
     def instructions(self, tools):
         return "You may call functions."
 
@@ -101,21 +101,21 @@ PIECES = "How the text is cut into pieces changes neither the content nor the ca
     [
         (Format, None),
         (RendersLists, READ),
-        (with_parser(CountsEveryCallAsTheFirst), READ),
-        (with_parser(RaisesAtAnOddText), PIECES),
-        (with_parser(NoticesPieces), PIECES),
+        (with_parser(NumbersEveryCallZero), READ),
+        (with_parser(RaisesOnNul), PIECES),
+        (with_parser(MarksEachPiece), PIECES),
         (with_parser(LosesContent), "Text without a call comes back unchanged."),
         (
-            with_parser(ShowsWhatIsCutOff),
+            with_parser(ReturnsIncompleteMarkup),
             "`cut_off` leaves out what may be the beginning of a call, be it of its markup.",
         ),
         (EnforcesNothing, "`grammar` returns a specification for `REQUIRED`, strict when all tools are."),
-        (TakesStrictLightly, "`grammar` returns a specification for `REQUIRED`, strict when all tools are."),
-        (KeepsToolsToItself, "`instructions` tells a model of its tools."),
+        (IgnoresStrict, "`grammar` returns a specification for `REQUIRED`, strict when all tools are."),
+        (OmitsTools, "`instructions` tells a model of its tools."),
         (RepeatsIds, "`new_id` draws the id of a call."),
     ],
 )
-def test_a_broken_tool_call_format_is_found(broken, sentence):
+def test_a_faulty_tool_call_format_is_found(broken, sentence):
     class Kit(ToolCallFormatConformance):
         parameters: ClassVar = {"enforced": (False,), "seed": (0, 1)}
 
@@ -129,7 +129,7 @@ def test_a_broken_tool_call_format_is_found(broken, sentence):
 # -- Reasoning
 
 
-class ThinksAlways(Around):
+class TreatsContentAsReasoning(Wrapper):
     def push(self, text):
         return [ReasoningDelta(delta.text) for delta in self.inner.push(text)]
 
@@ -137,16 +137,16 @@ class ThinksAlways(Around):
         return [ReasoningDelta(delta.text) for delta in self.inner.finish()]
 
 
-class ForgetsTheEnd(Around):
+class OmitsTheEnd(Wrapper):
     def finish(self):
         return []
 
 
-class EndsOtherwise(Format):
+class HasAnotherEnd(Format):
     end = "</thinking>"
 
 
-class OpensAlways(Format):
+class IsAlwaysOpen(Format):
     def is_open(self, prompt_end):
         return True
 
@@ -155,20 +155,20 @@ class OpensAlways(Format):
     ("broken", "sentence"),
     [
         (Format, None),
-        (with_parser(ThinksAlways), "What is no reasoning is content."),
+        (with_parser(TreatsContentAsReasoning), "What is no reasoning is content."),
         (
-            with_parser(NoticesPieces),
+            with_parser(MarksEachPiece),
             "How the text is cut into pieces changes neither reasoning nor content; no text raises.",
         ),
         (
-            with_parser(RaisesAtAnOddText),
+            with_parser(RaisesOnNul),
             "How the text is cut into pieces changes neither reasoning nor content; no text raises.",
         ),
-        (EndsOtherwise, "`end` is what ends the reasoning."),
-        (OpensAlways, "A prompt that ends otherwise, or after the reasoning's end, leaves nothing open."),
+        (HasAnotherEnd, "`end` is what ends the reasoning."),
+        (IsAlwaysOpen, "A prompt that ends otherwise, or after the reasoning's end, leaves nothing open."),
     ],
 )
-def test_a_broken_reasoning_format_is_found(broken, sentence):
+def test_a_faulty_reasoning_format_is_found(broken, sentence):
     class Kit(ReasoningFormatConformance):
         parameters: ClassVar = {"is_open": (False, True), "seed": (0, 1)}
 

@@ -59,12 +59,12 @@ def test_a_kit_runs_without_pytest():
 
 
 class TestUnderPytest(SmallKit):
-    """The same kit, collected: pytest supplies the parameters."""
+    """The same kit, collected by pytest, which supplies the parameters."""
 
     parameters: ClassVar[dict[str, Any]] = {"size": (1,), "color": ("red", "blue")}
 
 
-# -- What is broken on purpose is found, by the sentence it breaks
+# -- Each faulty implementation fails the test of the sentence that it breaks
 
 
 class MatchesOnePageLess(NaiveCache):
@@ -93,29 +93,29 @@ class EvictsNewest(NaiveCache):
         return super()._evictable_leaves()[-1:]
 
 
-class GivesLess(NaiveCache):
+class EvictsOnePageLess(NaiveCache):
     def evict(self, num_pages):
         return super().evict(num_pages - 1)
 
 
-class ProbeTouches(NaiveCache):
+class ProbeCountsAsAccess(NaiveCache):
     def probe(self, key):
         return len(self.match(key).pages)
 
 
-class KeepsVersion(NaiveCache):
+class NeverChangesVersion(NaiveCache):
     @property
     def version(self):
         return 0
 
 
-class TakesDuplicates(NaiveCache):
+class KeepsDuplicates(NaiveCache):
     def insert(self, key, pages, handle):
         result = super().insert(key, pages, handle)
         return InsertResult(handle.num_pages, result.cached_pages, result.handle, np.array(pages))
 
 
-class UnlocksOnce(NaiveCache):
+class CountsOneLock(NaiveCache):
     def lock(self, handle):
         if handle.num_locks == 0:
             super().lock(handle)
@@ -125,13 +125,13 @@ class UnlocksOnce(NaiveCache):
             super().unlock(handle)
 
 
-class CountsTwice(NaiveCache):
+class CountsEachChunk(NaiveCache):
     def match(self, key, resume=None):
         whole = super().match(key)
         return PrefixMatch(whole.handle, whole.pages[resume.num_pages if resume else 0 :])
 
 
-class KeepsQuiet(NaiveCache):
+class SendsNoEvents(NaiveCache):
     def _tell(self, event):
         self._version += 1
 
@@ -140,8 +140,8 @@ def failed(kit: type[Conformance]) -> set[str]:
     return {result.name.partition("[")[0] for result in run_conformance(kit) if result.error}
 
 
-class ShowsTheCallersKey(NaiveCache):
-    """Finds by a copy of the tokens, and shows the array that `insert` was given."""
+class ExposesTheCallersKey(NaiveCache):
+    """Compares copies of the tokens, but its snapshot has the array that `insert` was given."""
 
     def insert(self, key, pages, handle):
         result = super().insert(key, pages, handle)
@@ -164,7 +164,7 @@ class KeepsTheCallersPages(NaiveCache):
         return super().insert(key, pages, handle)
 
 
-class TellsTheCallersKey(NaiveCache):
+class SendsTheCallersKey(NaiveCache):
     """Sends events with the array that `insert` was given."""
 
     def insert(self, key, pages, handle):
@@ -241,22 +241,22 @@ def test_a_cache_with_continuations_keeps_the_contract():
         (ContinuationTouches, "test_continuation_changes_nothing"),
         (ShowsTheCallersKey, "test_the_cache_keeps_copies"),
         (KeepsTheCallersPages, "test_the_cache_keeps_copies"),
-        (TellsTheCallersKey, "test_the_cache_keeps_copies"),
+        (SendsTheCallersKey, "test_the_cache_keeps_copies"),
         (MatchesOnePageLess, "test_match_finds_the_longest_prefix_in_whole_pages"),
         (SharesNamespaces, "test_namespaces_never_share"),
         (EvictsLocked, "test_a_locked_path_is_never_evicted"),
         (EvictsRoots, "test_evict_takes_leaves_before_what_they_stand_on"),
         (EvictsNewest, "test_evict_follows_the_strategy"),
-        (GivesLess, "test_evict_gives_at_least_what_was_asked"),
-        (ProbeTouches, "test_probe_changes_nothing"),
-        (KeepsVersion, "test_version_grows_with_every_change_of_content"),
-        (TakesDuplicates, "test_insert_keeps_what_it_holds_and_takes_the_rest"),
-        (UnlocksOnce, "test_n_locks_need_n_unlocks"),
-        (CountsTwice, "test_a_request_counts_once_however_many_chunks_it_takes"),
-        (KeepsQuiet, "test_events_tell_the_content"),
+        (EvictsOnePageLess, "test_evict_gives_at_least_what_was_asked"),
+        (ProbeCountsAsAccess, "test_probe_changes_nothing"),
+        (NeverChangesVersion, "test_version_grows_with_every_change_of_content"),
+        (KeepsDuplicates, "test_insert_keeps_what_it_holds_and_takes_the_rest"),
+        (CountsOneLock, "test_n_locks_need_n_unlocks"),
+        (CountsEachChunk, "test_a_request_counts_once_however_many_chunks_it_takes"),
+        (SendsNoEvents, "test_events_tell_the_content"),
     ],
 )
-def test_a_broken_cache_is_found(broken: Callable[[CacheContext], PrefixCache], sentence: str):
+def test_a_faulty_cache_is_found(broken: Callable[[CacheContext], PrefixCache], sentence: str):
     class Kit(PrefixCacheConformance):
         parameters: ClassVar[dict[str, Any]] = {"page_size": (1, 4)}
         max_examples = 1
@@ -282,18 +282,18 @@ def kit_of(make: Callable[[CacheContext], PrefixCache], granularity: int) -> typ
 @pytest.mark.parametrize(
     ("block_tokens", "granularity_tokens", "is_found"), [(64, 64, False), (64, 1, True), (64, 32, True), (16, 64, True)]
 )
-def test_the_granularity_that_a_kit_declares_must_be_the_caches(block_tokens, granularity_tokens, is_found):
+def test_the_declared_granularity_of_a_kit_must_be_that_of_the_cache(block_tokens, granularity_tokens, is_found):
     kit = kit_of(lambda context: NaiveCache(context, block_tokens // context.page_size), granularity_tokens)
     assert bool(failed(kit)) is is_found
 
 
-def test_blocks_and_pages_need_not_divide_each_other():
+def test_the_sizes_of_blocks_and_pages_need_not_be_multiples_of_each_other():
     kit = kit_of(lambda context: NaiveCache(context, 6 if context.page_size == 1 else 3), granularity=6)
     assert failed(kit) == set()
 
 
-@pytest.mark.parametrize("broken", [MatchesOnePageLess, EvictsNewest, ShowsTheCallersKey, KeepsVersion])
-def test_a_broken_cache_of_coarser_blocks_is_found(broken: Callable[..., PrefixCache]):
+@pytest.mark.parametrize("broken", [MatchesOnePageLess, EvictsNewest, ExposesTheCallersKey, NeverChangesVersion])
+def test_a_faulty_cache_with_coarser_blocks_is_found(broken: Callable[..., PrefixCache]):
     assert failed(kit_of(lambda context: broken(context, 8 // context.page_size), granularity=8))
 
 
@@ -310,12 +310,12 @@ class NotANumber(OldestAccessFirst):
         return (float("nan"),)
 
 
-class Divides(OldestAccessFirst):
+class DividesByHits(OldestAccessFirst):
     def priority(self, node):
         return (node.last_access / node.hits,)
 
 
-class Remembers(OldestAccessFirst):
+class KeepsEveryNode(OldestAccessFirst):
     def __init__(self):
         self.seen = set()
 
@@ -323,7 +323,7 @@ class Remembers(OldestAccessFirst):
         self.seen.add(node)
 
 
-class RanksAmongOthers(OldestAccessFirst):
+class DependsOnOtherNodes(OldestAccessFirst):
     num_nodes = 0
 
     def on_insert(self, node: NodeStats) -> None:
@@ -338,12 +338,12 @@ class RanksAmongOthers(OldestAccessFirst):
     [
         (Impure, "test_priority_is_pure"),
         (NotANumber, "test_priorities_compare_with_each_other"),
-        (Divides, "test_no_stats_raise"),
-        (Remembers, "test_state_ends_with_the_node"),
-        (RanksAmongOthers, "test_a_priority_changes_only_through_its_own_node"),
+        (DividesByHits, "test_no_stats_raise"),
+        (KeepsEveryNode, "test_state_ends_with_the_node"),
+        (DependsOnOtherNodes, "test_a_priority_changes_only_through_its_own_node"),
     ],
 )
-def test_a_broken_strategy_is_found(broken: Callable[[], EvictionStrategy], sentence: str):
+def test_a_faulty_strategy_is_found(broken: Callable[[], EvictionStrategy], sentence: str):
     class Kit(EvictionStrategyConformance):
         max_examples = 1
 
@@ -353,7 +353,7 @@ def test_a_broken_strategy_is_found(broken: Callable[[], EvictionStrategy], sent
     assert sentence in failed(Kit)
 
 
-class Drops(SchedulingPolicy):
+class DropsARequest(SchedulingPolicy):
     def order(self, waiting, now):
         return list(waiting[1:])
 
@@ -366,26 +366,26 @@ class SortsInPlace(SchedulingPolicy):
         return list(waiting)
 
 
-class Reverses(SchedulingPolicy):
+class ReversesTheOrder(SchedulingPolicy):
     def order(self, waiting, now):
         return list(waiting)[::-1]
 
 
-class Remembering(SchedulingPolicy):
+class DependsOnTheInstance(SchedulingPolicy):
     max_wait_s = 1.0
     num_created = 0
 
     def __init__(self):
-        Remembering.num_created += 1
-        self.shift = Remembering.num_created
+        DependsOnTheInstance.num_created += 1
+        self.shift = DependsOnTheInstance.num_created
 
     def order(self, waiting, now):
         shift = self.shift % max(1, len(waiting))
         return [*waiting[shift:], *waiting[:shift]]
 
 
-class SplitsGroups(SchedulingPolicy):
-    """Believes that everybody is in a group."""
+class AssumesGroups(SchedulingPolicy):
+    """Assumes that every request is in a group."""
 
     max_wait_s = 1.0
 
@@ -393,44 +393,44 @@ class SplitsGroups(SchedulingPolicy):
         return sorted(waiting, key=lambda request: request.group.num_tokens)
 
 
-class TakesOut(SchedulingPolicy):
+class EmptiesTheQueue(SchedulingPolicy):
     def order(self, waiting, now):
         return [waiting.pop(0) for _ in range(len(waiting))]
 
 
-class Repeats(SchedulingPolicy):
+class RepeatsARequest(SchedulingPolicy):
     def order(self, waiting, now):
         waiting[:] = waiting[:1] * len(waiting)
         return waiting
 
 
-class LetsEqualsPreempt(SchedulingPolicy):
+class PreemptsEqualPriorities(SchedulingPolicy):
     preemption = Preemption(min_difference=0)
 
     def order(self, waiting, now):
         return list(waiting)
 
 
-class SaysYesToPreemption(LetsEqualsPreempt):
+class SetsPreemptionToTrue(PreemptsEqualPriorities):
     preemption = True
 
 
 @pytest.mark.parametrize(
     ("broken", "sentence"),
     [
-        (SplitsGroups, "test_order_is_a_permutation"),
-        (LetsEqualsPreempt, "test_preemption_needs_a_higher_priority"),
-        (SaysYesToPreemption, "test_preemption_needs_a_higher_priority"),
-        (TakesOut, "test_order_returns_a_new_list_and_changes_nothing"),
-        (Repeats, "test_order_is_a_permutation"),
-        (Drops, "test_order_is_a_permutation"),
+        (AssumesGroups, "test_order_is_a_permutation"),
+        (PreemptsEqualPriorities, "test_preemption_needs_a_higher_priority"),
+        (SetsPreemptionToTrue, "test_preemption_needs_a_higher_priority"),
+        (EmptiesTheQueue, "test_order_returns_a_new_list_and_changes_nothing"),
+        (RepeatsARequest, "test_order_is_a_permutation"),
+        (DropsARequest, "test_order_is_a_permutation"),
         (SortsInPlace, "test_order_returns_a_new_list_and_changes_nothing"),
         (SortsInPlace, "test_order_takes_any_sequence"),
-        (Reverses, "test_who_reorders_says_how_long_one_may_wait"),
-        (Remembering, "test_order_is_deterministic"),
+        (ReversesTheOrder, "test_who_reorders_says_how_long_one_may_wait"),
+        (DependsOnTheInstance, "test_order_is_deterministic"),
     ],
 )
-def test_a_broken_policy_is_found(broken: Callable[[], SchedulingPolicy], sentence: str):
+def test_a_faulty_policy_is_found(broken: Callable[[], SchedulingPolicy], sentence: str):
     class Kit(SchedulingPolicyConformance):
         def create(self, context):
             return broken()
@@ -442,7 +442,7 @@ def test_a_broken_policy_is_found(broken: Callable[[], SchedulingPolicy], senten
 
 
 @pytest.mark.parametrize("name", graftlm.testing.__all__)
-def test_every_public_name_is_there(name: str):
+def test_every_public_name_can_be_imported(name: str):
     assert getattr(graftlm.testing, name).__name__ == name
 
 

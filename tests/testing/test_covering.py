@@ -6,14 +6,14 @@ from graftlm.testing.covering import covering_rows
 
 
 def pairs(rows):
-    """Return the pairs of values of two columns, with the columns, that occur in rows."""
+    """Return every pair of values, with their two columns, that occurs in the rows."""
     return {pair for row in rows for pair in combinations(enumerate(row), 2)}
 
 
 @pytest.mark.parametrize(
     ("sizes", "most"), [((3, 3, 3), 12), ((2, 2, 2, 2), 8), ((4, 3, 5, 2), 24), ((2,) * 8, 12), ((6, 6, 1), 36)]
 )
-def test_every_pair_is_in_a_chosen_row_and_few_rows_are_chosen(sizes, most):
+def test_the_chosen_rows_cover_every_pair_and_are_few(sizes, most):
     rows = list(product(*(range(size) for size in sizes)))
     chosen = covering_rows(rows)
     assert pairs([rows[i] for i in chosen]) == pairs(rows)
@@ -26,7 +26,7 @@ def test_only_pairs_that_occur_are_covered():
     assert pairs(chosen) == pairs(rows)
 
 
-def test_two_columns_are_a_full_product_and_equal_rows_are_one():
+def test_two_columns_need_every_row_and_equal_rows_are_chosen_once():
     assert covering_rows([("a", 1), ("a", 2), ("b", 1), ("a", 1)]) == [0, 1, 2]
 
 
@@ -43,7 +43,7 @@ def test_higher_strengths_cover_triples():
     assert len(chosen) < len(rows)
 
 
-def test_the_choice_is_the_same_each_time():
+def test_equal_rows_give_an_equal_choice():
     rows = list(product("abc", "xyz", range(4), range(2)))
     assert covering_rows(rows) == covering_rows(rows)
     assert covering_rows([]) == []

@@ -1,4 +1,4 @@
-"""The fake CUDA device: what it allows, what it refuses, and what it says."""
+"""The fake CUDA device: allowed calls, refused calls, and error messages."""
 
 from contextlib import suppress
 
@@ -82,7 +82,7 @@ def test_waiting_for_the_device_is_refused(call):
         call(torch.zeros(4, 8, dtype=torch.int64, device=cuda.device))
 
 
-def test_what_a_gpu_does_without_waiting_is_allowed(cuda):
+def test_calls_that_do_not_wait_on_a_gpu_are_allowed(cuda):
     x = torch.arange(32, device=cuda.device).view(4, 8)
     idx = pinned(3).to(cuda.device, non_blocking=True)
     x[1:3, ::2] = 5
@@ -97,7 +97,7 @@ def test_what_a_gpu_does_without_waiting_is_allowed(cuda):
         x[4]
 
 
-def test_tensors_of_the_cpu_stay_real(cuda):
+def test_tensors_of_the_cpu_have_real_values(cuda):
     words = torch.empty(4, dtype=torch.int64, pin_memory=True)
     words.numpy()[:] = 3
     assert words.is_pinned()
@@ -106,14 +106,14 @@ def test_tensors_of_the_cpu_stay_real(cuda):
     assert not torch.from_numpy(np.zeros(2)).is_pinned()
 
 
-def test_blocking_allows_to_wait_and_finds_ones(cuda):
+def test_blocking_allows_waiting_and_values_are_ones(cuda):
     with cuda.blocking("a test"):
         x = torch.tensor([1.0, 2.0]).to(cuda.device)
         assert bool(x.isfinite().all())
         assert x.cpu().tolist() == [1.0, 1.0]
 
 
-def test_results_are_read_after_their_event_and_not_before():
+def test_results_can_be_read_only_after_their_event():
     with FakeCuda() as cuda:
         readback = CudaReadback(cuda.streams)
         host = readback.fetch(torch.ones(3, device=cuda.device))
@@ -124,7 +124,7 @@ def test_results_are_read_after_their_event_and_not_before():
         CudaReadback(cuda.streams).fetch(torch.ones(3, device=cuda.device)).numpy()
 
 
-def test_an_event_of_another_stream_is_not_enough(cuda):
+def test_an_event_of_another_stream_does_not_make_results_readable(cuda):
     host, event = torch.empty(3, pin_memory=True), cuda.streams.event()
     with cuda.streams.use(cuda.streams.stream()):
         host.copy_(torch.ones(3, device=cuda.device), non_blocking=True)
@@ -135,7 +135,7 @@ def test_an_event_of_another_stream_is_not_enough(cuda):
     cuda.forget()
 
 
-def test_a_stream_that_waits_for_another_one_covers_its_copies(cuda):
+def test_a_stream_that_waits_for_another_stream_covers_its_copies(cuda):
     host, other = torch.empty(3, pin_memory=True), cuda.streams.stream()
     with cuda.streams.use(other):
         host.copy_(torch.ones(3, device=cuda.device), non_blocking=True)
@@ -154,14 +154,14 @@ def test_waiting_for_an_event_is_refused_while_a_step_is_launched(cuda):
     cuda.forget()
 
 
-def test_kernels_take_tensors_of_the_device_only(cuda):
+def test_kernels_accept_only_tensors_of_the_device(cuda):
     cuda.launched("kernel", [(1, 1, 1), torch.zeros(2, device=cuda.device)])
     with pytest.raises(MixedDevicesError, match="kernel"):
         cuda.launched("kernel", [on_host(2)])
     cuda.forget()
 
 
-def test_a_replay_must_do_what_was_captured(cuda):
+def test_a_replay_with_other_calls_than_the_capture_is_refused(cuda):
     tensors = [torch.zeros(2, device=cuda.device)]
     replay = FakeCapture(cuda).capture(lambda: tensors[-1].add_(1))
     replay()
@@ -170,6 +170,6 @@ def test_a_replay_must_do_what_was_captured(cuda):
         replay()
 
 
-def test_an_error_that_is_handled_is_raised_at_the_end():
+def test_a_suppressed_error_is_raised_at_the_end():
     with pytest.raises(HiddenSyncError), FakeCuda() as cuda, suppress(HiddenSyncError):
         torch.ones(2, device=cuda.device).sum().item()

@@ -1,4 +1,4 @@
-"""The conformance kit of grammar backends: the fake passes it, and what is broken on purpose is found."""
+"""The conformance kit of grammar backends: the fake passes, and each faulty backend fails."""
 
 from typing import ClassVar
 
@@ -38,7 +38,7 @@ class AcceptsAnything(fake_grammar._FakeMatcher):
         return True
 
 
-class AllowsTheEndAlways(fake_grammar._FakeMatcher):
+class AlwaysAllowsStopTokens(fake_grammar._FakeMatcher):
     def _allowed(self):
         return [*super()._allowed(), *self._backend.stop_token_ids]
 
@@ -68,7 +68,7 @@ class AddsToTheMask(fake_grammar._FakeMatcher):
 
 
 class KeepsTheMask(fake_grammar._FakeMatcher):
-    """Goes on from the mask that it filled in last, where that has anything in it."""
+    """Adds the mask that it filled in last to the next mask."""
 
     last = None
 
@@ -93,7 +93,7 @@ class WritesLater(fake_grammar._FakeMatcher):
         return super().accept(token_id)
 
 
-class WalksAhead(fake_grammar._FakeMatcher):
+class AcceptsForcedTokens(fake_grammar._FakeMatcher):
     def forced_tokens(self):
         forced = super().forced_tokens()
         self._tokens += forced
@@ -110,7 +110,7 @@ class ForcesTooMuch(fake_grammar._FakeMatcher):
     [
         (AcceptsAnything, "test_what_a_matcher_accepts_meets_the_specification"),
         (AcceptsAnything, "test_the_bitmask_says_what_accept_does"),
-        (AllowsTheEndAlways, "test_stop_tokens_come_where_a_text_is_complete"),
+        (AlwaysAllowsStopTokens, "test_stop_tokens_come_where_a_text_is_complete"),
         (NeverFinishes, "test_what_meets_a_specification_is_accepted_however_it_is_tokenised"),
         (RollsBackOneLess, "test_rollback_undoes"),
         (ClearsAllRows, "test_fill_bitmask_writes_one_row"),
@@ -118,11 +118,11 @@ class ForcesTooMuch(fake_grammar._FakeMatcher):
         (KeepsTheMask, "test_masks_belong_to_the_caller"),
         (WritesLater, "test_masks_belong_to_the_caller"),
         (RollsBackOneLess, "test_rollback_undoes_forced_tokens"),
-        (WalksAhead, "test_asking_changes_nothing"),
+        (AcceptsForcedTokens, "test_asking_changes_nothing"),
         (ForcesTooMuch, "test_what_is_forced_must_come"),
     ],
 )
-def test_a_broken_matcher_is_found(broken, sentence):
+def test_a_faulty_matcher_is_found(broken, sentence):
     class Broken(Kit):
         matcher_class: ClassVar = broken
 
@@ -143,13 +143,13 @@ class MixesRows(FakeGrammarBackend):
         super().fill_bitmasks(matchers[::-1], mask)
 
 
-class NamesWhatItEnforces(FakeGrammarBackend):
+class ReportsEnforcedParts(FakeGrammarBackend):
     def check(self, spec):
         super().check(spec)
         return ("$.x",)
 
 
-class RefusesLate(FakeGrammarBackend):
+class NeverRefuses(FakeGrammarBackend):
     def check(self, spec):
         pass
 
@@ -159,11 +159,11 @@ class RefusesLate(FakeGrammarBackend):
     [
         (SharesItsMatcher, "test_matchers_know_nothing_of_each_other"),
         (MixesRows, "test_fill_bitmasks_writes_what_each_matcher_allows"),
-        (NamesWhatItEnforces, "test_what_is_not_enforced_is_named"),
-        (RefusesLate, "test_what_is_malformed_is_refused"),
+        (ReportsEnforcedParts, "test_what_is_not_enforced_is_named"),
+        (NeverRefuses, "test_what_is_malformed_is_refused"),
     ],
 )
-def test_a_broken_backend_is_found(broken, sentence):
+def test_a_faulty_backend_is_found(broken, sentence):
     class Broken(GrammarBackendConformance):
         cases: ClassVar = CASES
         malformed: ClassVar = MALFORMED

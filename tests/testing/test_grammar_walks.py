@@ -1,4 +1,4 @@
-"""The walker finds each kind of disagreement; generated vocabularies and grammars are what they are meant to be."""
+"""The walker finds each kind of wrong answer of a matcher; the generators make valid vocabularies and grammars."""
 
 import random
 import re
@@ -32,8 +32,8 @@ def compiled(tokenizer):
     return LLGuidanceBackend(LLGuidanceOptions(), context).compile(spec)
 
 
-class Changed(GrammarMatcher):
-    """A matcher of which some answers are others."""
+class ChangedMatcher(GrammarMatcher):
+    """A matcher with some wrong answers."""
 
     def __init__(self, matcher):
         self.matcher = matcher
@@ -58,39 +58,39 @@ class Changed(GrammarMatcher):
         return self.matcher.finished
 
 
-class RejectsVowels(Changed):
+class RejectsVowels(ChangedMatcher):
     def accept(self, token_id):
         return token_id not in set(b"aeiou") and super().accept(token_id)
 
 
-class HidesDigits(Changed):
+class HidesDigits(ChangedMatcher):
     def fill_bitmask(self, mask, row):
         super().fill_bitmask(mask, row)
         mask[row, 1] &= 0xFFFF  # the bytes 0x30 to 0x3f
 
 
-class AllowsNothing(Changed):
+class AllowsNothing(ChangedMatcher):
     def fill_bitmask(self, mask, row):
         mask[row] = 0
 
 
-class SetsBitsPastTheEnd(Changed):
+class SetsBitsPastTheEnd(ChangedMatcher):
     def fill_bitmask(self, mask, row):
         super().fill_bitmask(mask, row)
         mask[row, -1] |= -(1 << 30)
 
 
-class ForcesAToken(Changed):
+class ForcesAToken(ChangedMatcher):
     def forced_tokens(self):
         return [ord("q")]
 
 
-class ForcesAText(Changed):
+class ForcesAText(ChangedMatcher):
     def forced_text(self):
         return "tr"
 
 
-class StaysFinished(Changed):
+class StaysFinished(ChangedMatcher):
     def fill_bitmask(self, mask, row):
         super().fill_bitmask(mask, row)
         mask[row, 3] |= 1 if self.finished else 0
@@ -108,20 +108,20 @@ class StaysFinished(Changed):
         (StaysFinished, "a finished matcher allows"),
     ],
 )
-def test_each_disagreement_is_found(walker, compiled, changed, said):
+def test_each_wrong_answer_is_found(walker, compiled, changed, said):
     walks = [walker.walk(changed(compiled.matcher()), random.Random(seed), 60) for seed in range(12)]
     assert any(said in complaint for walk in walks for complaint in walk.complaints)
 
 
-def test_a_right_matcher_is_not_complained_about(walker, compiled):
-    walks = [walker.walk(Changed(compiled.matcher()), random.Random(seed), 60) for seed in range(12)]
+def test_a_correct_matcher_causes_no_complaint(walker, compiled):
+    walks = [walker.walk(ChangedMatcher(compiled.matcher()), random.Random(seed), 60) for seed in range(12)]
     assert not any(walk.complaints for walk in walks)
     finished = [walk.text for walk in walks if walk.is_finished]
     assert len(finished) > 6
     assert all(re.fullmatch("[a-z ]{2,30}: (true|tree)[0-9]{1,3}", text) for text in finished)
 
 
-def test_a_vocabulary_has_its_size_all_bytes_and_is_the_same_for_a_seed():
+def test_a_vocabulary_has_the_requested_size_and_all_bytes_and_depends_only_on_the_seed():
     vocab = generate_tokenizer(3000).get_vocab(with_added_tokens=True)
     assert sorted(vocab.values()) == list(range(3000))
     assert vocab == generate_tokenizer.__wrapped__(3000).get_vocab(with_added_tokens=True)
@@ -133,7 +133,7 @@ def test_a_vocabulary_has_its_size_all_bytes_and_is_the_same_for_a_seed():
         generate_tokenizer(258)
 
 
-def test_generated_grammars_match_what_is_walked_and_little_else(tokenizer, walker):
+def test_generated_grammars_match_walked_texts_and_few_others(tokenizer, walker):
     context = GrammarContext(tokenizer.to_str(), SIZE, (tokenizer.token_to_id(END_TOKEN),))
     backend, num_finished, num_other = LLGuidanceBackend(LLGuidanceOptions(), context), 0, 0
     for grammar in generate_ebnfs(20, seed=5):

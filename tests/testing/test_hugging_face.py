@@ -1,4 +1,4 @@
-"""The oracle's greedy tokens are those of transformers' own `generate`."""
+"""The oracle's greedy tokens equal those of `generate` in transformers."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ MODELS = ["demo", "llama-mha-untied-rope3", "gemma2", "gemma3", "qwen2", "deepse
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("length", [1, 40])
-def test_tokens_are_those_of_generate(checkpoint, name, length):
+def test_tokens_equal_those_of_generate(checkpoint, name, length):
     path = checkpoint(name)
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
     prompt = torch.randint(1, 300, (1, length), generator=torch.Generator().manual_seed(length))

@@ -1,4 +1,4 @@
-"""The conformance kit of logits processors: what is broken on purpose is found by the sentence it breaks."""
+"""The conformance kit of logits processors: each faulty processor fails the sentence that it breaks."""
 
 import pytest
 import torch
@@ -14,12 +14,12 @@ KEPT = "What becomes of the output and the logits after `process` changes no lat
 OUTPUT = "`process` changes the logits, and neither the output nor the prompt."
 
 
-class Works(LogitsProcessor):
+class Correct(LogitsProcessor):
     def process(self, output_token_ids, logits):
         return logits
 
 
-class Narrows(LogitsProcessor):
+class ReturnsBfloat16(LogitsProcessor):
     def process(self, output_token_ids, logits):
         return logits.to(torch.bfloat16)
 
@@ -48,7 +48,7 @@ class CountsItsCalls(LogitsProcessor):
         return logits + self.calls
 
 
-class SharesWhatItSaw(LogitsProcessor):
+class SharesTokensBetweenRequests(LogitsProcessor):
     seen = set()  # noqa: RUF012
 
     def process(self, output_token_ids, logits):
@@ -58,7 +58,7 @@ class SharesWhatItSaw(LogitsProcessor):
 
 
 class KeepsTheOutput(LogitsProcessor):
-    """Forgets nothing that it was shown, and copies nothing of it."""
+    """Keeps every output array that it got, without copies."""
 
     def __init__(self):
         self.seen = []
@@ -88,19 +88,19 @@ class SortsTheOutput(LogitsProcessor):
 @pytest.mark.parametrize(
     ("broken", "sentence"),
     [
-        (Works, None),
-        (Narrows, FORM),
+        (Correct, None),
+        (ReturnsBfloat16, FORM),
         (AddsADimension, FORM),
         (ForbidsEverything, TOKEN),
         (DividesByTheLength, TOKEN),
         (CountsItsCalls, ALIKE),
-        (SharesWhatItSaw, APART),
+        (SharesTokensBetweenRequests, APART),
         (KeepsTheOutput, KEPT),
         (KeepsTheLogits, KEPT),
         (SortsTheOutput, OUTPUT),
     ],
 )
-def test_a_broken_processor_is_found_by_the_sentence_it_breaks(broken, sentence):
+def test_a_faulty_processor_fails_the_sentence_that_it_breaks(broken, sentence):
     class Kit(LogitsProcessorConformance):
         def create(self, context):
             return broken()

@@ -33,7 +33,7 @@ class ListsALayerTwice(LlamaForCausalLM):
         return [*layers, layers[-1]]
 
 
-class NamesNoTensor(LlamaForCausalLM):
+class IgnoresWrongTensors(LlamaForCausalLM):
     def load_weights(self, weights: Weights) -> None:
         known = {slot.name: slot for slot in self.weight_slots()}
         for name, tensor in weights:
@@ -52,18 +52,18 @@ class LoadsOnce(LlamaForCausalLM):
         self.is_loaded = True
 
 
-class ForgetsATensor(LlamaForCausalLM):
+class OverwritesATensor(LlamaForCausalLM):
     def load_weights(self, weights: Weights) -> None:
         super().load_weights(weights)
         self.norm.weight.fill_(1.0)
 
 
-class GivesOneLogitRow(LlamaForCausalLM):
+class ReturnsOneLogitRow(LlamaForCausalLM):
     def logits(self, hidden: Tensor) -> Tensor:
         return super().logits(hidden[-1:])
 
 
-class ClaimsAHead(LlamaForCausalLM):
+class DeclaresTooManyLabels(LlamaForCausalLM):
     @property
     def num_labels(self) -> int:
         return 3
@@ -89,17 +89,17 @@ def kit_for(create: Callable[[ModelContext], Model], folder: Path) -> type[Model
         (MixesRequests, "test_a_request_is_independent_of_the_batch", {"page_size": 4}),
         (CountsPositionsByStep, "test_chunks_give_what_the_whole_prompt_gives", {"page_size": 4, "chunk_len": 3}),
         (ListsALayerTwice, "test_attention_layers_are_listed_once", {}),
-        (NamesNoTensor, "test_a_missing_tensor_is_named", {}),
-        (NamesNoTensor, "test_a_surplus_tensor_is_named", {}),
-        (NamesNoTensor, "test_a_tensor_of_the_wrong_shape_is_named", {}),
+        (IgnoresWrongTensors, "test_a_missing_tensor_is_named", {}),
+        (IgnoresWrongTensors, "test_a_surplus_tensor_is_named", {}),
+        (IgnoresWrongTensors, "test_a_tensor_of_the_wrong_shape_is_named", {}),
         (LoadsOnce, "test_loading_sets_every_parameter", {}),
-        (ForgetsATensor, "test_every_tensor_reaches_the_model", {}),
-        (GivesOneLogitRow, "test_hidden_states_and_logits_have_their_shapes", {}),
-        (ClaimsAHead, "test_a_head_gives_as_many_numbers_as_it_has_labels", {}),
-        (NamesNoTensor, "test_a_twin_without_memory_checks_what_the_model_checks", {}),
+        (OverwritesATensor, "test_every_tensor_reaches_the_model", {}),
+        (ReturnsOneLogitRow, "test_hidden_states_and_logits_have_their_shapes", {}),
+        (DeclaresTooManyLabels, "test_a_head_gives_as_many_numbers_as_it_has_labels", {}),
+        (IgnoresWrongTensors, "test_a_twin_without_memory_checks_what_the_model_checks", {}),
     ],
 )
-def test_the_kit_catches_a_faulty_model(
+def test_the_kit_finds_a_faulty_model(
     faulty: Callable[[ModelContext], Model], test: str, arguments: dict[str, int], tmp_path: Path
 ) -> None:
     kit = kit_for(faulty, write_tiny_checkpoint(tmp_path, "llama", vocab_size=128))

@@ -11,7 +11,7 @@ class TestNaiveCache(PrefixCacheConformance):
 
 
 class TestCoarseCache(PrefixCacheConformance):
-    """A cache of blocks of 48 tokens, whatever the page size: it shares multiples of them only."""
+    """A cache with blocks of 48 tokens for any page size; only multiples of 48 tokens are shared."""
 
     granularity_tokens = 48
     max_examples = 10
@@ -20,7 +20,7 @@ class TestCoarseCache(PrefixCacheConformance):
         return NaiveCache(context, block_pages=48 // context.page_size)
 
 
-def test_a_cache_of_coarser_blocks_leaves_the_rest_of_a_prompt_to_its_caller():
+def test_a_cache_of_coarser_blocks_leaves_the_remaining_tokens_to_its_caller():
     rig = CacheRig(lambda context: NaiveCache(context, block_pages=64), page_size=1)
     stored = rig.insert(rig.key(*range(100)))
     assert (stored.cached_pages, rig.cache.evictable_pages, len(stored.pages)) == (64, 64, 64)

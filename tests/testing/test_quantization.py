@@ -1,4 +1,4 @@
-"""The conformance kit of quantizations finds what breaks the contract."""
+"""The conformance kit of quantizations finds each faulty quantization."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from graftlm.contracts import LinearKernel, Quantization
 from graftlm.testing import QuantizationConformance, run_conformance
 
 
-class HalfKernel(LinearKernel):
+class Float8Kernel(LinearKernel):
     """Weights in 8 bits of floating point, decoded at each product."""
 
     def __init__(self, weight, bias):
@@ -27,10 +27,10 @@ class HalfKernel(LinearKernel):
         return self.weight.float() * self.scale
 
 
-class Half(Quantization):
-    """Keeps the contract."""
+class Float8(Quantization):
+    """Meets the contract."""
 
-    kernel = HalfKernel
+    kernel = Float8Kernel
 
     def obstacle(self, layer):
         return "odd" if layer.in_features % 2 else None
@@ -39,49 +39,49 @@ class Half(Quantization):
         return self.kernel(weight, bias)
 
 
-class ForgetsBias(HalfKernel):
+class ForgetsBias(Float8Kernel):
     def __call__(self, x):
         return F.linear(x, self.decoded().to(x.dtype))
 
 
-class Widens(HalfKernel):
+class ReturnsFloat32(Float8Kernel):
     def __call__(self, x):
         return super().__call__(x).float()
 
 
-class WrongFromManyRows(HalfKernel):
+class WrongForManyRows(Float8Kernel):
     def __call__(self, x):
         return super().__call__(x) * (1.1 if len(x) > 32 else 1)
 
 
-class Flattens(HalfKernel):
+class FlattensLeadingDimensions(Float8Kernel):
     def __call__(self, x):
         return super().__call__(x.flatten(0, -2))
 
 
-class Shuffles(HalfKernel):
+class RollsColumns(Float8Kernel):
     def __init__(self, weight, bias):
         super().__init__(weight.roll(1, dims=1), bias)
 
 
-class Large(HalfKernel):
+class ReportsALargeSize(Float8Kernel):
     num_bytes = 1 << 30
 
 
-class Borrows(HalfKernel):
+class KeepsTheCallersBias(Float8Kernel):
     def __init__(self, weight, bias):
         super().__init__(weight, bias)
         self.bias = bias
 
 
-class Destroys(HalfKernel):
+class ZeroesTheWeight(Float8Kernel):
     def __init__(self, weight, bias):
         super().__init__(weight, bias)
         weight.zero_()
 
 
 def failures(kernel_class):
-    class Faulty(Half):
+    class Faulty(Float8):
         kernel = kernel_class
 
     class Kit(QuantizationConformance):
@@ -96,16 +96,16 @@ def failures(kernel_class):
 @pytest.mark.parametrize(
     ("kernel", "expected"),
     [
-        (HalfKernel, set()),
+        (Float8Kernel, set()),
         (ForgetsBias, {"test_a_kernel_multiplies_with_its_decoded_weights"}),
-        (Widens, {"test_a_kernel_multiplies_with_its_decoded_weights"}),
-        (WrongFromManyRows, {"test_a_kernel_multiplies_with_its_decoded_weights"}),
-        (Flattens, {"test_leading_dimensions_are_kept"}),
-        (Shuffles, {"test_decoded_weights_are_close", "test_extreme_weights_are_decoded"}),
-        (Large, {"test_a_converted_layer_is_smaller"}),
-        (Borrows, {"test_the_weight_can_go"}),
+        (ReturnsFloat32, {"test_a_kernel_multiplies_with_its_decoded_weights"}),
+        (WrongForManyRows, {"test_a_kernel_multiplies_with_its_decoded_weights"}),
+        (FlattensLeadingDimensions, {"test_leading_dimensions_are_kept"}),
+        (RollsColumns, {"test_decoded_weights_are_close", "test_extreme_weights_are_decoded"}),
+        (ReportsALargeSize, {"test_a_converted_layer_is_smaller"}),
+        (KeepsTheCallersBias, {"test_the_weight_can_go"}),
         (
-            Destroys,
+            ZeroesTheWeight,
             {
                 "test_conversion_is_repeatable",
                 "test_decoded_weights_are_close",
@@ -114,5 +114,5 @@ def failures(kernel_class):
         ),
     ],
 )
-def test_the_kit_finds_the_fault(kernel, expected):
+def test_the_kit_finds_a_faulty_kernel(kernel, expected):
     assert failures(kernel) == expected

@@ -35,7 +35,7 @@ def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: AttentionLay
 @pytest.mark.parametrize("window", [None, 1, 4])
 @pytest.mark.parametrize("soft_cap", [None, 2.0])
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 4])
-def test_chunks_over_scattered_pages_give_dense_attention(
+def test_chunks_over_scattered_pages_equal_dense_attention(
     chunk_len: int, window: int | None, soft_cap: float | None, num_kv_heads: int
 ) -> None:
     layer = AttentionLayer(0, 4, num_kv_heads, 8, 0.4, sliding_window=window, soft_cap=soft_cap)

@@ -4,7 +4,7 @@ from graftlm.testing.sparse_checkpoint import LlamaShape, write_sparse_checkpoin
 SHAPE = LlamaShape(64, 96, 2, 4, 2, 16, 4096)
 
 
-def test_weights_are_zeros_that_take_no_disk(tmp_path):
+def test_weights_are_zeros_and_use_no_disk_space(tmp_path):
     weights = dict(iter_weights(write_sparse_checkpoint(tmp_path, SHAPE)))
     assert {name: tuple(tensor.shape) for name, tensor in weights.items()} == dict(SHAPE.tensors())
     assert sum(tensor.nbytes for tensor in weights.values()) == SHAPE.weight_bytes

@@ -1,4 +1,4 @@
-"""The kit of KV storages passes the fake, and finds each kind of broken storage."""
+"""The fake storage passes the kit of KV storages, and each faulty storage fails."""
 
 from collections.abc import Callable
 from functools import cached_property
@@ -11,7 +11,7 @@ from graftlm.testing import FakeKVStorage, FakeMedium, KVStorageConformance, run
 
 
 class FakeKit(KVStorageConformance):
-    """The kit over a `FakeMedium`, for the fake and for what is derived from it."""
+    """The kit with a `FakeMedium`, for the fake storage and its subclasses."""
 
     damages = ("a flipped bit", "a lost block")
     storage: Callable[..., FakeKVStorage] = FakeKVStorage
@@ -34,56 +34,56 @@ class FakeKit(KVStorageConformance):
 
 
 class TestFakeKVStorage(FakeKit):
-    """The fake keeps the contract."""
+    """The fake meets the contract."""
 
 
-class Forgetful(FakeKVStorage):
+class LosesBlocksOnReopening(FakeKVStorage):
     def __init__(self, context, medium):
         super().__init__(context, FakeMedium(max_blocks=medium.max_blocks))
 
 
-class Sharing(FakeKVStorage):
+class IgnoresTheFingerprint(FakeKVStorage):
     def __init__(self, context, medium):
         super().__init__(StorageContext(b"", context.block_bytes), medium)
 
 
-class Growing(FakeKVStorage):
+class IgnoresTheSizeLimit(FakeKVStorage):
     def __init__(self, context, medium):
         medium.max_blocks = None
         super().__init__(context, medium)
 
 
-class Trusting(FakeKVStorage):
+class IgnoresDamage(FakeKVStorage):
     def _take(self, key):
         found = self.medium.blocks.get(self._place(key))
         return found[0] if found else None
 
 
-class Raising(FakeKVStorage):
+class RaisesOnAFaultyMedium(FakeKVStorage):
     def put(self, key, data):
         if self.medium.is_broken:
             raise OSError("no space left on device")
         return super().put(key, data)
 
 
-class Counting(FakeKVStorage):
+class CountsAllFoundKeys(FakeKVStorage):
     def contains(self, keys):
-        return sum(super(Counting, self).contains([key]) for key in keys)
+        return sum(super(CountsAllFoundKeys, self).contains([key]) for key in keys)
 
 
-class Rewriting(FakeKVStorage):
+class RewritesHeldBlocks(FakeKVStorage):
     def put(self, key, data):
         self.medium.blocks.pop(self._place(key), None)
         return super().put(key, data)
 
 
-class ClearingAll(FakeKVStorage):
+class ClearsAllFingerprints(FakeKVStorage):
     def clear(self):
         super().clear()
         self.medium.blocks.clear()
 
 
-class Truncating(FakeKVStorage):
+class ZeroesTheLastByte(FakeKVStorage):
     def put(self, key, data):
         return super().put(key, np.concatenate([data[:-1], np.zeros(1, np.uint8)]))
 
@@ -99,7 +99,7 @@ class KeepsTheArray(FakeKVStorage):
         return found[0] if found else None
 
 
-class OneAtATime(FakeKVStorage):
+class FailsOnConcurrentPuts(FakeKVStorage):
     is_busy = False
 
     def put(self, key, data):
@@ -107,7 +107,7 @@ class OneAtATime(FakeKVStorage):
             raise RuntimeError("two at once")
         type(self).is_busy = True
         try:
-            np.sort(np.random.default_rng(0).random(20_000))  # another thread gets its turn
+            np.sort(np.random.default_rng(0).random(20_000))  # so that another thread can run
             return super().put(key, data)
         finally:
             type(self).is_busy = False
@@ -116,21 +116,21 @@ class OneAtATime(FakeKVStorage):
 @pytest.mark.parametrize(
     ("broken", "sentence"),
     [
-        (Forgetful, "test_what_was_stored_outlives_the_storage[1]"),
-        (Sharing, "test_two_fingerprints_never_share"),
-        (Growing, "test_a_size_limit_holds_after_every_put"),
-        (Growing, "test_threads_keep_the_size_limit"),
-        (Trusting, "test_damage_is_a_miss"),
-        (Raising, "test_a_medium_that_refuses_raises_nothing"),
-        (Counting, "test_contains_counts_from_the_front"),
-        (Rewriting, "test_a_block_that_is_held_is_not_written_again[1]"),
-        (ClearingAll, "test_clear_forgets_this_fingerprint_alone"),
-        (Truncating, "test_get_fills_in_exactly_what_was_put[1000]"),
+        (LosesBlocksOnReopening, "test_what_was_stored_outlives_the_storage[1]"),
+        (IgnoresTheFingerprint, "test_two_fingerprints_never_share"),
+        (IgnoresTheSizeLimit, "test_a_size_limit_holds_after_every_put"),
+        (IgnoresTheSizeLimit, "test_threads_keep_the_size_limit"),
+        (IgnoresDamage, "test_damage_is_a_miss"),
+        (RaisesOnAFaultyMedium, "test_a_medium_that_refuses_raises_nothing"),
+        (CountsAllFoundKeys, "test_contains_counts_from_the_front"),
+        (RewritesHeldBlocks, "test_a_block_that_is_held_is_not_written_again[1]"),
+        (ClearsAllFingerprints, "test_clear_forgets_this_fingerprint_alone"),
+        (ZeroesTheLastByte, "test_get_fills_in_exactly_what_was_put[1000]"),
         (KeepsTheArray, "test_the_storage_keeps_copies[1000]"),
-        (OneAtATime, "test_methods_may_be_called_from_several_threads[1000]"),
+        (FailsOnConcurrentPuts, "test_methods_may_be_called_from_several_threads[1000]"),
     ],
 )
-def test_a_broken_storage_is_found(broken, sentence):
+def test_a_faulty_storage_is_found(broken, sentence):
     class Kit(FakeKit):
         storage = broken
 
@@ -138,7 +138,7 @@ def test_a_broken_storage_is_found(broken, sentence):
     assert sentence in failed
 
 
-def test_what_the_kit_was_not_told_is_skipped_with_its_reason():
+def test_tests_that_need_a_missing_kit_method_are_skipped_with_the_reason():
     class Kit(KVStorageConformance):
         @cached_property
         def medium(self):

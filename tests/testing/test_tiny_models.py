@@ -22,19 +22,19 @@ def test_equal_arguments_give_equal_files(family: Family, tmp_path: Path) -> Non
     assert (other / "model.safetensors").read_bytes() != weights
 
 
-def test_writing_leaves_the_random_state_alone(tmp_path: Path) -> None:
+def test_writing_does_not_change_the_random_state(tmp_path: Path) -> None:
     before = torch.get_rng_state()
     write_tiny_checkpoint(tmp_path, "llama")
     assert torch.equal(torch.get_rng_state(), before)
 
 
 @FAMILIES
-def test_no_two_tensors_and_no_two_rows_are_alike(family: Family, tmp_path: Path) -> None:
+def test_no_two_tensors_and_no_two_rows_are_equal(family: Family, tmp_path: Path) -> None:
     for name, tensor in iter_weights(write_tiny_checkpoint(tmp_path, family)):
         assert tensor.unique().numel() > tensor.numel() * 0.9, name
 
 
-def test_shards_hold_what_one_file_holds(tmp_path: Path) -> None:
+def test_shards_contain_the_weights_of_a_single_file(tmp_path: Path) -> None:
     whole = dict(iter_weights(write_tiny_checkpoint(tmp_path / "whole", "llama")))
     folder = write_tiny_checkpoint(tmp_path / "shards", "llama", shards=3)
     parts = dict(iter_weights(folder))
@@ -44,15 +44,15 @@ def test_shards_hold_what_one_file_holds(tmp_path: Path) -> None:
 
 
 @FAMILIES
-def test_greedy_answers_are_varied_and_clear(family: Family, tmp_path: Path) -> None:
+def test_greedy_answers_are_varied_and_have_a_clear_margin(family: Family, tmp_path: Path) -> None:
     model = HuggingFaceModel(write_tiny_checkpoint(tmp_path, family))
     answer = model.generate(list(range(20, 40)), max_tokens=24)
     best, second = model.logits([*range(20, 40), *answer]).topk(2).values.T
     assert len(set(answer)) > 8
-    assert float((best - second).min()) > 1e-4  # ten times what rounding moves a logit
+    assert float((best - second).min()) > 1e-4  # ten times the effect of rounding on a logit
 
 
-def test_the_dtype_is_stated(tmp_path: Path) -> None:
+def test_the_dtype_is_written_to_the_configuration(tmp_path: Path) -> None:
     folder = write_tiny_checkpoint(tmp_path, "llama", dtype=torch.bfloat16)
     assert load_model_config(folder).raw["dtype"] == "bfloat16"
     assert {tensor.dtype for _, tensor in iter_weights(folder)} == {torch.bfloat16}
@@ -62,7 +62,7 @@ def test_the_dtype_is_stated(tmp_path: Path) -> None:
     ("eos_token_id", "tokenizer", "expected"),
     [(None, False, ()), (None, True, (0,)), (9, True, (9,)), (9, False, (9,))],
 )
-def test_end_of_sequence_tokens_are_as_asked(
+def test_end_of_sequence_tokens_are_as_requested(
     eos_token_id: int | None, tokenizer: bool, expected: tuple[int, ...], tmp_path: Path
 ) -> None:
     write_tiny_checkpoint(tmp_path, "llama", eos_token_id=eos_token_id, tokenizer=tokenizer)

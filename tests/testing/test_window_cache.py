@@ -1,4 +1,4 @@
-"""The kit of caches that keep windows apart finds caches that do not."""
+"""The kit of caches with separate windows finds caches that handle windows wrongly."""
 
 from typing import ClassVar
 from unittest import SkipTest
@@ -11,8 +11,8 @@ from graftlm_cache.radix import RadixCache
 from graftlm_cache.swa_radix import SWARadixCache
 
 
-class KitOfForgetful(WindowCacheConformance):
-    """A cache that never looks whether windows are there."""
+class KitOfRadix(WindowCacheConformance):
+    """A cache that ignores windows."""
 
     parameters: ClassVar = {"page_size": (1,), "reach_pages": (2,)}
 
@@ -20,11 +20,11 @@ class KitOfForgetful(WindowCacheConformance):
         return RadixCache(context)
 
     def test_random_histories_with_windows(self, page_size: int, reach_pages: int) -> None:
-        """They would fail too, but finding the shortest history takes long."""
+        """Would fail too, but the search for the shortest history is slow."""
         raise SkipTest("slow")
 
 
-class Careless(SWARadixCache):
+class LocksNoWindows(SWARadixCache):
     def lock_window(self, handle, num_pages):
         pass
 
@@ -32,14 +32,14 @@ class Careless(SWARadixCache):
         pass
 
 
-class KitOfCareless(KitOfForgetful):
-    """A cache that gives up windows which requests need."""
+class KitWithoutWindowLocks(KitOfRadix):
+    """A cache that frees windows that requests still need."""
 
     def create(self, context: CacheContext) -> PrefixCache:
-        return Careless(context, context.window)
+        return LocksNoWindows(context, context.window)
 
 
-class KitOfSWARadix(KitOfForgetful):
+class KitOfSWARadix(KitOfRadix):
     def create(self, context: CacheContext) -> PrefixCache:
         return SWARadixCache(context, context.window)
 
@@ -48,9 +48,9 @@ class KitOfSWARadix(KitOfForgetful):
     ("kit", "failures"),
     [
         (KitOfSWARadix, set()),
-        (KitOfCareless, {"test_a_locked_window_stays"}),
+        (KitWithoutWindowLocks, {"test_a_locked_window_stays"}),
         (
-            KitOfForgetful,
+            KitOfRadix,
             {
                 "test_a_match_ends_where_its_window_is_whole",
                 "test_walk_shows_what_has_window_pages",
@@ -61,6 +61,6 @@ class KitOfSWARadix(KitOfForgetful):
         ),
     ],
 )
-def test_the_kit_finds_what_is_wrong(kit, failures):
+def test_the_kit_finds_faulty_caches(kit, failures):
     failed = {result.name.split("[")[0] for result in run_conformance(kit) if result.error is not None}
     assert failed == failures

@@ -23,7 +23,7 @@ TEXTS = [
 
 
 def byte_level_core():
-    """A byte-level BPE over all 256 bytes that puts <s> in front."""
+    """A byte-level BPE over all 256 bytes that adds <s> at the beginning."""
     core = Core(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
@@ -41,7 +41,7 @@ def byte_level_core():
 
 
 def byte_fallback_core():
-    """A BPE in the manner of sentencepiece: spaces as part of words, unknown characters as byte tokens."""
+    """A BPE like sentencepiece: spaces are part of words, and unknown characters become byte tokens."""
     pieces = ["<unk>", "<s>", "</s>", *[f"<0x{byte:02X}>" for byte in range(256)], "▁", *"abcdefgh"]
     words = ["▁a", "▁b", "ab", "▁ab"]
     vocab = {piece: i for i, piece in enumerate(pieces + words)}
@@ -56,7 +56,9 @@ def byte_fallback_core():
 
 
 def byte_pieces_core():
-    """All single bytes, and pieces that begin or end within a character, as byte-level vocabularies have some."""
+    """All single bytes, and pieces that begin or end within a character, which also occur in byte-level
+    vocabularies.
+    """
     characters = bytes_to_unicode()
     spans = ["98 80 f0 9f", "80 e4", "bd a0 e4", "9f 98", "80 ff", "ef bf bd", "bf bd ef", "f0 9f 98", "61 62"]
     pieces = [bytes([byte]) for byte in range(256)] + [bytes.fromhex(span) for span in spans]

@@ -17,7 +17,7 @@ def _stream(stops, pieces, include_stop=False):
 
 
 def _first_match(text, stops):
-    """By the definition: the shortest beginning of the text that ends with a stop string."""
+    """Apply the definition: return the shortest beginning of the text that ends with a stop string."""
     for end in range(len(text) + 1):
         for stop in stops:
             if text[:end].endswith(stop):
@@ -39,7 +39,7 @@ def _first_match(text, stops):
         ([], ["any", "thing"], ["any", "thing", ""], None),
     ],
 )
-def test_text_is_shown_up_to_the_first_complete_match(stops, pieces, shown, matched):
+def test_text_is_emitted_up_to_the_first_complete_match(stops, pieces, shown, matched):
     assert _stream(stops, pieces) == (shown, matched)
 
 
@@ -53,7 +53,7 @@ def test_the_match_can_be_kept():
     pieces=st.lists(st.text("abc", max_size=4), max_size=8),
     include_stop=st.booleans(),
 )
-def test_the_result_is_the_definitions_however_the_text_is_cut(stops, pieces, include_stop):
+def test_the_result_does_not_depend_on_the_pieces_of_the_text(stops, pieces, include_stop):
     text = "".join(pieces)
     shown, matched = _stream(stops, pieces, include_stop)
     first = _first_match(text, stops)
@@ -66,7 +66,7 @@ def test_the_result_is_the_definitions_however_the_text_is_cut(stops, pieces, in
 
 @settings(deadline=None)
 @given(stops=st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3), text=st.text("abc", max_size=12))
-def test_no_more_is_held_back_than_could_become_a_match(stops, text):
+def test_only_the_possible_beginning_of_a_match_is_held_back(stops, text):
     strings = StopStrings(stops)
     shown = ""
     for i, character in enumerate(text):
@@ -79,7 +79,7 @@ def test_no_more_is_held_back_than_could_become_a_match(stops, text):
         assert shown == seen[: len(seen) - longest]
 
 
-def test_a_string_complete_while_unarmed_is_text_and_one_completed_later_is_a_match():
+def test_a_string_completed_while_unarmed_is_text_and_one_completed_later_is_a_match():
     strings = StopStrings(["ab", "abc"])
     assert strings.push("xab", armed=False).text == "x"
     match = strings.push("c", armed=True)

@@ -10,11 +10,11 @@ def _ids(tokenizer, text):
 
 
 def _tokens_until(tokenizer, ids, text):
-    """Return how many of the tokens it takes until their text holds `text`."""
+    """Return the number of tokens until their text contains `text`."""
     return next(n for n in range(len(ids) + 1) if text in tokenizer.decode(ids[:n]))
 
 
-def test_text_without_stop_strings_is_what_the_tokens_decode_to(byte_level):
+def test_without_stop_strings_the_text_is_the_decoding_of_the_tokens(byte_level):
     ids = _ids(byte_level, "hello 你好 😀 world")
     stream = TextStream(byte_level, SamplingParams())
     updates = [stream.push([i]) for i in ids]
@@ -24,7 +24,7 @@ def test_text_without_stop_strings_is_what_the_tokens_decode_to(byte_level):
 
 @pytest.mark.parametrize("piece_len", [1, 3, 100])
 @pytest.mark.parametrize(("include", "text"), [(False, "hello "), (True, "hello wor")])
-def test_a_stop_string_across_tokens_ends_the_text_and_counts_the_tokens(byte_level, piece_len, include, text):
+def test_a_stop_string_across_tokens_ends_the_text_and_the_tokens_are_counted(byte_level, piece_len, include, text):
     ids = _ids(byte_level, "hello world, the quick brown fox")
     stream = TextStream(byte_level, SamplingParams(stop="wor", include_stop=include))
     shown, taken = "", 0
@@ -38,7 +38,7 @@ def test_a_stop_string_across_tokens_ends_the_text_and_counts_the_tokens(byte_le
     assert taken == _tokens_until(byte_level, ids, "wor")
 
 
-def test_tokens_after_a_match_are_not_taken(byte_level):
+def test_tokens_after_a_match_are_ignored(byte_level):
     stream = TextStream(byte_level, SamplingParams(stop="wor"))
     stream.push(_ids(byte_level, "hello world"))
     after = stream.push(_ids(byte_level, "more"))
@@ -46,7 +46,7 @@ def test_tokens_after_a_match_are_not_taken(byte_level):
     assert stream.finish() == ""
 
 
-def test_text_that_may_begin_a_stop_string_is_given_at_the_end(byte_level):
+def test_text_that_may_begin_a_stop_string_is_emitted_at_the_end(byte_level):
     stream = TextStream(byte_level, SamplingParams(stop="fox trot"))
     ids = _ids(byte_level, "brown fox")
     shown = "".join(stream.push([i]).text for i in ids)
@@ -54,7 +54,7 @@ def test_text_that_may_begin_a_stop_string_is_given_at_the_end(byte_level):
     assert stream.finish() == "fox"
 
 
-def test_bytes_of_an_unfinished_character_show_at_the_end_and_may_complete_a_stop_string(byte_level):
+def test_bytes_of_an_incomplete_character_are_emitted_at_the_end_and_may_complete_a_stop_string(byte_level):
     ids = _ids(byte_level, "a 😁")[:-1]
     cut = byte_level.decode(ids)
     assert cut.endswith("\ufffd")
@@ -76,13 +76,13 @@ def test_a_stop_string_complete_before_min_tokens_stays_in_the_text(byte_level, 
 
 
 @pytest.mark.parametrize(("skip", "text"), [(True, "hello"), (False, "<s>hello</s>")])
-def test_special_tokens_show_as_asked(byte_level, skip, text):
+def test_special_tokens_are_emitted_on_request(byte_level, skip, text):
     stream = TextStream(byte_level, SamplingParams(skip_special_tokens=skip))
     ids = np.concatenate([byte_level.encode("hello"), np.array([1], dtype=np.int32)])
     assert stream.push(ids).text + stream.finish() == text
 
 
-def test_a_watch_names_the_stop_string_at_the_token_that_completes_it(byte_level):
+def test_a_watch_returns_the_stop_string_at_the_token_that_completes_it(byte_level):
     ids = _ids(byte_level, "hello world")
     watch = StopStringWatch(byte_level, SamplingParams(stop=["nothing", "wor"]))
     answers = [watch.push([int(i)]) for i in ids]

@@ -31,12 +31,12 @@ def test_bytes_of_byte_level_tokens_join_to_the_text(byte_level, text):
 
 
 @given(text=TEXT.filter(lambda text: "\u2581" not in text))
-def test_bytes_of_byte_fallback_tokens_join_to_the_text_but_for_a_space_in_front(byte_fallback, text):
+def test_bytes_of_byte_fallback_tokens_join_to_the_text_except_a_space_at_the_beginning(byte_fallback, text):
     found = joined(byte_fallback, byte_fallback.encode(text, add_special_tokens=False).tolist())
     assert found.removeprefix(b" ") == text.encode().removeprefix(b" ")
 
 
-def test_every_byte_can_be_a_token_of_its_own(byte_pieces):
+def test_every_byte_can_be_a_separate_token(byte_pieces):
     assert joined(byte_pieces, range(256)) == bytes(range(256))
 
 
@@ -44,7 +44,7 @@ def test_every_byte_can_be_a_token_of_its_own(byte_pieces):
     ("token", "data"),
     [("<0x0A>", b"\n"), ("<0xFF>", b"\xff"), ("\u2581ab", b" ab"), ("\u2581", b" "), ("a", b"a"), ("</s>", b"</s>")],
 )
-def test_a_byte_fallback_token_has_the_bytes_it_stands_for(byte_fallback, token, data):
+def test_a_byte_fallback_token_has_the_byte_in_its_name(byte_fallback, token, data):
     token_id = Core.from_str(byte_fallback.to_json()).token_to_id(token)
     assert byte_fallback.token_bytes(token_id) == data
 
@@ -58,7 +58,7 @@ def test_an_unknown_token_has_no_bytes(demo, byte_fallback, token_id):
     assert demo.token_bytes(token_id) == byte_fallback.token_bytes(token_id) == b""
 
 
-def test_other_vocabularies_have_the_bytes_of_a_tokens_text():
+def test_tokens_of_other_vocabularies_have_the_bytes_of_their_text():
     core = Core(models.WordPiece({"[UNK]": 0, "grün": 1, "##lich": 2}, unk_token="[UNK]"))
     core.pre_tokenizer = pre_tokenizers.Whitespace()
     core.decoder = decoders.WordPiece()
@@ -66,7 +66,7 @@ def test_other_vocabularies_have_the_bytes_of_a_tokens_text():
     assert tokenizer.token_bytes(1) == "grün".encode()
 
 
-def test_a_byte_level_token_with_other_characters_is_taken_as_it_stands():
+def test_a_byte_level_token_with_other_characters_is_used_unchanged():
     core = Core(models.BPE({"\u0120a": 0, "a b": 1, "\u4f60": 2}, []))
     core.decoder = decoders.ByteLevel()
     tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=core))
@@ -75,7 +75,7 @@ def test_a_byte_level_token_with_other_characters_is_taken_as_it_stands():
 
 
 @given(text=TEXT.filter(lambda text: "\u2581" not in text))
-def test_bytes_of_metaspace_tokens_join_to_the_text_but_for_a_space_in_front(text):
+def test_bytes_of_metaspace_tokens_join_to_the_text_except_a_space_at_the_beginning(text):
     characters = sorted({"\u2581", *text.replace(" ", "\u2581")})
     core = Core(models.BPE({character: i for i, character in enumerate(characters)}, []))
     core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")

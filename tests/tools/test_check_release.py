@@ -36,7 +36,7 @@ def repository(tmp_path):
 
 
 @pytest.mark.parametrize(("version", "notes"), [("0.2.0", "### Added\n\n- A thing."), ("0.1.0", "- First.")])
-def test_the_notes_are_the_section_of_the_version(repository, version, notes):
+def test_the_notes_are_the_changelog_section_of_the_version(repository, version, notes):
     assert release_notes(repository(version), f"v{version}") == notes
 
 
@@ -49,12 +49,12 @@ def test_the_notes_are_the_section_of_the_version(repository, version, notes):
         ("0.4.0", "v0.4.0", "no section '## 0.4.0'"),
     ],
 )
-def test_a_tag_that_does_not_fit_is_refused(repository, version, tag, message):
+def test_a_tag_of_another_version_is_refused(repository, version, tag, message):
     with pytest.raises(ReleaseError, match=message):
         release_notes(repository(version), tag)
 
 
-def test_the_command_prints_the_notes_or_the_reason(repository, capsys):
+def test_the_command_prints_the_notes_or_the_error(repository, capsys):
     assert main(repository("0.2.0"), ["v0.2.0", "--notes"]) == 0
     assert capsys.readouterr().out == "### Added\n\n- A thing.\n"
     assert main(repository("0.2.0"), ["v9"]) == 1

@@ -1,4 +1,4 @@
-"""Lint finds conflict markers and test files without tests."""
+"""The check finds conflict markers and test files without tests."""
 
 import subprocess
 
@@ -19,7 +19,7 @@ OURS, BASE, MIDDLE, THEIRS = "<" * 7 + " HEAD", "|" * 7 + " 1a2b3c4", "=" * 7, "
         ("", []),
     ],
 )
-def test_conflict_markers_are_found_by_line(text, lines):
+def test_conflict_markers_are_reported_with_their_lines(text, lines):
     assert conflict_markers(text) == lines
 
 
@@ -44,7 +44,7 @@ def test_a_module_has_tests_if_pytest_collects_one(source, expected):
     assert has_tests(source) is expected
 
 
-def test_problems_are_reported_by_file_and_line(tmp_path):
+def test_problems_are_reported_with_file_and_line(tmp_path):
     files = {
         "test_empty.py": b"",
         "__init__.py": b"",
@@ -61,7 +61,7 @@ def test_problems_are_reported_by_file_and_line(tmp_path):
     ]
 
 
-def test_tracked_files_are_checked(tmp_path, capsys):
+def test_only_tracked_files_are_checked(tmp_path, capsys):
     (tmp_path / "page.md").write_text(f"a\n{THEIRS}\n")
     (tmp_path / "untracked.md").write_text(f"{THEIRS}\n")
     for arguments in (["init"], ["add", "page.md"]):

@@ -12,7 +12,7 @@ demo: started and ran a request in 1.0 s
 BEST = next((level.name for level in levels_of(*cpu_features())), None)
 
 
-def test_the_table_of_kernels_is_read():
+def test_the_table_of_kernels_is_parsed():
     rows = kernel_rows(TABLE.format(level="amx", origin="cache"))
     assert rows == {"layer_ops": ("amx", "cache"), "sampling": ("amx", "wheel")}
 
@@ -32,7 +32,7 @@ def test_other_kernels_fail(table):
         _check_kernels(table)
 
 
-def test_ratios_are_of_the_base_to_the_compared_engine():
+def test_speed_ratios_compare_an_engine_with_the_base():
     runs = [("a", "base", 95.0), ("b", "base", 30.0), ("a", "model.kernels=native", 100.0), ("b", "other", 20.0)]
     report = {"runs": [{"workload": w, "variant": v, "output_tokens_per_s": speed} for w, v, speed in runs]}
     assert speed_ratios(report) == {"a": 0.95, "b": 1.5}

@@ -1,4 +1,4 @@
-"""Mutations are tried in copies, and the lists fit the code."""
+"""Mutations are tried in copies of the repository, and every listed mutation can be applied to the code."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ def copy(tmp_path):
     files = {
         "core/adding.py": "def add(a, b):\n    return a + b\n",
         "plugins/.keep": "",
-        "pyproject.toml": '[tool.pytest.ini_options]\naddopts = "-p no:schemathesis"\n',  # which loads for seconds
+        "pyproject.toml": '[tool.pytest.ini_options]\naddopts = "-p no:schemathesis"\n',  # it takes seconds to load
         TEST: "from adding import add\n\n\ndef test_add():\n    assert add(0, 2) == 2\n",
     }
     for name, text in files.items():
@@ -27,7 +27,7 @@ def copy(tmp_path):
     return tmp_path
 
 
-def test_a_mutation_is_caught_or_survives_and_is_taken_back(copy, capsys):
+def test_a_mutation_is_reported_as_caught_or_surviving_and_then_reverted(copy, capsys):
     survivor = replace(MUTATION, name="terms exchanged", new="b + a")
     assert try_all([MUTATION, survivor], [copy]) == 1
     lines = capsys.readouterr().out.splitlines()
@@ -47,13 +47,13 @@ def test_tests_that_fail_without_a_mutation_are_reported(copy, capsys):
 
 
 @pytest.mark.parametrize("changes", [{"old": "a * b"}, {"old": "a"}, {"new": "a + b"}])
-def test_text_that_is_not_there_exactly_once_is_refused(copy, changes):
+def test_a_text_that_does_not_occur_exactly_once_is_refused(copy, changes):
     with pytest.raises(ValueError, match="expected 1 and another text"):
         replace(MUTATION, **changes).apply(copy)
 
 
 @pytest.mark.parametrize("mutation", load(ROOT / "tests/mutations"), ids=lambda mutation: mutation.name)
-def test_a_listed_mutation_fits_the_code(mutation, tmp_path):
+def test_a_listed_mutation_can_be_applied(mutation, tmp_path):
     file = tmp_path / mutation.path
     file.parent.mkdir(parents=True)
     file.write_text((ROOT / mutation.path).read_text())

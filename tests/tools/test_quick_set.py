@@ -1,10 +1,10 @@
-"""Which tests run without `--full`, and how many processes run them."""
+"""The tests that run without `--full`, and the number of processes that run them."""
 
 import pytest
 
 pytest_plugins = ["pytester"]
 
-#: Plugins of other packages that these tests need not load.
+#: Plugins of other packages that are not needed here.
 PLUGINS = [
     f"-p{name}" for name in ("quick_set", "no:cacheprovider", "no:schemathesis", "no:asyncio", "no:hypothesispytest")
 ]
@@ -39,7 +39,7 @@ def test_quick():
 
 @pytest.fixture
 def run(pytester):
-    """Run pytest on PRODUCTS in this process; return how many tests ran of each, and the report."""
+    """Run pytest on PRODUCTS in this process; return the number of tests that ran, by name, and the report."""
     pytester.makepyprojecttoml('[tool.pytest.ini_options]\nmarkers = ["covering", "full", "gpu"]')
     pytester.makepyfile(test_products=PRODUCTS)
 
@@ -54,18 +54,18 @@ def run(pytester):
     return run
 
 
-def test_the_quick_set_has_covering_arrays_and_nothing_marked_full(run):
+def test_the_quick_set_has_covering_arrays_and_no_full_tests(run):
     counts = run()
     assert counts.pop("test_product") < 14
     assert counts == {"test_values": 4, "test_quick": 1}
 
 
 @pytest.mark.parametrize("arguments", [["--full"], ["-m", "full or not full"]])
-def test_the_full_set_has_all_that_needs_no_device(run, arguments):
+def test_the_full_set_has_all_tests_that_need_no_device(run, arguments):
     assert run(*arguments) == {"test_product": 27, "test_values": 12, "test_minutes": 1, "test_quick": 1}
 
 
-def test_a_test_named_by_its_node_id_runs(run):
+def test_a_test_selected_by_its_node_id_runs(run):
     assert run("test_products.py::test_minutes") == {"test_minutes": 1}
     assert run("test_products.py::test_values") == {"test_values": 12}
     assert run("test_products.py::test_product[1-1-2]", "test_products.py::test_product[1-1-3]") == {"test_product": 2}
@@ -76,7 +76,7 @@ def test_an_expression_selects_within_the_quick_set(run):
     assert run("-k", "minutes or quick") == {"test_quick": 1}
 
 
-def test_a_call_that_takes_more_cpu_time_than_is_allowed_fails(pytester):
+def test_a_call_that_uses_too_much_cpu_time_fails(pytester):
     pytester.makepyprojecttoml('[tool.pytest.ini_options]\nmarkers = ["covering", "full", "gpu"]')
     busy = "    import time\n    start = time.process_time()\n    while time.process_time() - start < 0.1: pass\n"
     pytester.makepyfile(
@@ -89,7 +89,7 @@ def test_a_call_that_takes_more_cpu_time_than_is_allowed_fails(pytester):
 
 
 @pytest.mark.parametrize(("num_files", "argument", "workers"), [(3, "few", 0), (17, "few", None), (17, None, None)])
-def test_few_named_files_run_in_one_process(pytester, num_files, argument, workers):
+def test_few_selected_files_run_in_one_process(pytester, num_files, argument, workers):
     folder = pytester.mkdir("few")
     for i in range(num_files):
         (folder / f"test_{i}.py").touch()
