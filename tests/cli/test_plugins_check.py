@@ -215,7 +215,7 @@ def test_a_sentence_that_cannot_be_tested_is_skipped_with_the_reason(check, tmp_
     lines = out.splitlines()
     assert status == 0
     reason = lines.index("skipped A size limit holds after every `put`, and what is held is intact.") + 1
-    assert lines[reason] == "        the kit was not told how to set a size limit (create_limited)"
+    assert lines[reason] == "        the kit cannot set a size limit: it does not override create_limited()"
     assert lines[-1] == "12 passed, 0 failed, 5 skipped"
 
 
@@ -235,7 +235,10 @@ def test_a_model_is_checked_with_a_checkpoint(check, tmp_path):
         (("eviction/",), "Did you mean 'eviction/NAME'?"),
         (("eviction/fancy", "--module", "check_plugin", "--device", "cpu"), "cannot run here: needs a CUDA device"),
         (("model/llama",), "needs a checkpoint of model 'llama' (architectures: LlamaForCausalLM"),
-        (("model/llama", "--checkpoint", "nowhere"), "nowhere is no folder of a checkpoint; it has no config.json"),
+        (
+            ("model/llama", "--checkpoint", "nowhere"),
+            "nowhere is not the folder of a checkpoint: it has no",
+        ),
         (("eviction/weighed", "--module", "check_plugin", "--options", "wieght=2"), "cache.eviction.options.wieght"),
         (("eviction/weighed", "--module", "check_plugin", "--options", "weight"), "expected KEY=VALUE"),
         (("eviction/weighed", "--module", "check_plugin", "--options", "weight=[1"), "is not valid YAML"),

@@ -150,7 +150,7 @@ def test_tests_that_need_a_missing_kit_method_are_skipped_with_the_reason():
     results = run_conformance(Kit)
     assert [result.name for result in results if result.error] == []
     assert {result.skipped for result in results if result.skipped} == {
-        "the kit was not told how to set a size limit (create_limited)",
-        "the kit was not told how to damage a block (damages, damage)",
-        "the kit was not told how to break the medium (break_medium)",
+        "the kit cannot set a size limit: it does not override create_limited()",
+        "the kit cannot damage a block: it does not override damages and damage()",
+        "the kit cannot break the medium: it does not override break_medium()",
     }

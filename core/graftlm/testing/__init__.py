@@ -1,8 +1,8 @@
-"""What plugin authors test with: a conformance kit per contract, fakes, and tools that the kits are made of.
+"""Tools for tests of plugins: a conformance kit per contract, fakes, and helpers of the kits.
 
-A kit is a class to subclass in a test module; pytest collects the subclass, `run_conformance` runs it without pytest.
-The names below are imported on first use, so that testing an eviction strategy imports no torch. Some tests need the
-`hypothesis` package.
+A kit is a class to subclass in a test module. pytest collects the subclass; `run_conformance` runs it without pytest.
+The names below are imported at first use, so that tests of an eviction strategy do not import torch. Some tests need
+the `hypothesis` package.
 """
 
 from importlib import import_module

@@ -1,6 +1,7 @@
-"""What a server does before a test kills its processes: everything that leaves something behind in them.
+"""Prepares a server for tests that kill its processes: uses every feature that changes the state of a process.
 
-A grammar loads a compiler and its OpenMP runtime into main. An adapter, new weights and a profile change schedulers.
+A grammar loads a compiler and its OpenMP runtime into the main process. An adapter, new weights and a profile change
+the scheduler processes.
 """
 
 import json
@@ -30,24 +31,25 @@ _GRAMMARS: Final[tuple[Mapping[str, str], ...]] = (
 
 
 def ageable(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return a server's configuration with what `age` needs: administration, adapters, a folder for profiles."""
+    """Return a server's configuration with the settings that `age` needs: administration, adapters, profile folder."""
     defaults = {"open_admin": True, "checkpoint_roots": [str(folder)], "profile_dir": str(folder / "profiles")}
     server = defaults | dict(config.get("server") or {})
     return {"lora": {"enabled": True, "max_rank": 8}} | dict(config) | {"server": server}
 
 
 def age(url: str, folder: Path, model: str = "demo", adapter: str = "aged") -> None:
-    """Have a server do what leaves something behind: grammars, an adapter, new weights, a profile.
+    """Use all features of a server that change the state of a process: grammars, an adapter, new weights, a profile.
 
-    Afterwards the adapter is loaded, and the weights are those of the model again.
+    Afterwards the adapter is loaded, and the weights are again those of the model.
 
     Args:
-        url: of a server of `ageable`.
+        url: of a server with a configuration of `ageable`.
         folder: where the adapter is written.
         model: path of the served checkpoint.
+        adapter: name of the adapter.
 
     Raises:
-        RuntimeError: the server refuses something.
+        RuntimeError: the server refuses a request.
     """
     for grammar in _GRAMMARS:
         generate(url, "2 plus 3", **grammar)
@@ -62,10 +64,10 @@ def age(url: str, folder: Path, model: str = "demo", adapter: str = "aged") -> N
 
 
 def bring_back(server: ServerProcess, model: str = "demo", timeout_s: float = 60.0) -> None:
-    """Wait until a server is healthy again; a replica that starts after an update of weights needs another one.
+    """Wait until a server is healthy again. Updates the weights again if a new replica has other weights.
 
     Raises:
-        TimeoutError: it is not.
+        TimeoutError: the server is not healthy after `timeout_s`.
     """
 
     def is_well() -> bool:
@@ -84,10 +86,10 @@ def bring_back(server: ServerProcess, model: str = "demo", timeout_s: float = 60
 
 
 def renew_weights(url: str, model: str = "demo") -> None:
-    """Have a server load the weights of its model again.
+    """Let a server load the weights of its model again.
 
     Raises:
-        RuntimeError: it refuses.
+        RuntimeError: the server refuses.
     """
     call(url, "/update_weights_from_disk", {"model_path": model, "weight_version": "default"})
 
@@ -102,7 +104,7 @@ def generate(url: str, text: str, **sampling: Any) -> Any:
 
 
 def call(url: str, path: str, body: Mapping[str, Any] | bytes) -> Any:
-    """Post JSON or bytes, and return the answer's JSON.
+    """Send a POST request with JSON or bytes; return the JSON of the answer.
 
     Raises:
         RuntimeError: the status is not 200.
@@ -117,9 +119,9 @@ def call(url: str, path: str, body: Mapping[str, Any] | bytes) -> Any:
 
 
 def rolled_norm(model: str, shift: int) -> bytes:
-    """Return the content of a safetensors file that holds the model's last norm, rolled by `shift` dimensions.
+    """Return the content of a safetensors file with the weight of the model's last norm, rolled by `shift` dimensions.
 
-    Other than scaling, rolling changes which token is the most probable.
+    Unlike scaling, rolling changes the most probable token.
     """
     files = sorted(resolve_checkpoint(model).glob("*.safetensors"))
     (norm,) = [tensors[NORM] for tensors in map(load_file, files) if NORM in tensors]
@@ -127,7 +129,7 @@ def rolled_norm(model: str, shift: int) -> bytes:
 
 
 def write_random_adapter(folder: Path, checkpoint: Path, seed: int = 0, rank: int = 4) -> Path:
-    """Write an adapter of a Llama checkpoint's query projections as `peft` saves it, without that package.
+    """Write a random adapter of a Llama checkpoint's query projections in the format of `peft`.
 
     Returns: the folder.
     """

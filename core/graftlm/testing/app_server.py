@@ -1,4 +1,4 @@
-"""An aiohttp application on a free port, in a thread of its own."""
+"""Serves an aiohttp application on a free port, in a separate thread."""
 
 import asyncio
 import threading
@@ -13,14 +13,14 @@ _TIMEOUT_S: Final = 30.0
 
 
 class AppServer:
-    """Serves an application until it is closed. A handler whose client leaves is cancelled.
+    """Serves an application until `close`. A handler is cancelled when its client disconnects.
 
     Attributes:
-        url: where it listens.
+        url: address of the server.
     """
 
     def __init__(self, app: web.Application) -> None:
-        """Start it."""
+        """Start the server."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="graftlm-app-server", daemon=True)
         self._thread.start()
@@ -28,7 +28,7 @@ class AppServer:
         self.url = f"http://127.0.0.1:{self._wait_for(self._start())}"
 
     def close(self) -> None:
-        """End it; what is under way is broken off."""
+        """Stop the server; requests in progress are aborted."""
         self._wait_for(self._runner.cleanup())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

@@ -1,4 +1,4 @@
-"""Requests to an ASGI application without a server: chunked bodies and odd headers need no client."""
+"""Sends requests to an ASGI application without a server and a client, also with chunked bodies and unusual headers."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ __all__ = ["Answer", "call"]
 
 @dataclass
 class Answer:
-    """What an application answered; `status` is None if it answered nothing."""
+    """The answer of an application; `status` is None if there was no answer."""
 
     status: int | None = None
     headers: dict[str, str] = field(default_factory=dict)
@@ -20,7 +20,7 @@ class Answer:
 
     @property
     def json(self) -> Any:
-        """The body, read as JSON."""
+        """The body parsed as JSON."""
         return json.loads(self.body)
 
 
@@ -32,9 +32,14 @@ async def call(
     chunks: Sequence[bytes] = (b"",),
     **scope_fields: Any,
 ) -> Answer:
-    """Send a request, its body in chunks, and return the answer.
+    """Send a request and return the answer.
 
     Args:
+        app: the application.
+        method: HTTP method.
+        path: path of the URL.
+        headers: (name, value) pairs.
+        chunks: the body; each chunk is sent as a message.
         scope_fields: further entries of the ASGI scope, such as `client`.
     """
     scope = {

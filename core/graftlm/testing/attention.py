@@ -17,25 +17,25 @@ from graftlm.testing.reference_attention import ReferenceAttention
 
 __all__ = ["AttentionBackendConformance"]
 
-#: How far rounding may take an output from the oracle's, absolutely and relatively.
+#: Maximum difference of an output from the oracle's output by rounding, absolute and relative.
 _TOLERANCES = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 2e-2}
 
 _DEFAULT_LAYER = AttentionLayer(layer_id=0, num_heads=4, num_kv_heads=2, head_dim=16, scale=0.25)
 
 
 class AttentionBackendConformance(Conformance, ABC):
-    """Checks what `AttentionBackend` says of every backend against a float32 oracle.
+    """Checks the contract `AttentionBackend` by comparing a backend with a float32 oracle.
 
-    Every slot of the cache that no request of the batch may read holds NaN, in all tests.
+    In all tests, every slot of the cache that no request of the batch may read contains NaN.
 
         class TestMyBackend(AttentionBackendConformance):
             def create(self, context):
                 return MyBackend(context)
 
     Attributes:
-        capabilities: what the backend's provider claims; tests of anything else are skipped.
-        device: where tensors live.
-        parameters: sizes and seeds; `window` is tried on contexts of 1 to 40 tokens.
+        capabilities: the capabilities of the backend's provider; tests of other features are skipped.
+        device: the device of all tensors.
+        parameters: sizes and seeds; `window` is tested with contexts of 1 to 40 tokens.
     """
 
     capabilities: ClassVar[AttentionCapabilities] = AttentionCapabilities()
@@ -54,11 +54,11 @@ class AttentionBackendConformance(Conformance, ABC):
         """Return a new backend."""
 
     def test_random_batches_match_the_oracle(self, page_size: int, dtype: str, seed: int) -> None:
-        """Any mix of one-token and many-token requests is right, over any pages."""
+        """The output is correct for any mix of one-token and longer requests, with any pages."""
         self.check(self.scene(random_requests(seed), page_size=page_size, dtype=dtype, seed=seed))
 
     def test_every_shape_matches_the_oracle(self, head_dim: int, group: int, dtype: str) -> None:
-        """Query heads share key/value heads in groups of any size, for any head size."""
+        """Groups of any size of query heads share a key/value head, for any head size."""
         layer = AttentionLayer(0, num_heads=2 * group, num_kv_heads=2, head_dim=head_dim, scale=head_dim**-0.5)
         self.check(self.scene([(20, 1), (0, 1), (3, 9), (0, 18)], layer, page_size=4, dtype=dtype))
 
@@ -70,7 +70,7 @@ class AttentionBackendConformance(Conformance, ABC):
         self.check(self.scene(requests, layer, page_size=page_size))
 
     def test_tokens_before_the_window_may_be_gone(self, page_size: int) -> None:
-        """What stands before every query's window never matters: its pages may serve others by now."""
+        """Tokens before every query's window do not affect the output: their pages may have other content by then."""
         self.require(self.capabilities.sliding_window, "sliding windows")
         layer = replace(_DEFAULT_LAYER, sliding_window=8)
         self.check(self.scene([(39, 1), (70, 1), (50, 12)], layer, page_size=page_size, forget_before_window=True))
@@ -82,7 +82,7 @@ class AttentionBackendConformance(Conformance, ABC):
         self.check(self.scene([(20, 1), (0, 1), (11, 7), (0, 30)], layer, page_size=page_size, dtype=dtype))
 
     def test_values_may_be_a_prefix_of_the_keys(self, page_size: int, dtype: str) -> None:
-        """With `value_prefix_dim`, values are the first numbers of the keys, and fewer; only keys are written."""
+        """With `value_prefix_dim`, values are the first numbers of the keys; only keys are written."""
         self.require(self.capabilities.value_prefix, "values that are a prefix of the keys")
         latent = AttentionLayer(0, num_heads=6, num_kv_heads=1, head_dim=80, scale=0.1, value_prefix_dim=48)
         several = replace(latent, layer_id=1, num_kv_heads=2, soft_cap=2.0)
@@ -93,7 +93,7 @@ class AttentionBackendConformance(Conformance, ABC):
         self._check_written(scene, outcome)
 
     def test_sinks_take_their_part_of_the_softmax(self, page_size: int, dtype: str) -> None:
-        """A sink is one more score of its head, whose value is zero, in layers with a window too."""
+        """A sink is an additional score of its head with a value of zero, also in layers with a window."""
         self.require(self.capabilities.sinks, "attention sinks")
         sinks = torch.tensor([-30.0, 0.0, 1.5, 30.0]).to(device=self.device, dtype=getattr(torch, dtype))
         layer = replace(_DEFAULT_LAYER, sinks=sinks)
@@ -103,25 +103,25 @@ class AttentionBackendConformance(Conformance, ABC):
         self.check(self.scene([(90, 1), (0, 1), (20, 1), (11, 7), (0, 30)], *layers, page_size=page_size, dtype=dtype))
 
     def test_long_contexts_match_the_oracle(self, dtype: str, page_size: int) -> None:
-        """Nothing changes where a context is long enough to be cut into pieces."""
+        """The output is also correct if a context is so long that it is split into pieces."""
         self.check(self.scene([(2500, 1), (3, 1), (1029, 5)], page_size=page_size, dtype=dtype))
 
     def test_a_request_sees_what_another_writes(self, page_size: int) -> None:
-        """A request sees tokens that another request of the batch has just written."""
+        """A request attends to tokens that another request of the same batch writes."""
         # Requests 1 and 2 write the first 32 tokens of pages that request 0 continues from.
         tables = [[*range(32 // page_size), 40], list(range(32 // page_size)), list(range(32 // page_size))]
         requests = [(32, 1), (0, 16), (16, 16)]
         self.check(self.scene(requests, page_size=page_size, page_tables=tables))
 
     def test_requests_share_pages(self, page_size: int, dtype: str) -> None:
-        """Requests whose page tables begin with the same pages read the same tokens."""
+        """Requests whose page tables start with the same pages read the same tokens."""
         shared = list(range(48 // page_size))
         requests = [(48, 1), (50, 1), (63, 1), (48, 16)]
         tables = [[*shared, *range(50 + 16 * b, 50 + 16 * (b + 1))] for b in range(len(requests))]
         self.check(self.scene(requests, page_size=page_size, page_tables=tables, dtype=dtype))
 
     def test_a_batch_gives_each_request_what_it_gets_alone(self, page_size: int, seed: int) -> None:
-        """Any mix of requests gives each what it gets alone."""
+        """In any batch, the output of each request is the same as in a batch of its own."""
         scene = self.scene(random_requests(seed), page_size=page_size, seed=seed)
         together = scene.run(self.create).outputs[0]
         for b in range(scene.batch.num_requests):
@@ -129,14 +129,14 @@ class AttentionBackendConformance(Conformance, ABC):
             self.compare(scene.alone(b).run(self.create).outputs[0], together[first:end], scene)
 
     def test_other_slots_never_matter(self, page_size: int) -> None:
-        """What stands in slots of no request, in the unused rest of pages too, never matters."""
+        """The content of unused slots, also in partly used pages, does not affect the output."""
         scene = self.scene(random_requests(3), page_size=page_size)
         expected = scene.run(self.create).outputs[0]
-        for rubbish in (0.0, 1e4, float("inf")):
-            self.compare(scene.with_rubbish(rubbish).run(self.create).outputs[0], expected, scene)
+        for garbage in (0.0, 1e4, float("inf")):
+            self.compare(scene.with_garbage(garbage).run(self.create).outputs[0], expected, scene)
 
     def test_a_request_of_nan_fails_alone(self, page_size: int) -> None:
-        """A request whose own numbers are NaN leaves the others as they are."""
+        """A request with NaN in its own tensors does not affect other requests."""
         requests = [(9, 1), (21, 1), (5, 1), (0, 12), (8, 20)]
         scene = self.scene(requests, page_size=page_size)
         expected = scene.run(self.create).outputs[0]
@@ -148,7 +148,7 @@ class AttentionBackendConformance(Conformance, ABC):
                 self.compare(broken.run(self.create).outputs[0][others], expected[others], scene)
 
     def test_only_the_slots_of_the_batch_change(self, page_size: int, dtype: str) -> None:
-        """Keys and values stand at `out_slots` after `forward`; inputs and other slots are unchanged."""
+        """After `forward`, keys and values are at `out_slots`; inputs and other slots are unchanged."""
         scene = self.scene(random_requests(4), page_size=page_size, dtype=dtype)
         before = [tensor.clone() for inputs in scene.inputs for tensor in inputs]
         outcome = scene.run(self.create)
@@ -157,7 +157,7 @@ class AttentionBackendConformance(Conformance, ABC):
         self._check_written(scene, outcome)
 
     def test_a_cache_in_8_bits_matches_what_it_holds(self, dtype: str, page_size: int) -> None:
-        """A cache of `kv_dtypes` is written as `KVCache` says, and read as the numbers that it holds."""
+        """A cache of each of `kv_dtypes` is written as `KVCache` specifies, and read as the numbers in it."""
         self.require(bool(self.capabilities.kv_dtypes), "caches in 8 bits")
         layers = [AttentionLayer(0, num_heads=6, num_kv_heads=2, head_dim=80, scale=0.1)]
         if self.capabilities.sliding_window:
@@ -175,7 +175,7 @@ class AttentionBackendConformance(Conformance, ABC):
             self._check_written(scene, self.check(scene))
 
     def test_a_request_of_nan_fails_alone_in_8_bits(self, page_size: int) -> None:
-        """What a request of NaN writes into a narrow cache leaves the others as they are, too."""
+        """A request that writes NaN to an 8-bit cache does not affect other requests."""
         self.require(bool(self.capabilities.kv_dtypes), "caches in 8 bits")
         for kv_dtype in self.capabilities.kv_dtypes:
             scene = self.scene([(9, 1), (21, 1), (0, 12)], page_size=page_size, kv_dtype=kv_dtype)
@@ -186,13 +186,13 @@ class AttentionBackendConformance(Conformance, ABC):
             self.compare(broken[others], expected[others], scene)
 
     def test_inputs_may_be_views(self, dtype: str) -> None:
-        """Queries, keys and values may be parts of one tensor: only their last dimension is contiguous."""
+        """Queries, keys and values may be views of one tensor, in which only the last dimension is contiguous."""
         scene = self.scene(random_requests(5), page_size=4, dtype=dtype)
         expected = scene.run(self.create).outputs[0]
         self.compare(scene.packed().run(self.create).outputs[0], expected, scene)
 
     def test_the_output_is_contiguous(self, dtype: str) -> None:
-        """`forward` returns [T, H * D], of q's dtype, contiguous."""
+        """`forward` returns a contiguous tensor [T, H * D] of q's dtype."""
         scene = self.scene([(5, 1), (0, 6)], page_size=4, dtype=dtype)
         out = scene.run(self.create).outputs[0]
         assert out.shape == (7, _DEFAULT_LAYER.num_heads * _DEFAULT_LAYER.head_dim)
@@ -200,7 +200,7 @@ class AttentionBackendConformance(Conformance, ABC):
         assert out.is_contiguous()
 
     def test_layers_may_differ(self, page_size: int) -> None:
-        """One `prepare` serves layers with other windows, head counts and head sizes."""
+        """One call of `prepare` serves layers with different windows, head counts and head sizes."""
         self.require(self.capabilities.sliding_window, "sliding windows")
         layers = (
             AttentionLayer(0, num_heads=4, num_kv_heads=2, head_dim=64, scale=0.125),
@@ -211,7 +211,7 @@ class AttentionBackendConformance(Conformance, ABC):
         self.check(self.scene([(20, 1), (3, 1), (8, 9), (0, 14)], *layers, page_size=page_size))
 
     def test_steps_follow_each_other(self, page_size: int, dtype: str) -> None:
-        """A prompt in chunks, then token by token, with requests coming and going, gives what the oracle gives."""
+        """Chunked prefill followed by decode, with requests that join and leave, matches the oracle."""
         steps = ([(0, 13)], [(13, 1), (0, 6)], [(14, 1), (6, 1), (0, 30)], [(7, 1), (30, 1)], [(31, 5)], [(36, 1)])
         owners = ([0], [0, 1], [0, 1, 2], [1, 2], [2], [2])
         tables = [list(range(40 * b, 40 * (b + 1))) for b in range(3)]
@@ -224,7 +224,7 @@ class AttentionBackendConformance(Conformance, ABC):
         for scene, ours, theirs in zip(scenes, actual, expected, strict=True):
             self.compare(ours, theirs, scene)
 
-    # What the tests are made of.
+    # Helpers of the tests.
 
     def scene(
         self,
@@ -237,7 +237,18 @@ class AttentionBackendConformance(Conformance, ABC):
         forget_before_window: bool = False,
         kv_dtype: str | None = None,
     ) -> AttentionScene:
-        """Return requests over a cache, or skip the test where the backend does not claim to serve them."""
+        """Return requests with a cache; skip the test if the backend does not claim to support them.
+
+        Args:
+            requests: (tokens in the cache, new tokens) of each request; one-token requests first.
+            layers: the attention layers; none: a default layer.
+            page_size: tokens in a page.
+            dtype: of queries, keys and values.
+            seed: of the random numbers.
+            page_tables: page ids of each request; None: random pages.
+            forget_before_window: whether cached tokens outside every query's window are NaN.
+            kv_dtype: name of the cache's dtype; None: `dtype`.
+        """
         layers = layers or (_DEFAULT_LAYER,)
         claims = self.capabilities
         self.require(claims.dtypes is None or dtype in claims.dtypes, dtype)
@@ -258,19 +269,24 @@ class AttentionBackendConformance(Conformance, ABC):
 
     @staticmethod
     def require(claimed: bool, what: str) -> None:
-        """Skip the test unless the backend claims what it needs."""
+        """Skip the test unless `claimed` is true.
+
+        Args:
+            claimed: whether the backend claims the feature.
+            what: name of the feature.
+        """
         if not claimed:
-            raise SkipTest(f"the backend does not claim {what}")
+            raise SkipTest(f"the backend does not claim to support {what}")
 
     def check(self, scene: AttentionScene) -> Outcome:
-        """Compare every layer's output with the oracle's; returns what the backend made of the scene."""
+        """Compare every layer's output with the oracle's. Returns the backend's outcome."""
         actual, expected = scene.run(self.create), scene.run(ReferenceAttention)
         self._compare_outcomes(actual, expected, scene)
         return actual
 
     @staticmethod
     def _check_written(scene: AttentionScene, outcome: Outcome) -> None:
-        """Check that the batch's slots hold what they should, bit for bit, and all others what they held."""
+        """Check that the batch's slots contain the expected bits, and that all other slots are unchanged."""
         for cache, past, ideal in scene.written(outcome.store):
             expected = past.clone()
             expected[scene.batch.out_slots] = ideal[scene.batch.out_slots]
@@ -282,6 +298,6 @@ class AttentionBackendConformance(Conformance, ABC):
 
     @staticmethod
     def compare(actual: Tensor, expected: Tensor, scene: AttentionScene) -> None:
-        """Compare two outputs up to rounding in the scene's dtype."""
+        """Compare two outputs with the tolerance of the scene's dtype."""
         tolerance = _TOLERANCES[str(scene.context.dtype).removeprefix("torch.")]
         torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)

@@ -1,4 +1,4 @@
-"""Draws requests over a paged cache, for tests that compare attention backends."""
+"""Creates random requests with a paged cache, for tests that compare attention backends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SPARE_PAGES = 5
 
 
 class LayerInputs(NamedTuple):
-    """What one layer's `forward` is called with: q [T, H, D], k [T, H_kv, D] and v [T, H_kv, D_v]."""
+    """The inputs of one layer's `forward`: q [T, H, D], k [T, H_kv, D] and v [T, H_kv, D_v]."""
 
     q: Tensor
     k: Tensor
@@ -30,14 +30,14 @@ class LayerInputs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a backend made of a scene: each layer's output, and the cache it wrote to."""
+    """The result of a backend for a scene: each layer's output, [T, H * D_v], and the cache after the step."""
 
     outputs: list[Tensor]
     store: KVStore
 
 
 def random_requests(seed: int) -> list[tuple[int, int]]:
-    """Draw (tokens in the cache, tokens brought) of some requests, one-token requests first."""
+    """Return (tokens in the cache, new tokens) of random requests, one-token requests first."""
     draw = random.Random(seed)
     decodes = [(draw.choice((0, 1, 15, 16, 17, draw.randint(2, 90))), 1) for _ in range(draw.randint(0, 6))]
     chunks = [(draw.choice((0, 0, 16, draw.randint(1, 60))), draw.randint(2, 40)) for _ in range(draw.randint(1, 3))]
@@ -46,15 +46,17 @@ def random_requests(seed: int) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class AttentionScene:
-    """A batch, its layers' inputs, and a cache that holds NaN wherever the batch has nothing to read.
+    """A batch, its layers' inputs, and a cache with NaN in all slots that the batch does not read.
 
-    Codes of int8 cannot be NaN, so their scales are.
+    int8 codes cannot be NaN, so their scales are NaN instead.
 
     Attributes:
-        context: what backends are created with, but for the cache: each run gets a copy.
-        requests: (tokens in the cache, tokens brought) of each.
-        page_tables: page ids of each.
+        context: the context of backends; each run replaces the cache by a copy.
+        requests: (tokens in the cache, new tokens) of each request.
+        page_tables: page ids of each request.
         store: the cache before the step.
+        batch: the batch.
+        inputs: by layer.
     """
 
     context: AttentionContext
@@ -78,12 +80,17 @@ class AttentionScene:
         forget_before_window: bool = False,
         kv_dtype: torch.dtype | None = None,
     ) -> AttentionScene:
-        """Draw numbers for requests whose pages lie scattered, or where `page_tables` says.
+        """Create a scene with random numbers.
 
         Args:
-            requests: (tokens in the cache, tokens brought) of each; one-token requests first.
-            page_tables: page ids of each; pages may be shared.
-            forget_before_window: leave NaN in cached tokens that no query's window reaches.
+            requests: (tokens in the cache, new tokens) of each request; one-token requests first.
+            layers: the attention layers.
+            page_size: tokens in a page.
+            dtype: of queries, keys and values.
+            device: of all tensors.
+            seed: of the random numbers.
+            page_tables: page ids of each request; pages may be shared. None: random pages.
+            forget_before_window: whether cached tokens outside every query's window are NaN.
             kv_dtype: of the cache; None: `dtype`.
         """
         generator = torch.Generator().manual_seed(seed)
@@ -113,7 +120,7 @@ class AttentionScene:
     def run_all(
         create: Callable[[AttentionContext], AttentionBackend], scenes: Sequence[AttentionScene]
     ) -> list[Tensor]:
-        """Run the scenes as steps of one backend over one cache, at first NaN; return the first layer's outputs."""
+        """Run the scenes as steps of one backend with one cache, initially NaN. Returns the first layer's outputs."""
         first = scenes[0].context
         num_pages = max(scene.store.num_pages for scene in scenes)
         store = KVStore(first.layers, num_pages, first.page_size, scenes[0].store.dtype, first.device)
@@ -133,17 +140,17 @@ class AttentionScene:
         inputs = tuple(LayerInputs(*(tensor[first:end] for tensor in layer)) for layer in self.inputs)
         return replace(self, requests=((past, new),), page_tables=(table,), batch=batch, inputs=inputs)
 
-    def with_rubbish(self, number: float) -> AttentionScene:
+    def with_garbage(self, number: float) -> AttentionScene:
         """Return the scene with another number in place of the cache's NaN."""
         store = self._copy_store()
         for layer in self.context.layers:
             for cache in store.stored(layer.layer_id):
-                if cache.dtype != torch.float8_e4m3fn:  # which cannot hold every number
+                if cache.dtype != torch.float8_e4m3fn:  # it cannot represent every number
                     cache[cache.isnan()] = number
         return replace(self, store=store)
 
     def with_input(self, name: str, tokens: slice, number: float) -> AttentionScene:
-        """Return the scene with a number in place of some tokens' q, k or v."""
+        """Return the scene with a number in place of q, k or v (`name`) of some tokens."""
         inputs = []
         for layer in self.inputs:
             changed = getattr(layer, name).clone()
@@ -160,7 +167,7 @@ class AttentionScene:
         return replace(self, inputs=tuple(inputs))
 
     def written(self, store: KVStore) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield (cache after, cache before, what should stand there) of every tensor of every layer, by slot."""
+        """Yield (actual, cache before, expected) for every cache tensor of every layer, each [slots, ...]."""
         ideal = self._copy_store()
         for layer, inputs in zip(self.context.layers, self.inputs, strict=True):
             for rows, new in zip(_written_rows(ideal, layer), (inputs.k, inputs.v), strict=False):
@@ -183,13 +190,13 @@ class AttentionScene:
 
 
 def _written_rows(store: KVStore, layer: AttentionLayer) -> tuple[CacheRows, ...]:
-    """Return what a backend writes of a layer: keys and values, or keys alone."""
+    """Return the caches that a backend writes for a layer: keys and values, or only keys."""
     keys, values = cache_rows(store, layer.layer_id)
     return (keys, values) if layer.value_prefix_dim is None else (keys,)
 
 
 def _forget(store: KVStore, layer_id: int) -> None:
-    """Fill a layer with NaN, and codes with what would be seen."""
+    """Fill a layer's cache with NaN; int8 codes with 99."""
     for tensor in store.stored(layer_id):
         if tensor.dtype == torch.float8_e4m3fn:
             tensor.view(torch.uint8).fill_(0x7F)
@@ -202,7 +209,7 @@ def _comparable(tensor: Tensor) -> Tensor:
 
 
 def _scatter(requests: Sequence[tuple[int, int]], page_size: int, generator: torch.Generator) -> list[list[int]]:
-    """Give each request pages of its own, in random order."""
+    """Return separate pages for each request, in random order."""
     counts = [-(-(past + new) // page_size) for past, new in requests]
     pages = torch.randperm(sum(counts) + _SPARE_PAGES, generator=generator).tolist()
     return [[pages.pop() for _ in range(count)] for count in counts]
@@ -211,7 +218,7 @@ def _scatter(requests: Sequence[tuple[int, int]], page_size: int, generator: tor
 def _cached_slots(
     requests: Sequence[tuple[int, int]], tables: Sequence[Sequence[int]], page_size: int, window: int | None
 ) -> list[int]:
-    """Return the slots of the tokens that are in the cache already and that a query sees."""
+    """Return the slots of the cached tokens that a query attends to."""
     slots: set[int] = set()
     for (past, _), table in zip(requests, tables, strict=True):
         start = 0 if window is None else max(0, past - window + 1)

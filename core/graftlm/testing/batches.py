@@ -1,4 +1,4 @@
-"""Builds a `ForwardBatch` from plain lists, for tests that have no scheduler."""
+"""Builds a `ForwardBatch` from plain lists, for tests without a scheduler."""
 
 from collections.abc import Sequence
 
@@ -18,17 +18,17 @@ def make_batch(
     logits_idx: Sequence[int] | None = None,
     device: torch.device | str = "cpu",
 ) -> ForwardBatch:
-    """Build the batch in which each request brings the given tokens.
+    """Build a batch in which each request has the given new tokens.
 
     Args:
-        requests: (token ids, position of the first of them) per request; requests with one token must come first.
+        requests: (token ids, position of the first token) per request; requests with one token must be first.
         page_tables: page ids per request, from position 0 on; at least ceil(context / page_size) of them.
         page_size: tokens in a page.
-        logits_idx: tokens whose logits are wanted; None: the last of each request.
-        device: where the batch's tensors go.
+        logits_idx: indices of the tokens whose logits are computed; None: the last token of each request.
+        device: of the batch's tensors.
 
     Raises:
-        ValueError: a request has no tokens, too few pages, or a one-token request after a longer one.
+        ValueError: a request has no tokens or too few pages, or a one-token request follows a longer one.
     """
     query_lens = np.array([len(tokens) for tokens, _ in requests], dtype=np.int32)
     starts = np.array([start for _, start in requests], dtype=np.int32)
@@ -69,18 +69,18 @@ def _check(
     page_size: int,
 ) -> None:
     if len(page_tables) != len(query_lens):
-        raise ValueError(f"{len(query_lens)} requests need as many page tables, got {len(page_tables)}")
+        raise ValueError(f"expected one page table for each of {len(query_lens)} requests, got {len(page_tables)}")
     if not query_lens.all():
-        raise ValueError(f"every request brings at least one token, got {query_lens.tolist()} tokens")
+        raise ValueError(f"every request needs at least one token, got {query_lens.tolist()} tokens")
     if (query_lens[:num_decodes] != 1).any():
-        raise ValueError(f"requests that bring one token must come first, got {query_lens.tolist()} tokens")
+        raise ValueError(f"requests with one token must be first, got {query_lens.tolist()} tokens")
     for b, (pages, seq_len) in enumerate(zip(page_tables, seq_lens, strict=True)):
         if len(pages) * page_size < seq_len:
             raise ValueError(f"request {b} has {seq_len} tokens of context but {len(pages)} pages of {page_size}")
 
 
 def _pad_with_first(page_tables: Sequence[Sequence[int]]) -> np.ndarray:
-    """Return int32 [B, P], each row filled up with its first page."""
+    """Return the page tables as int32 [B, P], each row padded with its first page."""
     width = max(len(pages) for pages in page_tables)
     rows = [list(pages) + [pages[0]] * (width - len(pages)) for pages in page_tables]
     return np.array(rows, dtype=np.int32)

@@ -1,4 +1,4 @@
-"""A prefix cache on a test bench: with a clock, a strategy, an event log and page numbers of its own."""
+"""A prefix cache with all that a test needs: a clock, a strategy, a log of events, and page ids."""
 
 from collections.abc import Callable, Sequence
 
@@ -25,10 +25,10 @@ Snapshot = list[tuple[object, ...]]
 
 
 def prompt(page_size: int, *letters: int, tail: int = 0) -> TokenIds:
-    """Return the tokens of one page per letter, and `tail` tokens more.
+    """Return the tokens of one page per letter, followed by `tail` tokens: int32 [n].
 
-    Pages of different letters differ in their last token only, so that no cache can tell them apart by a look at
-    their first.
+    Pages of different letters differ only in their last token, so that a cache cannot distinguish them by their first
+    token.
     """
     pages = np.zeros((len(letters), page_size), dtype=np.int32)
     pages[:, -1] = letters
@@ -36,15 +36,15 @@ def prompt(page_size: int, *letters: int, tail: int = 0) -> TokenIds:
 
 
 class CacheRig:
-    """Creates a cache and keeps what tests ask of it short.
+    """Creates a cache, and has short methods for tests.
 
     Attributes:
         cache: the cache.
         page_size: tokens in a page.
-        clock: its clock.
-        strategy: its eviction strategy.
-        events: what it said to `on_event`.
-        mirror: the tree that these events tell.
+        clock: the cache's clock.
+        strategy: the cache's eviction strategy.
+        events: the events of the cache.
+        mirror: the tree built from these events.
     """
 
     def __init__(
@@ -72,20 +72,20 @@ class CacheRig:
         self.mirror(event)
 
     def check_mirror(self) -> None:
-        """Fail unless the events so far tell the tree that `walk` shows."""
-        told = {
+        """Fail unless replaying the events so far gives the tree that `walk` yields."""
+        mirrored = {
             node_id: (node.parent_id, node.namespace, node.token_ids.tolist())
             for node_id, node in self.mirror.nodes.items()
         }
-        shown = {v.node_id: (v.parent_id, v.namespace, v.token_ids.tolist()) for v in self.cache.walk()}
-        assert told == shown, "the events do not tell the tree that walk() shows"
+        walked = {v.node_id: (v.parent_id, v.namespace, v.token_ids.tolist()) for v in self.cache.walk()}
+        assert mirrored == walked, "replaying the events does not give the tree that walk() yields"
 
     def key(self, *letters: int, tail: int = 0, namespace: str = "", priority: int = 0) -> PrefixKey:
         """Return the key of `prompt(*letters)`."""
         return PrefixKey(prompt(self.page_size, *letters, tail=tail), namespace, priority)
 
     def new_pages(self, num_pages: int) -> PageIds:
-        """Return page ids that nobody has seen."""
+        """Return page ids that were not used before."""
         first = self._next_page
         self._next_page += num_pages
         return np.arange(first, self._next_page, dtype=np.int32)
@@ -95,22 +95,22 @@ class CacheRig:
         return len(key.token_ids) // self.page_size
 
     def insert(self, key: PrefixKey, handle: PrefixHandle | None = None) -> InsertResult:
-        """Insert new pages for all of a key past a handle, which is matched first unless given."""
+        """Insert new pages for the part of a key after a handle; without a handle, after the match of the key."""
         start = handle if handle is not None else self.cache.match(key).handle
         return self.cache.insert(key, self.new_pages(self.num_pages(key) - start.num_pages), start)
 
     def hold(self, key: PrefixKey) -> PrefixHandle:
-        """Match a key and lock where the match ends."""
+        """Match a key, lock the handle of the match, and return it."""
         handle = self.cache.match(key).handle
         self.cache.lock(handle)
         return handle
 
     def matched(self, key: PrefixKey, resume: PrefixHandle | None = None) -> list[int]:
-        """Return the pages a match finds."""
+        """Return the page ids of a match."""
         return as_list(self.cache.match(key, resume).pages)
 
     def snapshot(self) -> Snapshot:
-        """Return all that `walk` shows, copied."""
+        """Return the nodes of `walk` as plain values."""
         return [
             (
                 view.node_id,
@@ -129,16 +129,16 @@ class CacheRig:
         ]
 
     def views_of(self, pages: Sequence[int] | PageIds) -> list[NodeView]:
-        """Return the nodes that hold any of the pages, parents first."""
+        """Return the nodes that have any of the pages, parents first."""
         return [view for view in self.cache.walk() if set(view.pages.tolist()) & {int(page) for page in pages}]
 
     def cached_pages(self) -> list[int]:
-        """Return all pages that `walk` shows, sorted."""
+        """Return the page ids of all nodes of `walk`, sorted."""
         return sorted(page for view in self.cache.walk() for page in view.pages.tolist())
 
 
 def as_list(pages: PageIds) -> list[int]:
-    """Return page ids as a list, after a look at their type."""
+    """Return page ids as a list; fail unless they are an int32 array [n]."""
     assert isinstance(pages, np.ndarray), f"pages must be a numpy array, got {type(pages).__name__}"
     assert pages.dtype == np.int32, f"pages must be int32, got {pages.dtype}"
     assert pages.ndim == 1, f"pages must have one dimension, got {pages.ndim}"

@@ -1,4 +1,4 @@
-"""Views through which the conformance kits use a prefix cache: lent arrays, and blocks of several pages."""
+"""Wrappers through which the conformance kits use a prefix cache: for lent arrays, and for blocks of several pages."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -19,14 +19,14 @@ from graftlm.types import PageIds, TokenIds
 
 __all__ = ["BlockView", "LentArrays"]
 
-#: Page ids from here on are those of a trailing partial block, which a cache of whole blocks leaves to the caller.
+#: Page ids from this one on are of a trailing partial block, which a cache of whole blocks does not take.
 _PARTIAL_BLOCK = 1 << 30
 
 
 class LentArrays(PrefixCache):
-    """A cache whose caller overwrites every array that it gave, as soon as the call returns.
+    """A wrapper that overwrites every array that it passed to the cache as soon as the call returns.
 
-    A cache that keeps an array, or a view of one, shows other tokens and pages from then on.
+    If a cache keeps such an array or a view of it instead of a copy, its tokens and pages change.
     """
 
     def __init__(self, cache: PrefixCache) -> None:
@@ -40,7 +40,7 @@ class LentArrays(PrefixCache):
         return match
 
     def insert(self, key: PrefixKey, pages: PageIds, handle: PrefixHandle) -> InsertResult:
-        """Insert copies; the result's pages may be the very array that is given, so they are copied, too."""
+        """Insert copies. The result's pages are also copied, because they may be the array that was passed."""
         lent, lent_pages = _copied(key), pages.copy()
         result = self._cache.insert(lent, lent_pages, handle)
         result = replace(result, pages=result.pages.copy() if isinstance(result.pages, np.ndarray) else result.pages)
@@ -144,7 +144,7 @@ class LentArrays(PrefixCache):
 
 @dataclass(slots=True, eq=False)
 class _BlockPlace:
-    """A handle or a probe's place, counted in blocks."""
+    """A handle or a place of a probe, with its number of pages counted in blocks."""
 
     inner: PrefixHandle | ProbePlace
     block_pages: int
@@ -155,10 +155,10 @@ class _BlockPlace:
 
 
 class BlockView(PrefixCache):
-    """A cache of coarser blocks, seen as one whose pages are these blocks.
+    """Presents a cache of coarser blocks as a cache whose pages are these blocks.
 
-    Block b is pages b * block_pages and those that follow. The view fails where the cache shares, takes or gives up a
-    part of a block.
+    Block b consists of pages b * block_pages to (b + 1) * block_pages - 1. The wrapper fails if the cache shares, takes
+    or evicts a part of a block.
 
         cache's pages    0 1 2 3 | 4 5 6 7 | 8 9        block_pages = 4
         view's pages     0       | 1       | partial: the caller's
@@ -175,7 +175,7 @@ class BlockView(PrefixCache):
         return PrefixMatch(self._outer(match.handle), self._blocks(match.pages))
 
     def insert(self, key: PrefixKey, pages: PageIds, handle: PrefixHandle) -> InsertResult:
-        """Insert whole blocks, and the whole pages of a trailing partial block, which must not be taken."""
+        """Insert whole blocks, and the whole pages of a trailing partial block, which the cache must not take."""
         inner = self._inner(handle)
         num_partial = len(key.token_ids) // self._page_size % self._block_pages
         partial = np.arange(_PARTIAL_BLOCK, _PARTIAL_BLOCK + num_partial, dtype=np.int32)
@@ -196,7 +196,7 @@ class BlockView(PrefixCache):
         self._cache.unlock(self._inner(handle))
 
     def evict(self, num_pages: int) -> PageIds:
-        """Evict so many blocks."""
+        """Evict at least `num_pages` blocks."""
         return self._blocks(_ordered(self._cache.evict(num_pages * self._block_pages), self._block_pages))
 
     def reset(self) -> PageIds:
@@ -205,12 +205,12 @@ class BlockView(PrefixCache):
 
     @property
     def evictable_pages(self) -> int:
-        """In blocks."""
+        """Number of evictable blocks."""
         return self._num_blocks(self._cache.evictable_pages, "evictable_pages")
 
     @property
     def locked_pages(self) -> int:
-        """In blocks."""
+        """Number of locked blocks."""
         return self._num_blocks(self._cache.locked_pages, "locked_pages")
 
     @property
@@ -219,7 +219,7 @@ class BlockView(PrefixCache):
         return self._cache.eviction_age_s
 
     def walk(self) -> Iterator[NodeView]:
-        """Yield the cache's nodes, their pages as blocks."""
+        """Yield the cache's nodes, with their pages as blocks."""
         for view in self._cache.walk():
             yield replace(view, pages=self._blocks(view.pages))
 
@@ -229,11 +229,11 @@ class BlockView(PrefixCache):
         return self._cache.version
 
     def probe(self, key: PrefixKey) -> int:
-        """Probe, in blocks."""
-        return self._num_blocks(self._cache.probe(key), "what probe() finds")
+        """Return the number of blocks that a match would find."""
+        return self._num_blocks(self._cache.probe(key), "the result of probe()")
 
     def probe_again(self, key: PrefixKey, place: ProbePlace | None) -> ProbePlace | None:
-        """Probe again, in blocks."""
+        """Probe again; the place is counted in blocks."""
         found = self._cache.probe_again(key, None if place is None else self._inner(place))
         return None if found is None else self._outer(found)
 
@@ -242,8 +242,8 @@ class BlockView(PrefixCache):
         return self._cache.continuation(key, num_tokens)
 
     def pin(self, key: PrefixKey, ttl_s: float) -> int:
-        """Pin, in blocks."""
-        return self._num_blocks(self._cache.pin(key, ttl_s), "what pin() keeps")
+        """Pin a key; return the number of pinned blocks."""
+        return self._num_blocks(self._cache.pin(key, ttl_s), "the result of pin()")
 
     def unpin(self, key: PrefixKey) -> bool:
         """Unpin."""
@@ -260,12 +260,12 @@ class BlockView(PrefixCache):
         return place.inner
 
     def _pages(self, blocks: PageIds) -> PageIds:
-        """Return the pages of some blocks."""
+        """Return the pages of blocks."""
         offsets = np.arange(self._block_pages, dtype=np.int32)
         return (blocks[:, None] * np.int32(self._block_pages) + offsets).ravel()
 
     def _blocks(self, pages: PageIds) -> PageIds:
-        """Return the blocks that some pages are, in their order."""
+        """Return the blocks that pages consist of, in the same order; fail unless they are whole blocks."""
         self._num_blocks(len(pages), "a number of pages")
         blocks = pages[:: self._block_pages] // np.int32(self._block_pages)
         assert np.array_equal(pages, self._pages(blocks)), f"pages {pages.tolist()} are not whole blocks"
@@ -273,14 +273,14 @@ class BlockView(PrefixCache):
 
 
 def _ordered(pages: PageIds, block_pages: int) -> PageIds:
-    """Return pages given up, block by block; within a block a cache may give them up in any order."""
+    """Sort evicted pages by block, since a cache may return the pages of a block in any order."""
     _, first_idx, block_of = np.unique(pages // np.int32(block_pages), return_index=True, return_inverse=True)
     return pages[np.lexsort((pages, first_idx[block_of]))]
 
 
 def _num_blocks(num_pages: int, block_pages: int, what: str) -> int:
     assert num_pages % block_pages == 0, (
-        f"{what} is {num_pages}, no multiple of {block_pages} pages, which the kit's granularity_tokens says"
+        f"{what} is {num_pages}, expected a multiple of {block_pages} pages, the kit's granularity_tokens"
     )
     return num_pages // block_pages
 

@@ -54,7 +54,7 @@ _PIECES: Final = (
 
 
 class ToolCallFormatConformance(Conformance, ABC):
-    """Checks what `ToolCallFormat` and `ToolCallParser` say of every format.
+    """Checks the contracts `ToolCallFormat` and `ToolCallParser`.
 
     class TestMyFormat(ToolCallFormatConformance):
         def create(self, context):
@@ -68,71 +68,71 @@ class ToolCallFormatConformance(Conformance, ABC):
         """Return a new format."""
 
     def test_what_render_writes_is_read_as_the_same_calls(self, enforced: bool, seed: int) -> None:
-        """What `render` writes, a parser reads as the same calls."""
+        """A parser returns the calls that `render` has written."""
         draw = random.Random(seed)
         calls = draw.choices(_CALLS, k=draw.randint(1, 4))
         text = self._format.render(calls)
         content, read = self._read(_cut(text, draw), enforced)
         expected = [(call.name, call.values()) for call in calls]
-        assert [(name, json.loads(arguments)) for name, arguments in read] == expected, f"of {text!r}: {read}"
-        assert content == "", f"of {text!r}, {content!r} was left as content"
+        assert [(name, json.loads(arguments)) for name, arguments in read] == expected, f"for {text!r}: {read}"
+        assert content == "", f"for {text!r}, the parser returned the content {content!r}"
 
     def test_pieces_change_nothing(self, enforced: bool, seed: int) -> None:
-        """How the text is cut into pieces changes neither the content nor the calls; no text raises."""
+        """Content and calls do not depend on how the text is cut into pieces; no text raises."""
         draw = random.Random(seed)
         for _ in range(25):
             text = "".join(draw.choices([*_PIECES, self._format.render(_CALLS[:1])], k=draw.randint(0, 12)))
             whole = self._read([text], enforced)
             for pieces in (list(text), list(_cut(text, draw))):
-                assert self._read(pieces, enforced) == whole, f"{text!r} is read otherwise when cut as {pieces}"
+                assert self._read(pieces, enforced) == whole, f"the result for {text!r} differs for pieces {pieces}"
 
     def test_text_comes_back_unchanged(self, enforced: bool, seed: int) -> None:
-        """Text without a call comes back unchanged."""
+        """Text without a call is returned unchanged as content."""
         draw = random.Random(seed)
         for _ in range(25):
             text = "".join(draw.choices(_PIECES, k=draw.randint(0, 8)))
             content, calls = self._read([text], enforced)
-            assert calls or content == text, f"{text!r} came back as {content!r}"
+            assert calls or content == text, f"the content of {text!r} is {content!r}"
 
     def test_an_unknown_tool_is_content(self, enforced: bool, seed: int) -> None:
-        """What is no call of a known tool is content."""
+        """A call of an unknown tool is content."""
         text = self._format.render([ToolCall("unknown", '{"a": 1}')])
         assert self._read(_cut(text, random.Random(seed)), enforced) == (text, [])
 
     def test_a_beginning_that_is_cut_off_is_left_out(self, enforced: bool, seed: int) -> None:
-        """`cut_off` leaves out what may be the beginning of a call, be it of its markup."""
+        """`cut_off` drops text that may be the start of a call, including its markup."""
         draw = random.Random(seed)
         calls = draw.choices(_CALLS, k=2)
         text = self._format.render(calls)
         whole = [(call.name, call.values()) for call in calls]
         for end in draw.sample(range(len(text)), k=12):
             content, read = self._read(_cut(text[:end], draw), enforced, is_cut=True)
-            assert content == "", f"of {text[:end]!r}, {content!r} was left as content"
-            assert [name for name, _ in read] == [name for name, _ in whole[: len(read)]], f"of {text[:end]!r}: {read}"
+            assert content == "", f"for {text[:end]!r}, the parser returned the content {content!r}"
+            assert [name for name, _ in read] == [name for name, _ in whole[: len(read)]], f"for {text[:end]!r}: {read}"
 
     def test_text_that_is_cut_off_is_content(self, enforced: bool) -> None:
-        """`cut_off` returns what was held back and begins no call."""
+        """`cut_off` returns held text that is not the start of a call."""
         for text in ("Hello ", '{"city": "Zürich", "da', "[1, 2", "[unknown(", "a [f", " ", '{"name": "Zü'):
-            assert self._read([text], enforced, is_cut=True) == (text, []), f"{text!r} begins no call"
+            assert self._read([text], enforced, is_cut=True) == (text, []), f"{text!r} is not the start of a call"
 
     def test_only_auto_goes_without_a_grammar(self) -> None:
-        """`grammar` returns a specification for `REQUIRED`, strict when all tools are."""
+        """`grammar` returns a specification for `REQUIRED`; it is strict if all tools are strict."""
         for parallel in (False, True):
             grammar = self._format.grammar(_TOOLS, ToolChoice.REQUIRED, parallel=parallel)
-            assert grammar is not None, f"nothing enforces required calls, parallel={parallel}"
-            assert len(grammar.places) in (0, len(_TOOLS)), f"places of {len(_TOOLS)} tools: {grammar.places}"
+            assert grammar is not None, f"grammar() returned None for required calls, parallel={parallel}"
+            assert len(grammar.places) in (0, len(_TOOLS)), f"places for {len(_TOOLS)} tools: {grammar.places}"
         strict = [Tool("f", "", _SCHEMA | {"additionalProperties": False}, strict=True)]
         for tools, is_strict in ((strict, True), ([*strict, _TOOLS[1]], False)):
             grammar = self._format.grammar(tools, ToolChoice.REQUIRED, parallel=False)
             assert grammar is not None
-            assert grammar.spec.strict == is_strict, f"of {tools}, the grammar's strict is {grammar.spec.strict}"
+            assert grammar.spec.strict == is_strict, f"for {tools}, the grammar's strict is {grammar.spec.strict}"
 
     def test_ids_differ(self) -> None:
-        """`new_id` draws the id of a call."""
+        """`new_id` returns a different id for each call."""
         assert len({self._format.new_id() for _ in range(100)}) == 100, "ids repeat"
 
     def test_instructions_name_every_tool(self) -> None:
-        """`instructions` tells a model of its tools."""
+        """`instructions` contains the name and the description of each tool."""
         text = self._format.instructions(_TOOLS)
         assert all(tool.name in text and tool.description in text for tool in _TOOLS), text
 
@@ -152,16 +152,16 @@ class ToolCallFormatConformance(Conformance, ABC):
                 case ContentDelta(text):
                     content += text
                 case ToolCallDelta(index, None, arguments):
-                    assert index == len(calls) - 1, f"call {index} goes on after call {len(calls) - 1} has begun"
+                    assert index == len(calls) - 1, f"call {index} continues after the start of call {len(calls) - 1}"
                     calls[-1] = (calls[-1][0], calls[-1][1] + arguments)
                 case ToolCallDelta(index, str(name), arguments):
-                    assert index == len(calls), f"call {index} begins after {len(calls)} calls"
+                    assert index == len(calls), f"call {index} starts after {len(calls)} calls"
                     calls.append((name, arguments))
         return content, calls
 
 
 class ReasoningFormatConformance(Conformance, ABC):
-    """Checks what `ReasoningFormat` and `ReasoningParser` say of every format."""
+    """Checks the contracts `ReasoningFormat` and `ReasoningParser`."""
 
     parameters: ClassVar[Mapping[str, Sequence[Any]]] = {"is_open": (False, True), "seed": range(20)}
 
@@ -170,21 +170,21 @@ class ReasoningFormatConformance(Conformance, ABC):
         """Return a new format."""
 
     def test_pieces_change_nothing(self, is_open: bool, seed: int) -> None:
-        """How the text is cut into pieces changes neither reasoning nor content; no text raises."""
+        """Reasoning and content do not depend on how the text is cut into pieces; no text raises."""
         draw = random.Random(seed)
         for _ in range(25):
             text = "".join(draw.choices(_PIECES, k=draw.randint(0, 12)))
             whole = self._read([text], is_open)
             for pieces in (list(text), list(_cut(text, draw))):
-                assert self._read(pieces, is_open) == whole, f"{text!r} is read otherwise when cut as {pieces}"
+                assert self._read(pieces, is_open) == whole, f"the result for {text!r} differs for pieces {pieces}"
 
     def test_an_answer_without_reasoning_is_content(self, seed: int) -> None:
-        """What is no reasoning is content."""
+        """An answer without reasoning is content."""
         text = "".join(random.Random(seed).choices(("a ", "b\n", "{}", "<", "1"), k=8))
         assert self._read([text], False) == ("", text)
 
     def test_the_end_ends_the_reasoning(self) -> None:
-        """`end` is what ends the reasoning."""
+        """The text `end` ends the reasoning."""
         reasoning = self.create(ChatFormatContext())
         if reasoning.end:
             assert self._read(["So", reasoning.end, "yes"], True) == ("So", "yes")
@@ -192,7 +192,7 @@ class ReasoningFormatConformance(Conformance, ABC):
             assert self._read([reasoning.begin, "So", reasoning.end, "yes"], False) == ("So", "yes")
 
     def test_two_line_ends_after_the_reasoning_are_neither(self) -> None:
-        """Up to two line ends stand between reasoning and answer."""
+        """Up to two line ends after the reasoning are neither reasoning nor content."""
         reasoning = self.create(ChatFormatContext())
         for num in range(4 if reasoning.end else 0):
             answer = "\n" * max(0, num - 2) + " yes"
@@ -201,7 +201,7 @@ class ReasoningFormatConformance(Conformance, ABC):
                 assert self._read(pieces, True) == ("So", answer), f"{num} line ends before the answer"
 
     def test_a_prompt_without_reasoning_leaves_nothing_open(self) -> None:
-        """A prompt that ends otherwise, or after the reasoning's end, leaves nothing open."""
+        """`is_open` is false for a prompt that does not open a reasoning, or that ends after the reasoning's end."""
         reasoning = self.create(ChatFormatContext())
         for prompt_end in ("", "What is 2 + 2?\n", f"So{reasoning.end}\n\n"):
             assert not reasoning.is_open(prompt_end), f"{prompt_end!r} leaves the reasoning open"

@@ -1,4 +1,4 @@
-"""The base of conformance kits: test classes that a plugin author subclasses, under pytest or without it."""
+"""The base class of conformance kits: test classes that a plugin author subclasses, for use with or without pytest."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,17 +13,17 @@ __all__ = ["Conformance", "ConformanceResult", "iter_conformance", "run_conforma
 class Conformance:
     """A set of tests, one per sentence of a contract; the sentence is the test's docstring.
 
-    A kit never imports pytest. Subclass it as `TestSomething` in a test module and pytest collects it, or hand the
-    subclass to `run_conformance`. A test skips itself with `unittest.SkipTest`, which both understand.
+    A kit does not import pytest. Subclass it as `TestSomething` in a test module, where pytest collects it, or pass the
+    subclass to `run_conformance`. A test raises `unittest.SkipTest` to skip itself; both support this.
 
     Attributes:
-        parameters: argument name -> values; a test runs once for every combination of those it takes.
+        parameters: argument name -> values; a test runs once for each combination of values of its arguments.
     """
 
     parameters: ClassVar[Mapping[str, Sequence[Any]]] = {}
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
-        """Tell pytest the parameters; it asks this of every test class."""
+        """Parametrize the tests; pytest calls this for every test."""
         for name, values in self.parameters.items():
             if name in metafunc.fixturenames:
                 metafunc.parametrize(name, values)
@@ -31,13 +31,13 @@ class Conformance:
 
 @dataclass(frozen=True, slots=True)
 class ConformanceResult:
-    """How one test of a kit went.
+    """The result of one test of a kit.
 
     Attributes:
-        name: the test, with its parameters.
-        sentence: what it checks.
-        error: what went wrong, None if nothing did.
-        skipped: why it did not run, None if it did.
+        name: name of the test, with its parameters.
+        sentence: the sentence of the contract that it checks.
+        error: why it failed; None if it did not fail.
+        skipped: why it was skipped; None if it was not skipped.
     """
 
     name: str
@@ -47,18 +47,18 @@ class ConformanceResult:
 
 
 def run_conformance(kit: type[Conformance]) -> list[ConformanceResult]:
-    """Run a kit's tests without pytest, each on an instance of its own.
+    """Run a kit's tests without pytest, each on a new instance.
 
     Args:
-        kit: a subclass that says how to create what is tested.
+        kit: a subclass that implements `create`.
 
-    Returns: one result per test and combination of parameters, in the order they are written.
+    Returns: one result per test and combination of parameters, in source order.
     """
     return list(iter_conformance(kit))
 
 
 def iter_conformance(kit: type[Conformance]) -> Iterator[ConformanceResult]:
-    """Run a kit's tests as `run_conformance` does, and yield each result when it is there."""
+    """Run a kit's tests as `run_conformance` does; yield each result when its test has ended."""
     for name, arguments in _tests(kit):
         yield _run(kit, name, arguments)
 
@@ -84,6 +84,6 @@ def _run(kit: type[Conformance], name: str, arguments: dict[str, Any]) -> Confor
         if error.name != "hypothesis":
             return ConformanceResult(label, sentence, error=error)
         return ConformanceResult(label, sentence, skipped="needs the package hypothesis, which is not installed")
-    except Exception as error:  # whatever a plugin raises is the result
+    except Exception as error:  # any exception of a plugin is a result
         return ConformanceResult(label, sentence, error=error)
     return ConformanceResult(label, sentence)

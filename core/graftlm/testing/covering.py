@@ -1,4 +1,4 @@
-"""Covering arrays: few rows of a product that hold every combination of any two of its values."""
+"""Covering arrays: a few rows of a product that contain every combination of values of any two columns."""
 
 from collections.abc import Hashable, Iterator, Sequence
 from heapq import heapify, heappop, heapreplace
@@ -8,24 +8,25 @@ __all__ = ["covering_rows"]
 
 
 def covering_rows(rows: Sequence[Sequence[Hashable]], strength: int = 2) -> list[int]:
-    """Choose rows that hold every combination of values of any `strength` columns that occurs in `rows`.
+    """Choose rows that contain every combination of values of any `strength` columns that occurs in `rows`.
 
-    The choice is greedy and deterministic: each time the row with the most combinations that no chosen row has, the
-    first of equals. `rows` need not be a full product: only combinations that occur are covered.
+    The choice is greedy and deterministic: it repeatedly adds the row with the most missing combinations, the first of
+    equal ones. `rows` need not be a full product; only combinations that occur are covered.
 
     Args:
-        rows: one value per column in each; all of the same length.
-        strength: 1 covers each value, 2 each pair of values; with no more columns than that, each distinct row.
+        rows: each row has one value per column; all have the same length.
+        strength: 1 covers each value, 2 each pair of values, and so on. If there are at most `strength` columns, each
+            distinct row is covered.
 
     Returns: indices of the chosen rows, ascending.
 
     Raises:
-        ValueError: `strength` is below 1.
+        ValueError: `strength` is less than 1.
     """
     if strength < 1:
         raise ValueError(f"strength: got {strength}, expected 1 or more")
     missing = {combination for row in rows for combination in _combinations(row, strength)}
-    # A gain only falls as rows are chosen, so that the first row whose gain is up to date has the largest.
+    # Gains only decrease as rows are chosen. So the first row of the heap with an up-to-date gain has the largest gain.
     heap = [(-len(list(_combinations(row, strength))), index) for index, row in enumerate(rows)]
     heapify(heap)
     chosen = []
@@ -42,5 +43,5 @@ def covering_rows(rows: Sequence[Sequence[Hashable]], strength: int = 2) -> list
 
 
 def _combinations(row: Sequence[Hashable], strength: int) -> Iterator[tuple[tuple[int, Hashable], ...]]:
-    """Yield each choice of `strength` columns with the row's values there; all columns where there are fewer."""
+    """Yield each combination of `strength` columns with the row's values; all columns if there are fewer."""
     return combinations(enumerate(row), min(strength, len(row)))

@@ -1,4 +1,4 @@
-"""Generated grammars in EBNF, each with a recogniser of its own that knows nothing of grammar backends."""
+"""Generated EBNF grammars, with a recogniser that is independent of the grammar backends."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -46,31 +46,36 @@ _Expression: TypeAlias = _Text | _Class | _Rule | _Sequence | _Either | _Repeat
 
 @dataclass(frozen=True, slots=True)
 class EbnfGrammar:
-    """Rules by name, `root` among them; none is left-recursive."""
+    """Rules by name, including `root`; none is left-recursive."""
 
     rules: dict[str, _Expression]
 
     @property
     def text(self) -> str:
-        """The grammar as it is written."""
+        """The grammar as text, one line per rule."""
         return "\n".join(f"{name} ::= {_written(expression)}" for name, expression in self.rules.items())
 
     def matches(self, text: str) -> bool:
-        """Whether a text as a whole is of the grammar."""
+        """Return whether the grammar matches a whole text."""
         recogniser = _Recogniser(self.rules, text)
-        for start in reversed(range(len(text) + 1)):  # what stands later is found before it is asked for
+        for start in reversed(range(len(text) + 1)):  # later positions first, because earlier ones use their results
             for name in reversed(self.rules):
                 recogniser.ends(_Rule(name), start)
         return len(text) in recogniser.ends(_Rule("root"), 0)
 
 
 def generate_ebnfs(num: int, seed: int = 0) -> list[EbnfGrammar]:
-    """Return grammars with classes, counted repetitions up to 300 and recursion, the same ones for a seed."""
+    """Return random grammars with classes, counted repetitions up to 300, and recursion.
+
+    Args:
+        num: number of grammars.
+        seed: the same grammars are returned for the same seed.
+    """
     return [_draw(Random(f"ebnf {seed} {i}")) for i in range(num)]
 
 
 class _Recogniser:
-    """Finds where expressions may end in one text; what it found once, it keeps."""
+    """Finds the positions at which expressions can end in a text; caches results of rules."""
 
     def __init__(self, rules: Mapping[str, _Expression], text: str) -> None:
         self._rules = rules
@@ -103,7 +108,7 @@ class _Recogniser:
         places, found, num = frozenset({start}), set[int](), 0
         while places:
             if num >= least:
-                # Without a limit, a place that was reached before leads on to nothing new.
+                # If there is no maximum, positions that were reached before need not be continued.
                 places = places if most is not None else places - found
                 found |= places
             if num == most:
@@ -172,7 +177,7 @@ def _draw(random: Random) -> EbnfGrammar:
     rules: dict[str, _Expression] = {}
     for i, name in enumerate(names):
         rules[name] = _expression(random, names[i + 1 :], _DEPTH)
-    if random.random() < 0.4:  # a list within lists, or brackets
+    if random.random() < 0.4:  # nested lists or brackets
         name = random.choice(names)
         left, right = random.choice((("(", ")"), ("[", "]"), ("<é>", "</é>")))
         within = _Repeat(_Rule(name), 0, random.choice((1, 2, None)))
@@ -184,7 +189,7 @@ def _draw(random: Random) -> EbnfGrammar:
 
 
 def _solid(expression: _Expression) -> _Expression:
-    """Return an expression that the empty text does not match, so that repeating it makes progress."""
+    """Return an expression that does not match the empty text, so that each repetition makes progress."""
     return _Sequence((_Text("x"), expression))
 
 

@@ -1,4 +1,4 @@
-"""A tree held by listening: what an indexer outside the engine makes of cache events."""
+"""A copy of a cache's tree that is built from its events, as an indexer outside the engine would build it."""
 
 from dataclasses import dataclass, field
 
@@ -12,10 +12,13 @@ __all__ = ["EventMirror", "MirroredNode"]
 
 @dataclass(slots=True)
 class MirroredNode:
-    """One node as the events tell it.
+    """One node of the copy.
 
     Attributes:
-        token_ids: int32, its own run.
+        parent_id: None for a node at the start of a prompt.
+        namespace: of its prompts.
+        token_ids: int32, its own tokens.
+        children: ids of its children.
     """
 
     parent_id: int | None
@@ -25,17 +28,17 @@ class MirroredNode:
 
 
 class EventMirror:
-    """Replays `CacheEvent`s in order, and fails at the first that does not fit those before.
+    """Replays `CacheEvent`s in order; fails at the first event that is inconsistent with the earlier ones.
 
     Attributes:
-        nodes: by node id; what the cache's `walk` should show.
+        nodes: by node id; equal to the nodes of the cache's `walk`.
     """
 
     def __init__(self) -> None:
         self.nodes: dict[int, MirroredNode] = {}
 
     def __call__(self, event: CacheEvent) -> None:
-        """Take in one event."""
+        """Apply one event."""
         {"stored": self._store, "split": self._split, "removed": self._remove, "cleared": self._clear}[event.kind](
             event
         )

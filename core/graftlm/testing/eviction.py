@@ -19,13 +19,13 @@ __all__ = ["EvictionStrategyConformance"]
 
 
 class _TrackedStats(NodeStats):
-    """Stats whose end of life a test can see."""
+    """Stats with weak references, so that a test can check that they are freed."""
 
     __slots__ = ("__weakref__",)
 
 
 class EvictionStrategyConformance(Conformance, ABC):
-    """Checks what `EvictionStrategy` says of every strategy, alone and at work in a cache.
+    """Checks the contract `EvictionStrategy`, for a strategy alone and in a cache.
 
         class TestMyStrategy(EvictionStrategyConformance):
             def create(self, context):
@@ -34,8 +34,8 @@ class EvictionStrategyConformance(Conformance, ABC):
     The last test needs the `hypothesis` package.
 
     Attributes:
-        parameters: `seed` draws the nodes and their histories.
-        max_examples: how many random histories of a cache the last test tries.
+        parameters: `seed` determines the random nodes and their histories.
+        max_examples: number of random histories of a cache in the last test.
     """
 
     parameters: ClassVar[Mapping[str, Sequence[Any]]] = {"seed": (0, 1, 2)}
@@ -50,7 +50,7 @@ class EvictionStrategyConformance(Conformance, ABC):
         return self.create(EvictionContext(total_pages=64, page_size=1))
 
     def test_priority_is_pure(self, seed: int) -> None:
-        """Two calls with unchanged stats and no hook between them return equal tuples, and it changes nothing."""
+        """Two calls with unchanged stats and no hook between them return equal tuples, and have no effects."""
         strategy = self.strategy()
         nodes = _History(strategy, seed).run(num_steps=100)
         for node in nodes:
@@ -58,18 +58,18 @@ class EvictionStrategyConformance(Conformance, ABC):
             first = strategy.priority(node)
             for other in nodes:
                 strategy.priority(other)
-            assert strategy.priority(node) == first, f"two priorities of {node}"
+            assert strategy.priority(node) == first, f"two calls return different priorities for {node}"
             assert astuple(node) == before, "priority() changed the node's stats"
 
     def test_priorities_compare_with_each_other(self, seed: int) -> None:
-        """Priorities of one strategy are tuples that compare with each other for all stats."""
+        """Priorities of one strategy are tuples that can be compared with each other, for all stats."""
         strategy = self.strategy()
         priorities = [strategy.priority(node) for node in _History(strategy, seed).run(num_steps=100)]
         for priority in priorities:
             assert isinstance(priority, tuple), f"priority() returned {type(priority).__name__}, expected a tuple"
-            assert priority, "priority() returned an empty tuple, which orders nothing"
+            assert priority, "priority() returned an empty tuple, which has no order"
             assert not any(math.isnan(part) for part in priority), (
-                f"{priority} holds a NaN, which compares with nothing"
+                f"{priority} contains a NaN, which cannot be compared"
             )
         ordered = sorted(priorities)
         assert all(low <= high for low, high in pairwise(ordered))
@@ -82,8 +82,8 @@ class EvictionStrategyConformance(Conformance, ABC):
         watched = history.insert()
         priority = strategy.priority(watched)
         for _ in range(200):
-            history.step(spare=watched)
-            assert strategy.priority(watched) == priority, "the priority moved although nothing happened to the node"
+            history.step(exclude=watched)
+            assert strategy.priority(watched) == priority, "the priority changed without a hook for the node"
 
     def test_no_stats_raise(self, seed: int) -> None:
         """No method raises for any stats a cache can produce."""
@@ -98,7 +98,7 @@ class EvictionStrategyConformance(Conformance, ABC):
         _History(strategy, seed).run(num_steps=500)
 
     def test_state_ends_with_the_node(self, seed: int) -> None:
-        """A strategy that keeps per-node state drops it in `on_evict`."""
+        """A strategy drops the state of a node in `on_evict`."""
         strategy = self.strategy()
         _History(strategy, seed).run(num_steps=50)
         node = _TrackedStats(created=1.0, last_access=1.0, tokens=8)
@@ -113,14 +113,14 @@ class EvictionStrategyConformance(Conformance, ABC):
         assert alive() is None, "the strategy still refers to a node that was evicted"
 
     def test_a_cache_works_with_it(self) -> None:
-        """A cache keeps all its promises with this strategy, after every step of random histories."""
+        """A cache with this strategy satisfies all its invariants after every step of random histories."""
         from graftlm.testing.prefix_cache_machine import check_random_histories
 
         check_random_histories(lambda: CacheRig(NaiveCache, 4, self.strategy()), self.max_examples)
 
 
 class _History:
-    """A cache's nodes without the cache: they come, are hit, split and go, and the strategy hears of it."""
+    """Simulates the nodes of a cache: inserts, hits, splits and evictions, with calls of the strategy's hooks."""
 
     def __init__(self, strategy: EvictionStrategy, seed: int) -> None:
         self._strategy = strategy
@@ -129,25 +129,25 @@ class _History:
         self._nodes: list[NodeStats] = []
 
     def run(self, num_steps: int) -> list[NodeStats]:
-        """Let things happen, ask for a priority after each, and return the nodes that live at the end."""
+        """Make random steps, with a call of `priority` after each. Returns the nodes that exist at the end."""
         for _ in range(num_steps):
             self.step()
             for node in self._nodes[-1:]:
                 self._strategy.priority(node)
         return [*self._nodes, self.insert()]
 
-    def step(self, spare: NodeStats | None = None) -> None:
-        """Let one thing happen to any node but one."""
+    def step(self, exclude: NodeStats | None = None) -> None:
+        """Make one random change to a random node other than `exclude`, or insert a node."""
         self._now += self._random.choice([0.0, 0.001, 1.0, 3600.0])
-        nodes = [node for node in self._nodes if node is not spare]
-        happen = self._random.choice([self._hit, self._hit, self._split, self._evict])
+        nodes = [node for node in self._nodes if node is not exclude]
+        change = self._random.choice([self._hit, self._hit, self._split, self._evict])
         if nodes and self._random.random() < 0.8:
-            happen(self._random.choice(nodes))
+            change(self._random.choice(nodes))
         else:
             self.insert()
 
     def insert(self) -> NodeStats:
-        """Bring a new node."""
+        """Insert a new node and return it."""
         node = NodeStats(
             created=self._now,
             last_access=self._now,

@@ -1,10 +1,10 @@
-"""A CUDA device that exists by its rules alone: tensors on it have a shape and a place, and no numbers.
+"""A fake CUDA device that checks the rules of a real one: its tensors have a shape and a device, but no numbers.
 
     with FakeCuda() as cuda:
         x = torch.zeros(4, 8, device=cuda.device)   # a FakeTensor
         x.sum().item()                              # HiddenSyncError
 
-Tensors on the CPU stay real tensors, so that numpy and pinned memory work as they do beside a GPU.
+Tensors on the CPU stay real tensors, so that numpy and pinned memory work as they do with a GPU.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ from graftlm.testing.fake_cuda_streams import FakeStreams
 
 __all__ = ["FakeCuda"]
 
-#: Calls that wait for a tensor on the device and read it -> what they find where they may.
+#: Calls that wait for a tensor on the device and read it -> their result in a `blocking` context.
 _READS: Final[Mapping[str, Callable[[Tensor], Any]]] = {
     "item": lambda tensor: 1,
     "__bool__": lambda tensor: True,
@@ -41,45 +41,46 @@ _READS: Final[Mapping[str, Callable[[Tensor], Any]]] = {
     "numpy": lambda tensor: torch.ones(tensor.shape, dtype=tensor.dtype).numpy(),
     "tolist": lambda tensor: torch.ones(tensor.shape, dtype=tensor.dtype).tolist(),
 }
-#: Others that wait, because their result depends on numbers.
+#: Other calls that wait, because their result depends on numbers.
 _WAITS: Final = frozenset(
     {
         *("nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount"),
         *("is_nonzero", "equal", "allclose", "__array__", "__contains__"),
     }
 )
-#: Calls that make a tensor from Python's numbers: on a device, by a copy from pageable memory that is waited for.
+#: Calls that create a tensor from Python numbers; on a device, they copy from pageable memory and wait.
 _FROM_NUMBERS: Final = frozenset({"tensor", "as_tensor", "asarray", "new_tensor"})
-#: Calls that return a view of a tensor, and read none of its numbers.
+#: Calls that return a view of a tensor and do not read its numbers.
 _VIEWS: Final = frozenset(
     {"__getitem__", "__len__", "dim", "flatten", "narrow", "numel", "select", "size", "split", "view"}
 )
 #: Calls that only describe a tensor.
 _DESCRIBES: Final = frozenset({"__get__", "__set__", "__repr__", "__hash__"})
-#: Alignment of what torch allocates on a device.
+#: Alignment of torch's allocations on a device.
 _BLOCK_BYTES: Final = 512
 
 
 class FakeCuda(TorchFunctionMode):
     """Runs PyTorch calls for a device "cuda" on a machine without one, in inference mode, in the thread that enters it.
 
-    What a GPU would slow down or refuse is an error:
+    Operations that are slow or not allowed on a GPU raise an error:
 
-        MixedDevicesError   a call takes tensors of the CPU and of the device, a 0-dimensional one or an index included;
-                            a kernel gets a tensor of the CPU.
+        MixedDevicesError   a call has tensors on the CPU and on the device, including 0-dimensional tensors and
+                            indices; or a kernel gets a tensor on the CPU.
         HiddenSyncError     the host waits: `.item()`, `bool(x)`, `nonzero`, a mask as an index, a list as an index,
-                            `torch.tensor(..., device=...)`, a copy that is blocking or whose host side is not pinned;
+                            `torch.tensor(..., device=...)`, a copy that is blocking or whose host memory is not pinned;
                             while a step is launched, also waiting for an event.
-        EarlyReadError      the host reads a tensor before it has waited for an event behind the copy into it.
+        EarlyReadError      the host reads a tensor before it has waited for an event after the copy to it.
         GraphRegionError    a captured function copies from or to the host, or does something else when it is repeated.
 
-    The first error is also kept, and raised by `check` and on leaving: code that handles errors cannot hide it.
+    The first error is also kept, and raised again by `check` and at the end of the context, so that code that handles
+    errors cannot hide it.
 
-    What arrives on the host is zeros.
+    Copies to the host give zeros.
 
     Attributes:
         device: the fake device.
-        streams: of the device, for whatever takes a `DeviceStreams`.
+        streams: streams of the device, for arguments of type `DeviceStreams`.
     """
 
     def __init__(self) -> None:
@@ -106,17 +107,21 @@ class FakeCuda(TorchFunctionMode):
             self.check()
 
     def check(self) -> None:
-        """Raise the first error so far, if there was one and it has been caught by someone else."""
+        """Raise the first error so far, if there was one, even if other code has caught it."""
         if self._fault is not None:
             raise self._fault
 
     def forget(self) -> None:
-        """Forget the first error, which was provoked."""
+        """Drop the kept error; for tests that cause an error on purpose."""
         self._fault = None
 
     @contextmanager
     def blocking(self, reason: str) -> Iterator[None]:
-        """Allow the host to wait, as loading does; `reason` says for what. All numbers that it then reads are 1."""
+        """Allow the host to wait in a block, as during loading. All numbers read from the device are then 1.
+
+        Args:
+            reason: why waiting is allowed.
+        """
         self._blocking_reasons.append(reason)
         try:
             yield
@@ -125,7 +130,7 @@ class FakeCuda(TorchFunctionMode):
 
     @contextmanager
     def launching(self) -> Iterator[None]:
-        """Forbid waiting for events and streams: a step is launched."""
+        """Forbid waiting for events and streams in a block in which a step is launched."""
         self._num_launching += 1
         try:
             yield
@@ -134,7 +139,7 @@ class FakeCuda(TorchFunctionMode):
 
     @contextmanager
     def region(self, region: Region) -> Iterator[None]:
-        """Record calls in a region, as if they were captured."""
+        """Record the calls of a block in a region, as in the capture of a CUDA graph."""
         if self._region is not None:
             raise self._kept(GraphRegionError("a captured function captures another one"))
         self._region = region
@@ -152,26 +157,26 @@ class FakeCuda(TorchFunctionMode):
         """Check and record the launch of a kernel.
 
         Args:
-            kernel: its name.
-            arguments: all of them, the grid included; tensors must be on the device.
+            kernel: name of the kernel.
+            arguments: all arguments, including the grid; tensors must be on the device.
 
         Raises:
-            MixedDevicesError: one is on the CPU.
+            MixedDevicesError: a tensor is on the CPU.
         """
         for tensor in tensors_in(arguments):
             if not isinstance(tensor, FakeTensor):
-                raise self._kept(MixedDevicesError(f"kernel {kernel} gets a tensor of the CPU, {_described(tensor)}"))
+                raise self._kept(MixedDevicesError(f"kernel {kernel} gets a tensor on the CPU, {_described(tensor)}"))
         if self._region is not None:
             self._region.add(kernel, arguments, None)
 
     def is_pinned(self, tensor: Tensor) -> bool:
-        """Return whether a tensor of the CPU lies in pinned memory."""
+        """Return whether a tensor on the CPU is in pinned memory."""
         return self._memory.is_pinned(tensor)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        """Run one call, called by PyTorch."""
+        """Run one PyTorch call; called by PyTorch."""
         kwargs = kwargs or {}
         name = getattr(func, "__name__", str(func))
         if name in _DESCRIBES:
@@ -204,7 +209,7 @@ class FakeCuda(TorchFunctionMode):
         if len(on_device) < len(tensors):
             host = next(tensor for tensor in tensors if not isinstance(tensor, FakeTensor))
             raise MixedDevicesError(
-                f"{name} takes tensors of the device and one of the CPU, {_described(host)}: use `to_device`"
+                f"{name} has tensors on the device and one on the CPU, {_described(host)}: use `to_device`"
             )
         if name in _READS:
             return _READS[name](args[0])
@@ -224,7 +229,7 @@ class FakeCuda(TorchFunctionMode):
             index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]
         ):
             raise HiddenSyncError(f"{name} with a mask: the host waits for the number of its entries")
-        if name == "contiguous":  # as PyTorch's, without a device guard, which a build without CUDA lacks
+        if name == "contiguous":  # PyTorch's own needs a device guard, which a build without CUDA does not have
             return args[0] if args[0].is_contiguous() else args[0].clone(memory_format=torch.contiguous_format)
         return func(*args, **kwargs)
 
@@ -277,20 +282,20 @@ class FakeCuda(TorchFunctionMode):
         return into
 
     def _check_copy(self, host: Tensor, dtype: torch.dtype, non_blocking: bool, direction: str) -> None:
-        """Refuse a copy that the host would wait for, or that a graph would repeat with memory that is gone."""
+        """Refuse a copy for which the host would wait, or which a graph would repeat with freed host memory."""
         if self._region is not None:
             raise GraphRegionError(f"a captured function copies {direction}, {_described(host)}")
         if not non_blocking:
             self._check_wait(f"a blocking copy {direction}, {_described(host)}")
         elif not self._memory.is_pinned(host):
-            self._check_wait(f"a copy {direction} by way of pageable memory, {_described(host)}: pin it")
+            self._check_wait(f"a copy {direction} through pageable memory, {_described(host)}: pin it")
         elif not host.is_contiguous() or host.dtype != dtype:
             self._check_wait(
-                f"a copy {direction} by way of pageable memory, {_described(host)}: make it contiguous, of {dtype}"
+                f"a copy {direction} through pageable memory, {_described(host)}: make it contiguous, of {dtype}"
             )
 
     def _check_wait(self, what: str) -> None:
-        """Refuse to wait, except where `blocking` allows it."""
+        """Refuse to wait, except in a `blocking` context."""
         if not self._blocking_reasons:
             raise self._kept(HiddenSyncError(f"the host waits for the device: {what}"))
 
@@ -309,7 +314,7 @@ class FakeCuda(TorchFunctionMode):
 
 
 def _target(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.device | None:
-    """Return the device that a call names, if it names one."""
+    """Return the target device in a call's arguments, or None."""
     if name == "cuda":
         return torch.device("cuda")
     if name == "to":
@@ -324,7 +329,7 @@ def _target(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.dev
 
 
 def _conversion(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[torch.dtype | None, bool]:
-    """Return the dtype that `to` names, and whether it is non_blocking."""
+    """Return the dtype in the arguments of `to` or `cuda`, or None, and `non_blocking`."""
     if name == "cuda":
         return None, bool(_argument(args, kwargs, 2, "non_blocking", False))
     if len(args) > 1 and isinstance(args[1], Tensor):
@@ -334,7 +339,7 @@ def _conversion(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple
 
 
 def _parse_to(args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Return what `tensor.to` is given: device, dtype, non_blocking, memory format."""
+    """Return the arguments of `tensor.to`: device, dtype, non_blocking, memory format."""
     return torch._C._nn._parse_to(*args[1:], **{name: value for name, value in kwargs.items() if name != "copy"})
 
 
@@ -343,7 +348,7 @@ def _argument(args: Sequence[Any], kwargs: dict[str, Any], place: int, name: str
 
 
 def _address(tensor: Tensor) -> int:
-    """Return an address that is aligned as the tensor's would be."""
+    """Return an address with the alignment that the tensor would have on a device."""
     return _BLOCK_BYTES + int(tensor.storage_offset()) * tensor.dtype.itemsize
 
 

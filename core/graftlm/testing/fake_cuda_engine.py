@@ -1,4 +1,4 @@
-"""Requests on a fake CUDA device: the scheduler, the runner and all that a step launches are the engine's own."""
+"""Runs requests on a fake CUDA device, with the real scheduler, runner and launches of the engine."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -32,29 +32,29 @@ _MAX_STEPS = 200
 
 
 class FakeCudaEngine:
-    """Runs requests to their end on a fake device, in the thread that entered it.
+    """Runs requests to their end on a fake device, in the thread that entered its context.
 
     Args:
-        cuda: the device, entered.
-        model: on it, without weights.
-        make_attention: makes the backend.
-        make_cache: makes the prefix cache.
+        cuda: the device; its context is entered.
+        model: a model on the device, without weights.
+        make_attention: creates the attention backend.
+        make_cache: creates the prefix cache.
         policy: orders waiting requests.
-        sampler: of 8 rows on the device.
+        sampler: for 8 rows, on the device.
         dtype: of the model.
-        kv_dtype: of the cache; None: the model's.
+        kv_dtype: of the KV cache; None: `dtype`.
         page_size: tokens in a page.
-        graph_sizes: requests of the steps to capture; empty: none.
+        graph_sizes: numbers of requests for which decode steps are captured; empty: no graphs.
         window: pages of the layers with a sliding window; None: all layers share one memory.
-        adapters: the model's layers with adapters; None: it has none.
-        overlap: whether a step is launched before the one before it is read.
-        make_runner: makes the runner.
+        adapters: the model's layers with adapters; None: no adapters.
+        overlap: whether a step is launched before the result of the previous one is read.
+        make_runner: creates the runner.
 
     Attributes:
-        kv: the cache.
-        runner: what runs the steps.
-        graphs: what replays one-token steps; None without `graph_sizes`.
-        plans: of all steps so far.
+        kv: the KV cache.
+        runner: the runner.
+        graphs: the captured decode steps; None without `graph_sizes`.
+        plans: the plans of all steps so far.
     """
 
     num_rows = 8
@@ -115,11 +115,11 @@ class FakeCudaEngine:
         )
 
     def run(self, *requests: Request) -> dict[str, list[RequestUpdate]]:
-        """Run requests that arrive one step after the other; return the updates of each.
+        """Run requests, one of which arrives per step. Returns the updates of each, by request id.
 
         Raises:
-            FakeCudaError: a step does what it must not do on a GPU.
-            Exception: a step failed otherwise.
+            FakeCudaError: a step does something that is not allowed on a GPU.
+            Exception: a step failed for another reason.
         """
         updates: dict[str, list[RequestUpdate]] = {request.request_id: [] for request in requests}
         waiting = list(requests)
@@ -134,7 +134,7 @@ class FakeCudaEngine:
         raise AssertionError(f"requests did not end in {_MAX_STEPS} steps")
 
     def launch(self, plan: StepPlan) -> Launched:
-        """Launch a step, as a GPU would be given it: nothing in it may wait."""
+        """Launch a step; fail if the host waits for the device."""
         self.plans.append(plan)
         with self._cuda.launching():
             return self.runner.launch(plan)
@@ -149,14 +149,14 @@ class FakeCudaEngine:
 
 
 class _Executor:
-    """Launches each step before `submit` returns, and reads it when its result is asked for; keeps the first error."""
+    """Launches each step within `submit`, and reads its result within `result`; keeps the first error."""
 
     def __init__(self, engine: FakeCudaEngine) -> None:
         self._engine = engine
         self._error: BaseException | None = None
 
     def check(self) -> None:
-        """Raise the first error of a step: the step loop has handled it, as it handles a failing device."""
+        """Raise the first error of a step, which the step loop has handled as the error of a failing device."""
         if self._error is not None:
             raise self._error
 

@@ -1,14 +1,14 @@
-"""What `FakeCuda` finds."""
+"""The errors of `FakeCuda`."""
 
 __all__ = ["EarlyReadError", "FakeCudaError", "GraphRegionError", "HiddenSyncError", "MixedDevicesError"]
 
 
 class FakeCudaError(AssertionError):
-    """The code under test does what it must not do on a GPU."""
+    """The code under test does something that is not allowed on a GPU."""
 
 
 class MixedDevicesError(FakeCudaError):
-    """A call or a kernel takes tensors of the CPU and of the device."""
+    """A call or a kernel has tensors on the CPU and on the device."""
 
 
 class HiddenSyncError(FakeCudaError):
@@ -16,8 +16,8 @@ class HiddenSyncError(FakeCudaError):
 
 
 class EarlyReadError(FakeCudaError):
-    """The host reads what is still on its way from the device."""
+    """The host reads memory before the copy from the device has ended."""
 
 
 class GraphRegionError(FakeCudaError):
-    """A captured function does what a graph cannot repeat."""
+    """A captured function does something that a graph cannot repeat."""

@@ -1,4 +1,4 @@
-"""Host memory beside a fake CUDA device: which of it is pinned, and what is on its way to it."""
+"""Host memory of a fake CUDA device: which storages are pinned, and which still wait for a copy from the device."""
 
 from collections.abc import Mapping
 
@@ -10,19 +10,20 @@ from graftlm.testing.fake_cuda_errors import EarlyReadError
 
 __all__ = ["HostMemory", "Moment"]
 
-#: Stream id -> how many of its calls are done: what is known to have run.
+#: Stream id -> number of this stream's calls that have run.
 Moment = Mapping[int, int]
 
 
 class HostMemory:
-    """Knows storages by weak references, so that they live as long as they would without it."""
+    """Records the state of host storages. It holds weak references to pinned storages and does not keep them alive."""
 
     def __init__(self) -> None:
         self._pinned: set[StorageWeakRef] = set()
-        self._expected: dict[StorageWeakRef, tuple[Tensor, int, int]] = {}  # -> tensor, stream id, place in the stream
+        # Storage -> the tensor, and the stream id and position in the stream of the copy into the tensor.
+        self._expected: dict[StorageWeakRef, tuple[Tensor, int, int]] = {}
 
     def pin(self, tensor: Tensor) -> Tensor:
-        """Count a tensor's storage as pinned; return the tensor."""
+        """Mark a tensor's storage as pinned and return the tensor."""
         self._pinned.add(_storage(tensor))
         return tensor
 
@@ -31,14 +32,23 @@ class HostMemory:
         return _storage(tensor) in self._pinned
 
     def expect(self, tensor: Tensor, at: tuple[int, int]) -> None:
-        """Note that a copy into a tensor was launched at a place of a stream."""
+        """Record that a copy into a tensor was launched.
+
+        Args:
+            tensor: a tensor on the CPU.
+            at: id of the stream, and position of the copy in this stream.
+        """
         self._expected[_storage(tensor)] = (tensor, *at)
 
     def check_arrived(self, tensor: Tensor, what: str) -> None:
-        """Check that nothing is on its way to a tensor.
+        """Check that the host has waited for all copies into a tensor.
+
+        Args:
+            tensor: a tensor on the CPU.
+            what: name of the call that reads the tensor, for the message.
 
         Raises:
-            EarlyReadError: something is.
+            EarlyReadError: the host has not waited for a copy.
         """
         if self._expected and _storage(tensor) in self._expected:
             raise EarlyReadError(
@@ -46,9 +56,13 @@ class HostMemory:
             )
 
     def arrive(self, done: Moment) -> None:
-        """Note what is known to have run: tensors copied before are filled with zeros."""
-        for storage, (tensor, stream, place) in list(self._expected.items()):
-            if done.get(stream, 0) >= place:
+        """Record which calls have run. Tensors whose copies have run are filled with zeros.
+
+        Args:
+            done: stream id -> number of its calls that have run.
+        """
+        for storage, (tensor, stream, position) in list(self._expected.items()):
+            if done.get(stream, 0) >= position:
                 del self._expected[storage]
                 with torch.inference_mode():
                     tensor.zero_()

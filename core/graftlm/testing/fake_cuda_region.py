@@ -1,4 +1,4 @@
-"""What a function does on a fake CUDA device: the calls of a region that a graph captures, for comparison."""
+"""Records the calls of a function on a fake CUDA device, to compare a replay of a graph with its capture."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
@@ -13,40 +13,41 @@ if TYPE_CHECKING:
 
 __all__ = ["FakeCapture", "Region", "tensors_in"]
 
-#: Arguments that a call is compared by; others by their type.
+#: Types of arguments whose values are compared. Of other arguments, except tensors, only the type is compared.
 _SHOWN: Final = (int, float, str, type(None), torch.dtype, torch.device)
 
 
 class Region:
-    """The calls of a function, each with the places, shapes and strides of its tensors.
+    """The calls of a function, each with the storages, offsets, shapes and strides of its tensors.
 
-    A tensor that the function makes is named by its number among them; others by their storage.
+    A storage that the function creates is named by its number in order of creation. Other storages are named by
+    their address.
 
     Attributes:
-        calls: a line for each.
+        calls: one line of text for each call.
     """
 
     def __init__(self) -> None:
         self.calls: list[str] = []
-        self._made: dict[int, int] = {}
-        self._kept: list[Tensor] = []  # so that no other storage takes the place of one
+        self._created: dict[int, int] = {}  # storage id -> number in order of creation
+        self._kept: list[Tensor] = []  # keeps storages alive, so that no new storage gets the id of an old one
 
     def add(self, name: str, arguments: Iterable[object], result: object) -> None:
-        """Record a call."""
+        """Record a call with its arguments and its result."""
         described = [self._describe(leaf) for leaf in _leaves(arguments)]
-        given = {_place(tensor) for tensor in tensors_in(arguments)}
+        given = {_storage_id(tensor) for tensor in tensors_in(arguments)}
         for tensor in tensors_in((result,)):
             self._kept.append(tensor)
-            if _place(tensor) not in given:
-                self._made.setdefault(_place(tensor), len(self._made))
+            if _storage_id(tensor) not in given:
+                self._created.setdefault(_storage_id(tensor), len(self._created))
         self.calls.append(f"{name}({', '.join(described)})")
 
     def _describe(self, argument: object) -> str:
         if not isinstance(argument, Tensor):
             return repr(argument) if isinstance(argument, _SHOWN) else type(argument).__name__
         self._kept.append(argument)
-        place = _place(argument)
-        name = f"#{self._made[place]}" if place in self._made else f"storage {place:#x}"
+        storage = _storage_id(argument)
+        name = f"#{self._created[storage]}" if storage in self._created else f"storage {storage:#x}"
         shape, strides = list(argument.shape), list(argument.stride())
         return f"{name}+{argument.storage_offset()} {argument.dtype} {shape} by {strides}"
 
@@ -54,15 +55,20 @@ class Region:
 class FakeCapture:
     """Captures functions on a fake device; implements `GraphCapture`.
 
-    A replay runs the function again, and fails if it does not do what it did when it was captured, to the same
-    tensors: a graph would.
+    A graph replays the same calls on the same tensors. A fake replay therefore runs the function again, and raises
+    GraphRegionError if its calls or their tensors differ from those of the capture.
     """
 
     def __init__(self, cuda: "FakeCuda") -> None:
         self._cuda = cuda
 
     def capture(self, function: Callable[[], None]) -> Callable[[], None]:
-        """Run a function twice, as `CudaCapture` does; return what runs and compares it."""
+        """Run a function twice, as `CudaCapture` does.
+
+        Returns:
+            A function that runs `function` again and compares its calls with those of the second run. It raises
+            GraphRegionError if they differ.
+        """
         function()
         captured = self._run(function)
 
@@ -82,14 +88,14 @@ def _compare(captured: Region, now: Region) -> None:
     for i, (one, other) in enumerate(zip(captured.calls, now.calls, strict=False)):
         if one != other:
             raise GraphRegionError(
-                f"call {i} of a graph is not what was captured:\n  captured {one}\n  now      {other}"
+                f"call {i} of a graph differs from the captured call:\n  captured {one}\n  now      {other}"
             )
     if len(captured.calls) != len(now.calls):
-        raise GraphRegionError(f"a graph of {len(captured.calls)} calls is repeated by {len(now.calls)}")
+        raise GraphRegionError(f"a replay made {len(now.calls)} calls, but the graph has {len(captured.calls)} calls")
 
 
 def tensors_in(arguments: Iterable[object]) -> list[Tensor]:
-    """Return the tensors among arguments, in lists, tuples and slices too."""
+    """Return the tensors among arguments, including those in lists, tuples and slices."""
     return [leaf for leaf in _leaves(arguments) if isinstance(leaf, Tensor)]
 
 
@@ -103,5 +109,5 @@ def _leaves(arguments: Iterable[object]) -> Iterator[object]:
             yield argument
 
 
-def _place(tensor: Any) -> int:
+def _storage_id(tensor: Any) -> int:
     return int(tensor.untyped_storage()._cdata)

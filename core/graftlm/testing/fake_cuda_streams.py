@@ -1,4 +1,4 @@
-"""Streams and events of a fake CUDA device: what is ordered before what, and what the host has waited for."""
+"""Streams and events of a fake CUDA device. They record the order of calls and which calls the host has waited for."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,38 +10,39 @@ __all__ = ["FakeEvent", "FakeStream", "FakeStreams"]
 
 
 class FakeStream:
-    """A queue of calls; see `DeviceStream`."""
+    """A stream of a fake device; implements `DeviceStream`."""
 
     def __init__(self, streams: "FakeStreams", stream_id: int) -> None:
         self._streams = streams
         self._id = stream_id
-        self._before: dict[int, int] = {stream_id: 0}  # other streams' calls that run before the next one; own calls
+        # Stream id -> number of its calls that run before this stream's next call; of this stream: all its calls.
+        self._before: dict[int, int] = {stream_id: 0}
 
     def wait_stream(self, stream: "FakeStream") -> None:
-        """Let later work start after the present work of another stream."""
+        """Make later work of this stream start after the present work of another stream."""
         self.after(stream.moment())
 
     def synchronize(self) -> None:
-        """Let the host wait for this stream."""
+        """Make the host wait for this stream."""
         self._streams.wait(self.moment(), "synchronize of a stream")
 
     def moment(self) -> Moment:
-        """Return what has run when the present work of this stream has."""
+        """Return which calls of each stream have run when the present work of this stream has run."""
         return dict(self._before)
 
     def after(self, moment: Moment) -> None:
-        """Let later work start after a moment."""
-        for stream, place in moment.items():
-            self._before[stream] = max(self._before.get(stream, 0), place)
+        """Make later work of this stream start after the calls of a moment."""
+        for stream, position in moment.items():
+            self._before[stream] = max(self._before.get(stream, 0), position)
 
-    def next_place(self) -> tuple[int, int]:
-        """Count a call; return the stream's id and the call's place."""
+    def next_position(self) -> tuple[int, int]:
+        """Count a call of this stream. Returns the stream's id and the call's position, from 1 on."""
         self._before[self._id] += 1
         return self._id, self._before[self._id]
 
 
 class FakeEvent:
-    """A point in a stream; see `DeviceEvent`."""
+    """A point in a stream of a fake device; implements `DeviceEvent`."""
 
     def __init__(self, streams: "FakeStreams", timed: bool) -> None:
         self._streams = streams
@@ -53,28 +54,33 @@ class FakeEvent:
         self._moment = self._streams.current().moment()
 
     def wait(self) -> None:
-        """Let later work of the current stream start after the event."""
+        """Make later work of the current stream start after the event."""
         if self._moment is not None:
             self._streams.current().after(self._moment)
 
     def synchronize(self) -> None:
-        """Let the host wait for the event."""
+        """Make the host wait for the event."""
         if self._moment is not None:
             self._streams.wait(self._moment, "synchronize of an event")
 
     def elapsed_time(self, end_event: "FakeEvent") -> float:
-        """Return 1 ms, where a device would return a time."""
+        """Return 1 ms. A real device returns the measured time.
+
+        Raises:
+            FakeCudaError: an event is not timed, or the host has not waited for `end_event`.
+        """
         if not (self._timed and end_event._timed and self._streams.has_run(end_event._moment)):
-            raise FakeCudaError("elapsed_time needs two timed events that have been waited for")
+            raise FakeCudaError("elapsed_time needs two timed events, and the host must have waited for them")
         return 1.0
 
 
 class FakeStreams:
-    """`DeviceStreams` of a fake device.
+    """The streams of a fake device; implements `DeviceStreams`.
 
     Args:
-        memory: learns what has run.
-        check_wait: called before the host waits, with what for; raises where that is not allowed.
+        memory: host memory; is informed of the calls that have run.
+        check_wait: called before the host waits, with a description of the wait. Raises an error if the host must
+            not wait at this point.
     """
 
     def __init__(self, memory: HostMemory, check_wait: Callable[[str], None]) -> None:
@@ -107,20 +113,20 @@ class FakeStreams:
         return FakeEvent(self, timed)
 
     def now(self) -> tuple[int, int]:
-        """Count a call of the current stream; return the stream's id and the call's place."""
-        return self._current.next_place()
+        """Count a call of the current stream. Returns the stream's id and the call's position, from 1 on."""
+        return self._current.next_position()
 
     def wait(self, moment: Moment, what: str) -> None:
-        """Let the host wait."""
+        """Make the host wait for the calls of a moment; `what` describes the wait for an error message."""
         self._check_wait(what)
         self.passed(moment)
 
     def passed(self, moment: Moment) -> None:
-        """Note that the host knows what has run."""
-        for stream, place in moment.items():
-            self._done[stream] = max(self._done.get(stream, 0), place)
+        """Record that the host has waited for the calls of a moment."""
+        for stream, position in moment.items():
+            self._done[stream] = max(self._done.get(stream, 0), position)
         self._memory.arrive(self._done)
 
     def has_run(self, moment: Moment | None) -> bool:
-        """Return whether the host knows that all work before a moment has run."""
-        return moment is not None and all(self._done.get(stream, 0) >= place for stream, place in moment.items())
+        """Return whether the host has waited for all calls of a moment; False if `moment` is None."""
+        return moment is not None and all(self._done.get(stream, 0) >= position for stream, position in moment.items())

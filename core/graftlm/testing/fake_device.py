@@ -1,4 +1,4 @@
-"""A device without a model: it computes through the pages what only a causal model could, and can be checked."""
+"""A device without a model. It computes digests of tokens through the KV pages, and tests can check its output."""
 
 from collections.abc import Sequence
 
@@ -34,7 +34,14 @@ def _next_token(state: int, vocab_size: int, bits: NDArray[np.int32] | None = No
 def expected_output(
     prompt: Sequence[int], num_tokens: int, vocab_size: int, matcher: GrammarMatcher | None = None
 ) -> list[int]:
-    """Return what `FakeDevice` generates after a prompt, computed without pages, to the end of a grammar if given."""
+    """Return the tokens that `FakeDevice` generates after a prompt, computed without pages.
+
+    Args:
+        prompt: token ids.
+        num_tokens: maximum number of generated tokens.
+        vocab_size: V.
+        matcher: matcher of a grammar, which may end the output earlier; None: no grammar.
+    """
     state = 0
     for token_id in prompt:
         state = _absorb(state, token_id)
@@ -51,7 +58,13 @@ def expected_output(
 
 
 def expected_token(token_ids: Sequence[int], vocab_size: int, bits: NDArray[np.int32] | None = None) -> int:
-    """Return what `FakeDevice` samples after some tokens, among those of a bitmask, int32 [ceil(V / 32)], if given."""
+    """Return the token that `FakeDevice` samples after some tokens.
+
+    Args:
+        token_ids: the tokens before.
+        vocab_size: V.
+        bits: bitmask of the allowed tokens, int32 [ceil(V / 32)]; None: all tokens are allowed.
+    """
     state = 0
     for token_id in token_ids:
         state = _absorb(state, token_id)
@@ -71,21 +84,26 @@ def expected_embedding(prompt: Sequence[int], pooling: Pooling) -> NDArray[np.fl
 class FakeDevice:
     """Runs plans over paged memory. A token's "key and value" is a digest of all tokens up to it.
 
-    Each digest is computed from the slot of the token before, found through the plan's page table. A page that is
-    reused, shared or freed wrongly therefore changes what is generated from there on, and every "hidden state", whose
-    first number is 1 and whose second one comes from the digest.
+    Each digest is computed from the digest of the token before, which the device finds through the plan's page table.
+    A page that is reused, shared or freed wrongly therefore changes all tokens that are generated after it, and all
+    "hidden states". The first number of a "hidden state" is 1, and the second one comes from the digest.
 
-    With a window memory, it writes each digest there too, and a token reads all digests in its window before the step
-    ends. Finding another one than in the other memory is an error.
+    With a window memory, the device also writes each digest there. At the end of a step, each token reads all digests
+    in its window. A digest that differs from the one in the first memory is an error.
 
     Args:
-        window_tokens: the window of the layers with a memory of their own; None when all layers share one.
-        num_window_pages: pages of that memory.
+        num_pages: pages of the memory.
+        page_size: tokens in a page.
+        num_rows: rows for running requests.
+        vocab_size: V.
+        window_tokens: tokens in the window of the layers that have a separate window memory; None if there is no
+            such memory.
+        num_window_pages: pages of the window memory.
 
     Attributes:
-        fail_steps: step ids that raise.
-        fail_pools: step ids whose hidden states are not finite.
-        fail_rows: step id -> index among the sampling requests whose logits are bad in that step.
+        fail_steps: ids of steps that raise RuntimeError.
+        fail_pools: ids of steps whose hidden states are not finite.
+        fail_rows: step id -> index, among the requests that sample in this step, of the one whose logits are bad.
     """
 
     def __init__(
@@ -108,13 +126,18 @@ class FakeDevice:
         self._last_tokens = np.zeros(num_rows, dtype=np.int64)
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Run one step."""
+        """Run one step.
+
+        Raises:
+            RuntimeError: the step is in `fail_steps`.
+            InvariantError: a token finds a wrong digest in its window, or the plan has no window page table.
+        """
         if plan.step_id in self.fail_steps:
             raise RuntimeError("the device is out of memory")
         token_rows = np.repeat(np.arange(len(plan.rows)), plan.query_lens)
         input_ids = plan.input_ids.copy()
         input_ids[plan.device_idx] = self._last_tokens[plan.rows[token_rows[plan.device_idx]]]
-        # By position, since a token may follow one that another request of this step writes.
+        # Go by position: the token before may be written by another request of this step.
         for t in np.argsort(plan.positions, kind="stable").tolist():
             position = int(plan.positions[t])
             b = int(token_rows[t])
@@ -137,13 +160,17 @@ class FakeDevice:
         return StepResult(token_ids, errors, _zeros(len(sampled), 20), spans, model_s=0.0, pooled=pooled)
 
     def _pool(self, plan: StepPlan, span: PoolSpan) -> NDArray[np.float32]:
-        """Add up the "hidden states" of a span; float32 holds them exactly."""
+        """Return the sum of the "hidden states" of a span, float32 [2]; float32 holds them exactly."""
         slots = plan.out_slots[span.start : span.start + span.num_tokens].tolist()
         pooled: NDArray[np.float32] = np.array([_hidden(self._digests[s]) for s in slots], dtype=np.float32).sum(axis=0)
         return np.full_like(pooled, np.nan) if plan.step_id in self.fail_pools else pooled
 
     def _attend_to_windows(self, plan: StepPlan, token_rows: NDArray[np.int64]) -> None:
-        """Write the step's digests to the window memory, then read every token's window there."""
+        """Write the step's digests to the window memory, then check the digests in every token's window.
+
+        Raises:
+            InvariantError: a token finds a wrong digest in its window, or the plan has no window page table.
+        """
         if self._window_tokens is None:
             return
         if plan.window is None:
@@ -155,7 +182,8 @@ class FakeDevice:
                 expected = self._digests[self._slot(plan.page_table, b, seen)]
                 if self._window_digests[self._slot(plan.window.page_table, b, seen)] != expected:
                     raise InvariantError(
-                        f"row {plan.rows[b]}: the token at {position} finds another one's key at {seen} in its window"
+                        f"row {plan.rows[b]}: the token at position {position} finds a wrong key for position {seen} "
+                        "in its window"
                     )
 
     def _slot(self, page_table: NDArray[np.int32], b: int, position: int) -> int:

@@ -1,4 +1,4 @@
-"""FlashInfer up to its launches, on a fake CUDA device: wrappers that check what they are given."""
+"""A fake of FlashInfer for a fake CUDA device: its wrappers check their arguments and launch nothing."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,13 +14,13 @@ __all__ = ["FakeFence", "FakeFlashInfer"]
 
 
 class FakeFlashInfer:
-    """Makes wrappers by FlashInfer's constructors, for a fake device.
+    """Creates wrappers for a fake device, with the signatures of FlashInfer's constructors.
 
     Args:
         cuda: the device.
 
     Attributes:
-        num_runs: role -> how often one of its wrappers ran.
+        num_runs: role (decode, prefill or cascade) -> number of runs of its wrappers.
     """
 
     def __init__(self, cuda: FakeCuda) -> None:
@@ -37,23 +37,24 @@ class FakeFlashInfer:
         paged_kv_indices_buffer: Tensor | None = None,
         paged_kv_last_page_len_buffer: Tensor | None = None,
     ) -> "_Decode":
-        """Make a BatchDecodeWithPagedKVCacheWrapper."""
+        """Create a fake of BatchDecodeWithPagedKVCacheWrapper."""
         buffers = (paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer)
         return _Decode(self, float_workspace_buffer, kv_layout, buffers if use_cuda_graph else None)
 
     def prefill(self, float_workspace_buffer: Tensor, kv_layout: str = "NHD", backend: str = "auto") -> "_Prefill":
-        """Make a BatchPrefillWithPagedKVCacheWrapper."""
+        """Create a fake of BatchPrefillWithPagedKVCacheWrapper."""
         return _Prefill(self, "prefill", float_workspace_buffer, kv_layout)
 
     def cascade(self, num_levels: int, float_workspace_buffer: Tensor, kv_layout: str = "NHD") -> "_Cascade":
-        """Make a MultiLevelCascadeAttentionWrapper."""
+        """Create a fake of MultiLevelCascadeAttentionWrapper."""
         return _Cascade(self, num_levels, float_workspace_buffer, kv_layout)
 
 
 class FakeFence:
-    """A fence that the host finds passed, as it does where steps are committed in time; see `flashinfer_planner.Fence`.
+    """A fence that never makes the host wait, like a real fence whose steps were committed in time.
 
-    FlashInfer's plans are the one part of a launch that may wait for the device.
+    It implements `flashinfer_planner.Fence`. FlashInfer's plans are the only part of a launch that may wait for the
+    device.
     """
 
     def __init__(self, cuda: FakeCuda) -> None:
@@ -68,7 +69,7 @@ class FakeFence:
 
 
 class _Wrapper:
-    """What the wrappers have in common."""
+    """Base class of the decode and prefill wrappers."""
 
     def __init__(self, library: FakeFlashInfer, role: str, workspace: Tensor, kv_layout: str) -> None:
         _check(kv_layout == "NHD", f"layout {kv_layout}")
@@ -79,13 +80,13 @@ class _Wrapper:
         self._num_tokens: int | None = None
         self._shape = (0, 0, 0, 0)  # num_heads, num_kv_heads, head_dim, page_size
         self._dtypes: tuple[torch.dtype, torch.dtype] | None = None
-        self._planned: tuple[Tensor, ...] = ()  # that a run reads
+        self._planned: tuple[Tensor, ...] = ()  # tensors of the plan that a run reads
 
     def _plan(
         self, num_tokens: int, shape: Sequence[int], settings: dict[str, Any], planned: tuple[Tensor, ...]
     ) -> None:
         if self._library.cuda.in_region:
-            raise GraphRegionError("a captured function plans: a plan is made on the host")
+            raise GraphRegionError("a captured function calls plan(), but a graph cannot capture work of the host")
         num_heads, num_kv_heads, head_dim, page_size = shape
         self._num_tokens = num_tokens
         self._shape = (num_heads, num_kv_heads, head_dim, page_size)
@@ -94,40 +95,47 @@ class _Wrapper:
 
     def _check_run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor], out: Tensor | None) -> None:
         num_heads, num_kv_heads, head_dim, page_size = self._shape
-        _check(self._dtypes is not None, "run before plan")
+        _check(self._dtypes is not None, "a run before a plan")
         q_dtype, kv_dtype = self._dtypes or (None, None)
         for tensor, name in ((q, "q"), *([] if out is None else [(out, "out")])):
             _check_device(tensor, q_dtype, name)
             shape = (self._num_tokens, num_heads, head_dim)
-            _check(tuple(tensor.shape) == shape, f"{name} of {list(tensor.shape)}, planned for {list(shape)}")
+            _check(tuple(tensor.shape) == shape, f"{name} of shape {list(tensor.shape)}, but planned {list(shape)}")
         for tensor in paged_kv_cache:
             _check_device(tensor, kv_dtype, "cache")
             page = (page_size, num_kv_heads, head_dim)
-            _check(tuple(tensor.shape[1:]) == page, f"pages of {list(tensor.shape[1:])}, planned for {list(page)}")
+            _check(tuple(tensor.shape[1:]) == page, f"pages of {list(tensor.shape[1:])}, but planned {list(page)}")
         self._library.num_runs[self._role] += 1
         arguments = [q, paged_kv_cache, out, self._planned, self._workspace, self._shape]
         self._library.cuda.launched(f"flashinfer.{self._role}", arguments)
 
     def _indptr(self, indptr: Tensor, what: str) -> int:
-        """Check bounds of ranges, on the host; return their end."""
+        """Check an array of range bounds, int32 [n + 1] on the host. Returns its last bound."""
         _check_host(self._library.cuda, indptr, what)
         bounds = indptr.tolist()
-        _check(bounds[0] == 0 and bounds == sorted(bounds), f"{what} {bounds}")
+        _check(bounds[0] == 0 and bounds == sorted(bounds), f"{what} {bounds}, which must start at 0 and be sorted")
         return int(bounds[-1])
 
     def _pages(self, indptr: Tensor, indices: Tensor, last_page_len: Tensor, page_size: int) -> None:
-        """Check the pages of requests."""
+        """Check the pages of requests.
+
+        Args:
+            indptr: bounds of each request's pages in `indices`, int32 [B + 1] on the host.
+            indices: page ids of all requests, int32 on the device.
+            last_page_len: tokens in the last page of each request, int32 [B] on the host.
+            page_size: tokens in a page.
+        """
         num_pages = self._indptr(indptr, "indptr of pages")
         _check_device(indices, torch.int32, "indices of pages")
-        _check(len(indices) >= num_pages, f"{len(indices)} indices of {num_pages} pages")
+        _check(len(indices) >= num_pages, f"{len(indices)} indices for {num_pages} pages")
         _check_host(self._library.cuda, last_page_len, "last_page_len")
-        _check(len(last_page_len) + 1 == len(indptr), f"{len(last_page_len)} last pages, {len(indptr)} bounds")
+        _check(len(last_page_len) + 1 == len(indptr), f"{len(last_page_len)} last pages and {len(indptr)} bounds")
         lens = last_page_len.tolist()
-        _check(all(1 <= length <= page_size for length in lens), f"last_page_len {lens} of pages of {page_size}")
+        _check(all(1 <= length <= page_size for length in lens), f"last_page_len {lens} for pages of size {page_size}")
 
 
 class _Decode(_Wrapper):
-    """BatchDecodeWithPagedKVCacheWrapper."""
+    """Fake of BatchDecodeWithPagedKVCacheWrapper."""
 
     def __init__(
         self, library: FakeFlashInfer, workspace: Tensor, kv_layout: str, buffers: tuple[Tensor | None, ...] | None
@@ -136,12 +144,12 @@ class _Decode(_Wrapper):
         self._buffers: tuple[Tensor, ...] | None = None
         if buffers is not None:
             self._buffers = tuple([buffer for buffer in buffers if buffer is not None])
-            _check(len(self._buffers) == len(buffers), "a buffer of a graph is missing")
+            _check(len(self._buffers) == len(buffers), "too few buffers for a graph")
             for buffer in self._buffers:
                 _check_device(buffer, torch.int32, "buffer of a graph")
 
     def reset_workspace_buffer(self, float_workspace_buffer: Tensor, int_workspace_buffer: Tensor) -> None:
-        """Take other memory."""
+        """Use other workspaces, uint8 on the device."""
         _check_device(float_workspace_buffer, torch.uint8, "workspace")
         _check_device(int_workspace_buffer, torch.uint8, "integer workspace")
         self._workspace = float_workspace_buffer
@@ -162,14 +170,14 @@ class _Decode(_Wrapper):
         kv_data_type: torch.dtype,
         sm_scale: float | None = None,
     ) -> None:
-        """Check a plan; with buffers of a graph, also that it fits them."""
+        """Check the arguments of a plan. For a graph, also check that its buffers are large enough."""
         self._pages(indptr, indices, last_page_len, page_size)
         planned = (indptr, indices, last_page_len)
         if self._buffers is not None:
             for buffer, array in zip(self._buffers, planned, strict=True):
-                _check(len(array) <= len(buffer), f"{len(array)} entries in a graph's buffer of {len(buffer)}")
+                _check(len(array) <= len(buffer), f"{len(array)} entries for a graph's buffer of {len(buffer)} entries")
                 buffer[: len(array)].copy_(array, non_blocking=True)
-            _check(len(last_page_len) == len(self._buffers[2]), "another number of requests than was captured")
+            _check(len(last_page_len) == len(self._buffers[2]), "more or fewer requests than the graph was made for")
             planned = (self._buffers[0], self._buffers[1], self._buffers[2])
         settings = {"q_data_type": q_data_type, "kv_data_type": kv_data_type}
         shape = (num_qo_heads, num_kv_heads, head_dim, page_size)
@@ -182,7 +190,7 @@ class _Decode(_Wrapper):
 
 
 class _Prefill(_Wrapper):
-    """BatchPrefillWithPagedKVCacheWrapper."""
+    """Fake of BatchPrefillWithPagedKVCacheWrapper."""
 
     def plan(
         self,
@@ -201,9 +209,9 @@ class _Prefill(_Wrapper):
         q_data_type: torch.dtype | None = None,
         kv_data_type: torch.dtype | None = None,
     ) -> None:
-        """Check a plan."""
+        """Check the arguments of a plan."""
         self._pages(paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, page_size)
-        _check(len(qo_indptr) == len(paged_kv_indptr), "queries and pages of different requests")
+        _check(len(qo_indptr) == len(paged_kv_indptr), "different numbers of requests for queries and pages")
         settings = {"q_data_type": q_data_type, "kv_data_type": kv_data_type}
         shape = (num_qo_heads, num_kv_heads, head_dim_qk, page_size)
         self._plan(self._indptr(qo_indptr, "indptr of queries"), shape, settings, (paged_kv_indices,))
@@ -215,7 +223,7 @@ class _Prefill(_Wrapper):
 
 
 class _Cascade:
-    """MultiLevelCascadeAttentionWrapper."""
+    """Fake of MultiLevelCascadeAttentionWrapper."""
 
     def __init__(self, library: FakeFlashInfer, num_levels: int, workspace: Tensor, kv_layout: str) -> None:
         self._levels = [_Prefill(library, "cascade", workspace, kv_layout) for _ in range(num_levels)]
@@ -229,32 +237,38 @@ class _Cascade:
         *shape: Any,
         **settings: Any,
     ) -> None:
-        """Check the plan of each level."""
+        """Check the arguments of each level's plan."""
         arrays = zip(qo_indptr_arr, paged_kv_indptr_arr, paged_kv_indices_arr, paged_kv_last_page_len, strict=True)
         for level, each in zip(self._levels, arrays, strict=True):
             level.plan(*each, *shape, **settings)
 
     def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor]) -> Tensor:
-        """Check a launch."""
+        """Check the arguments of a launch. Returns an uninitialised tensor with the shape of `q`."""
         for level in self._levels:
             level.run(q, paged_kv_cache)
         return torch.empty_like(q)
 
 
 def _check(holds: bool, what: str) -> None:
+    """Raise FakeCudaError unless `holds` is true; `what` describes the wrong argument."""
     if not holds:
         raise FakeCudaError(f"FlashInfer gets {what}")
 
 
 def _check_device(tensor: Tensor, dtype: torch.dtype | None, name: str) -> None:
-    """Check what a kernel reads."""
+    """Check a tensor that a kernel reads: it must be on the device, contiguous and of `dtype`."""
     _check(isinstance(tensor, FakeTensor), f"{name} on the CPU")
     _check(tensor.dtype == dtype and tensor.is_contiguous(), f"{name}: {tensor.dtype}, strides {tensor.stride()}")
 
 
 def _check_host(cuda: FakeCuda, tensor: Tensor, name: str) -> None:
-    """Check what a plan reads on the host, and copies."""
+    """Check a tensor that a plan reads on the host and copies: it must be int32, contiguous and pinned.
+
+    Raises:
+        HiddenSyncError: the tensor is on the device.
+        FakeCudaError: another check fails.
+    """
     if isinstance(tensor, FakeTensor):
-        raise HiddenSyncError(f"FlashInfer reads {name} on the host, and it is on the device")
+        raise HiddenSyncError(f"FlashInfer reads {name} on the host, but it is on the device")
     _check(tensor.dtype == torch.int32 and tensor.is_contiguous(), f"{name}: {tensor.dtype}")
     _check(cuda.is_pinned(tensor), f"{name} in pageable memory")

@@ -1,4 +1,4 @@
-"""A grammar backend whose languages a few lines can match: one letter of each word, none twice in a row."""
+"""A grammar backend for a small language: one letter of each word, and no letter twice in a row."""
 
 from collections.abc import Sequence
 
@@ -12,14 +12,15 @@ __all__ = ["FakeGrammarBackend"]
 
 
 class FakeGrammarBackend(GrammarBackend):
-    """Takes words as EBNF: "ab bc" is the language of ab, ac and bc, for bb has a letter twice in a row.
+    """Reads an EBNF text as words. For example, "ab bc" allows the texts ab, ac and bc; bb repeats a letter.
 
-    What may come next depends on the place and on the token before, so that a mask that is one token late shows.
+    The allowed tokens depend on the position and on the token before. A mask that is one token late is therefore
+    noticed.
 
     Args:
-        texts: text of each token; those that are not a single letter are never allowed.
+        texts: text of each token; a token that is not a single letter is never allowed.
         vocab_size: V.
-        stop_token_ids: end a complete text.
+        stop_token_ids: tokens that end a complete text.
     """
 
     def __init__(self, texts: Sequence[str], vocab_size: int, stop_token_ids: Sequence[int]) -> None:
@@ -29,7 +30,7 @@ class FakeGrammarBackend(GrammarBackend):
 
     @classmethod
     def of(cls, context: GrammarContext) -> "FakeGrammarBackend":
-        """Create it as an engine would."""
+        """Create the backend from an engine's context."""
         import tokenizers
 
         core = tokenizers.Tokenizer.from_str(context.tokenizer_json)
@@ -37,15 +38,19 @@ class FakeGrammarBackend(GrammarBackend):
         return cls(texts, context.vocab_size, context.stop_token_ids)
 
     def check(self, spec: GrammarSpec) -> tuple[str, ...]:
-        """Refuse all but EBNF made of words."""
+        """Check that a specification is EBNF made of words. Returns an empty tuple.
+
+        Raises:
+            GrammarError: the specification is something else.
+        """
         if spec.kind is not GrammarKind.EBNF:
-            raise GrammarError(f"{spec.kind.value}: only ebnf is enforced here")
+            raise GrammarError(f"{spec.kind.value}: this backend supports only ebnf")
         if not spec.text.replace(" ", "").isalpha():
             raise GrammarError(f"ebnf: expected words, got {spec.text!r}")
         return ()
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        """Split the words."""
+        """Compile a specification; see `GrammarBackend.compile`."""
         self.check(spec)
         return _FakeCompiled(self, spec.text.split())
 
@@ -67,18 +72,18 @@ class _FakeMatcher(GrammarMatcher):
         self._tokens: list[int] = []
 
     def accept(self, token_id: int) -> bool:
-        """Advance over a token; False leaves the matcher unchanged."""
+        """Advance over a token if it is allowed. Returns False, and changes nothing, if it is not."""
         if token_id not in self._allowed():
             return False
         self._tokens.append(token_id)
         return True
 
     def rollback(self, num_tokens: int) -> None:
-        """Undo the latest accepted tokens."""
+        """Undo the last `num_tokens` accepted tokens."""
         del self._tokens[len(self._tokens) - num_tokens :]
 
     def fill_bitmask(self, mask: NDArray[np.int32], row: int) -> None:
-        """Write the allowed tokens into mask[row]."""
+        """Write the allowed tokens into mask[row], int32 [ceil(V / 32)]."""
         bits = np.zeros(mask.shape[1] * 32, dtype=np.uint8)
         bits[self._allowed()] = 1
         mask[row] = np.packbits(bits, bitorder="little").view(np.int32)
@@ -101,9 +106,9 @@ class _FakeMatcher(GrammarMatcher):
         return len(self._tokens) > len(self._words)
 
     def _allowed(self) -> list[int]:
-        place = len(self._tokens)
-        if place >= len(self._words):
-            return list(self._backend.stop_token_ids) if place == len(self._words) else []
-        before = self._backend.texts[self._tokens[-1]] if place else ""
-        letters = set(self._words[place]) - {before}
+        position = len(self._tokens)
+        if position >= len(self._words):
+            return list(self._backend.stop_token_ids) if position == len(self._words) else []
+        before = self._backend.texts[self._tokens[-1]] if position else ""
+        letters = set(self._words[position]) - {before}
         return [token_id for token_id, text in enumerate(self._backend.texts) if text in letters]

@@ -1,4 +1,4 @@
-"""A fake device that also makes the copies of steps, at the worst moments that are allowed."""
+"""A fake device that also runs the copies of steps, each at the worst time that the contract allows."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,11 +13,12 @@ __all__ = ["CopyingDevice"]
 class CopyingDevice(FakeDevice):
     """A `FakeDevice` with host memory, for caches with lower tiers.
 
-    What runs beside a step may run before all of it or after all of it. The stores of this device run after it, so one
-    that should have been early reads what the step has overwritten; new host memory holds garbage.
+    A copy that runs in parallel with a step may run before the whole step or after it. The stores of this device run
+    after the step, so a store that should have been an early store reads data that the step has overwritten. New host
+    memory holds garbage.
 
     Attributes:
-        page_bytes: of a page's digests.
+        page_bytes: bytes of a page's digests.
     """
 
     def __init__(self, num_pages: int, page_size: int, num_rows: int, vocab_size: int) -> None:
@@ -26,7 +27,7 @@ class CopyingDevice(FakeDevice):
         self._host: NDArray[np.uint64] = np.empty((0, 0), dtype=np.uint64)
 
     def allocate(self, num_blocks: int, pages_per_block: int) -> NDArray[np.uint8]:
-        """Take host memory; see `KVTransfer.allocate`."""
+        """Allocate host memory, uint8 [num_blocks, pages_per_block * page_bytes]; see `KVTransfer.allocate`."""
         memory: NDArray[np.uint8] = np.full((num_blocks, pages_per_block * self.page_bytes), 0x5A, dtype=np.uint8)
         self._host = memory.view(np.uint64)
         return memory
@@ -41,7 +42,7 @@ class CopyingDevice(FakeDevice):
         return result
 
     def copy(self, copies: StepCopies) -> None:
-        """Make copies without a step."""
+        """Run copies without a step."""
         self._store(copies.early_stores)
         self._load((*copies.early_loads, *copies.loads))
         self._store(copies.stores)

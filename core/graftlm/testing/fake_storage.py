@@ -1,4 +1,4 @@
-"""A KV storage in memory, over a medium that tests can damage, break and fill."""
+"""A KV storage that keeps its blocks in memory, in a medium that tests can damage, break and fill."""
 
 import threading
 from collections import Counter
@@ -12,18 +12,19 @@ from graftlm.contracts import KVStorage, StorageContext, StorageStats
 
 __all__ = ["FakeKVStorage", "FakeMedium"]
 
-_Place = tuple[bytes, int, bytes]  # fingerprint, block_bytes, key
+_Place = tuple[bytes, int, bytes]  # identifies a block in a medium: fingerprint, block_bytes, key
 
 
 @dataclass(slots=True)
 class FakeMedium:
-    """What outlives the storages over it.
+    """The blocks of one or more fake storages. It outlives the storages that use it.
 
     Attributes:
-        blocks: place -> content and the hash it had when it was written; least recently used first.
-        max_blocks: room for so many; None is without limit.
-        is_broken: whether it refuses everything.
-        lock: guards the others.
+        blocks: (fingerprint, block_bytes, key) -> content of the block, and the hash of the content when it was
+            written; least recently used first.
+        max_blocks: maximum number of blocks; None: no limit.
+        is_broken: whether every operation fails.
+        lock: guards the other attributes.
     """
 
     blocks: dict[_Place, tuple[bytes, int]] = field(default_factory=dict)
@@ -45,11 +46,11 @@ class FakeMedium:
 
 
 class FakeKVStorage(KVStorage):
-    """Keeps blocks in a `FakeMedium`; the least recently used goes first.
+    """Keeps blocks in a `FakeMedium`. A full medium evicts the least recently used block first.
 
     Args:
-        context: whose blocks.
-        medium: where they are kept; None makes one.
+        context: fingerprint and size of the blocks.
+        medium: the medium that holds the blocks; None: a new one.
     """
 
     def __init__(self, context: StorageContext, medium: FakeMedium | None = None) -> None:
@@ -58,13 +59,13 @@ class FakeKVStorage(KVStorage):
         self._counts: Counter[str] = Counter()
 
     def contains(self, keys: Sequence[bytes]) -> int:
-        """Return how many of the keys, from the front on, are held."""
+        """Return the number of leading keys whose blocks are stored."""
         with self.medium.lock:
             held = [self._place(key) in self.medium.blocks for key in keys]
         return held.index(False) if False in held else len(held)
 
     def get(self, key: bytes, out: NDArray[np.uint8]) -> bool:
-        """Read one block into `out`."""
+        """Read one block into `out`, uint8 [block_bytes]. Returns whether an intact block was found."""
         with self.medium.lock:
             found = self._take(key)
             self._counts["misses" if found is None else "hits"] += 1
@@ -74,7 +75,7 @@ class FakeKVStorage(KVStorage):
             return True
 
     def put(self, key: bytes, data: NDArray[np.uint8]) -> bool:
-        """Keep one block."""
+        """Store one block, uint8 [block_bytes]. Returns False if the medium is broken."""
         medium, place = self.medium, self._place(key)
         with medium.lock:
             if self._is_refused():
@@ -90,14 +91,14 @@ class FakeKVStorage(KVStorage):
             return True
 
     def clear(self) -> None:
-        """Forget every block of this fingerprint."""
+        """Delete all blocks of this fingerprint and block size."""
         with self.medium.lock:
             if not self._is_refused():
                 for place in self._own():
                     del self.medium.blocks[place]
 
     def stats(self) -> StorageStats:
-        """Return counts."""
+        """Return the numbers of blocks and bytes, and the counts of operations."""
         with self.medium.lock:
             num_blocks = len(self._own())
             num_bytes = num_blocks * self._context.block_bytes
@@ -107,7 +108,7 @@ class FakeKVStorage(KVStorage):
         """Do nothing."""
 
     def _take(self, key: bytes) -> bytes | None:
-        """Return a block that is intact, and make it the most recently used; drop one that is not."""
+        """Return a block and make it the most recently used one. Delete a damaged block and return None."""
         place = self._place(key)
         if self._is_refused() or place not in self.medium.blocks:
             return None

@@ -1,7 +1,7 @@
-"""Triton up to its launches, on a fake CUDA device; importing this module imports Triton.
+"""Lets Triton launch kernels on a fake CUDA device. Importing this module imports Triton.
 
-Triton binds the arguments of a launch and specialises its kernel as it would on a GPU. Kernels are neither compiled nor
-run: `FakeCuda.launched` gets their arguments.
+Triton binds the arguments of a launch and specialises the kernel as it does on a GPU. Kernels are neither compiled nor
+run. Instead, `FakeCuda.launched` receives their arguments.
 """
 
 import inspect
@@ -19,19 +19,19 @@ from graftlm.testing.fake_cuda import FakeCuda
 
 __all__ = ["fake_triton"]
 
-#: Triton keeps what it has compiled for a device by the device's name: no two fakes have the same.
+#: Numbers in the names of fake devices. Triton caches compiled kernels by device name, so each fake has its own name.
 _numbers: Final = itertools.count()
 
 
 @contextmanager
 def fake_triton(cuda: FakeCuda, capability: int = 90) -> Iterator[None]:
-    """Have Triton launch on a fake device while the context is open, in this thread.
+    """Make Triton launch kernels of this thread on a fake device while the context is open.
 
     Args:
-        cuda: the device, entered.
-        capability: its compute capability, 90 for 9.0.
+        cuda: the device; its context must be open.
+        capability: compute capability of the device, e.g. 90 for 9.0.
 
-    Effects: sets Triton's active driver, and restores it.
+    Effects: sets Triton's active driver, and restores the former driver at the end.
     """
     try:
         before = driver.active
@@ -46,7 +46,7 @@ def fake_triton(cuda: FakeCuda, capability: int = 90) -> Iterator[None]:
 
 
 class _FakeDriver:
-    """As much of a driver as launches ask for."""
+    """Has the methods of a Triton driver that launches call."""
 
     def __init__(self, name: str, capability: int) -> None:
         self._name = name
@@ -63,7 +63,7 @@ class _FakeDriver:
 
 
 class _NoCompiler(Executor):
-    """Returns a kernel that is not compiled."""
+    """Returns fake kernels instead of compiling kernels."""
 
     def __init__(self, cuda: FakeCuda) -> None:
         self._cuda = cuda
@@ -76,7 +76,7 @@ class _NoCompiler(Executor):
 
 
 class _FakeKernel:
-    """One specialisation of a kernel."""
+    """One specialisation of a kernel, not compiled."""
 
     function = None
     packed_metadata = None
@@ -86,8 +86,12 @@ class _FakeKernel:
         self._name = name
 
     def launch_metadata(self, grid: tuple[int, ...], stream: int, *arguments: object) -> None:
-        """Return nothing for profilers."""
+        """Return no metadata; only profilers need it."""
 
     def run(self, *launch: Any) -> None:
-        """Launch: three sizes of the grid, five values of Triton's own, then the kernel's arguments."""
+        """Report a launch to the fake device.
+
+        Args:
+            launch: three sizes of the grid, five values that are internal to Triton, then the kernel's arguments.
+        """
         self._cuda.launched(self._name, [launch[:3], launch[8:]])

@@ -1,4 +1,4 @@
-"""GGUF files of small checkpoints, written by the package `gguf` as llama.cpp's converter would."""
+"""Writes small checkpoints as GGUF files with the package `gguf`, like llama.cpp's converter."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from graftlm.checkpoint import iter_weights
 
 __all__ = ["write_gguf"]
 
-#: Entries of config.json that have a method of the writer for themselves.
+#: Entry of config.json -> method of `GGUFWriter` that writes this entry.
 _SIZES = {
     "num_hidden_layers": "add_block_count",
     "max_position_embeddings": "add_context_length",
@@ -53,20 +53,21 @@ def write_gguf(
     tensors: Mapping[str, NDArray[np.float32]] | None = None,
     tensors_per_file: int = 0,
 ) -> Path:
-    """Write a checkpoint of plain weights as a GGUF file.
+    """Write a checkpoint of unquantised weights as a GGUF file.
 
     Args:
-        checkpoint: the folder.
-        file: to write.
-        architecture: llama.cpp's name: llama (Mistral's and Mixtral's too), qwen2, qwen3, qwen3moe, gemma2, gemma3
+        checkpoint: folder of the checkpoint.
+        file: path of the file to write.
+        architecture: llama.cpp's name: llama (also for Mistral and Mixtral), qwen2, qwen3, qwen3moe, gemma2, gemma3
             or phi3.
-        kind: what matrices are stored as: F32, F16, BF16, Q8_0, Q4_0, ...; norms and biases are F32.
-        tokenizer: whether to write the checkpoint's tokenizer, a byte-level BPE.
-        metadata: entries with their types, which replace those of the checkpoint.
-        tensors: further ones, under their names in the file.
-        tensors_per_file: splits the file; 0: all in one.
+        kind: storage format of matrices: F32, F16, BF16, Q8_0, Q4_0, ... Norms and biases are F32.
+        tokenizer: whether to write the checkpoint's tokenizer, which must be a byte-level BPE.
+        metadata: key -> value and its type. These entries replace those of the checkpoint.
+        tensors: additional tensors: name in the file -> values.
+        tensors_per_file: maximum number of tensors in a file; 0: one file for all tensors.
 
-    Returns: the file. If it is split, "name-00001-of-00002.gguf" and so on lie in its place.
+    Returns:
+        The path of the file. If the file is split, there are "name-00001-of-00002.gguf" and so on instead.
     """
     config = json.loads((checkpoint / "config.json").read_text())
     writer = GGUFWriter(file, architecture, split_max_tensors=tensors_per_file)
@@ -129,7 +130,7 @@ def _add_tokenizer(writer: GGUFWriter, checkpoint: Path) -> None:
 def _weights(
     checkpoint: Path, architecture: str, config: Mapping[str, Any]
 ) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """Yield a checkpoint's tensors under the names that the package has for them."""
+    """Yield a checkpoint's tensors, float32, with their names in a GGUF file."""
     known = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}
     names = gguf.get_tensor_name_map(known[architecture], config["num_hidden_layers"])
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
@@ -145,7 +146,7 @@ def _weights(
 
 
 def _with_stacked_experts(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield a layer's experts as one tensor, under a name without their number."""
+    """Yield all weights, but stack the experts of a layer in one tensor, [E, ...], with a name without a number."""
     experts: defaultdict[str, dict[int, torch.Tensor]] = defaultdict(dict)
     for name, tensor in weights:
         match = _EXPERT.fullmatch(name)
@@ -158,7 +159,14 @@ def _with_stacked_experts(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterat
 
 
 def _in_pairs(rows: NDArray[np.float32], num_heads: int) -> NDArray[np.float32]:
-    """Return the rows of each head as llama.cpp rotates them: neighbours, not halves, against each other."""
+    """Return the rows of each head in llama.cpp's order for the rotary embedding.
+
+    Hugging Face rotates row i of a head with row i + D/2. llama.cpp rotates row 2i with row 2i + 1.
+
+    Args:
+        rows: [num_heads * D, ...].
+        num_heads: heads in `rows`.
+    """
     halves = rows.reshape(num_heads, 2, -1, *rows.shape[1:])
     return halves.swapaxes(1, 2).reshape(rows.shape)
 

@@ -24,7 +24,7 @@ __all__ = ["GrammarBackendConformance", "GrammarCase"]
 
 _WALK_VOCAB_SIZE = 8000
 _WALK_TOKENS = 150
-_VOCAB_SIZE = 300  # no multiple of 32, and more than the tokenizer has
+_VOCAB_SIZE = 300  # not a multiple of 32, and larger than the tokenizer's vocabulary
 _MERGES = ['{"', '":', "tr", "ue", "true", "nu", "ll", "null", "ab", '"}', "12", "ÃŁ", "]}", "Ġ{"]
 
 
@@ -33,7 +33,12 @@ class GrammarCase:
     """A specification, texts that meet it, and texts that do not.
 
     Attributes:
-        unenforced: what `check` names; where there is something, the specification is not strict, and refused if it is.
+        kind: kind of the specification.
+        text: text of the specification.
+        accepted: texts that meet the specification.
+        rejected: texts that do not meet it.
+        unenforced: parts of the specification that the backend cannot enforce, as `check` returns them. If there are
+            any, `spec` is not strict, and the backend must refuse a strict specification of the same text.
     """
 
     kind: GrammarKind
@@ -80,7 +85,7 @@ STANDARD_CASES = (
         ("<t:n>12</t>", "<t:r>ab]"),
         ("", "a", "ab<t:r>ab]", "<t:r>ab]a"),
     ),
-    # What a backend may leave out differs from one to another: this is a case of those that do not enforce uniqueItems.
+    # Backends differ in what they cannot enforce. This case is for backends that do not enforce uniqueItems.
     GrammarCase(
         GrammarKind.JSON_SCHEMA,
         '{"type": "array", "items": {"enum": [12]}, "uniqueItems": true}',
@@ -134,17 +139,17 @@ STANDARD_WALKS = (
 
 
 class GrammarBackendConformance(Conformance, ABC):
-    """Checks what `graftlm.contracts.grammar` says of every backend.
+    """Checks a grammar backend against the contract in `graftlm.contracts.grammar`.
 
         class TestMyBackend(GrammarBackendConformance):
             def create(self, context):
                 return MyBackend(context)
 
     Attributes:
-        cases: specifications with texts; a backend that does not know one of the kinds names its own.
-        malformed: specifications that must be refused.
-        walks: specifications whose masks are walked over at random, with a vocabulary of 8,000 tokens, beside those of
-            `cases`. A backend may refuse them.
+        cases: specifications with texts. Override it for a backend that does not support all kinds in it.
+        malformed: specifications that the backend must refuse.
+        walks: additional specifications for random walks with a vocabulary of 8,000 tokens; the walks also use those
+            of `cases`. A backend may refuse the specifications of `walks`.
     """
 
     cases: ClassVar[Sequence[GrammarCase]] = STANDARD_CASES
@@ -154,51 +159,51 @@ class GrammarBackendConformance(Conformance, ABC):
 
     @abstractmethod
     def create(self, context: GrammarContext) -> GrammarBackend:
-        """Return a backend for a tokenizer."""
+        """Return a new backend for a tokenizer."""
 
     @cached_property
     def backend(self) -> GrammarBackend:
-        """One backend for a test."""
+        """The backend of one test, created when it is first used."""
         tokenizer = _tokenizer()
         return self.create(GrammarContext(tokenizer.to_str(), _VOCAB_SIZE, (_end(),)))
 
     def matcher(self, case: GrammarCase) -> GrammarMatcher:
-        """Return a fresh matcher."""
+        """Return a new matcher of a case."""
         return self.backend.compile(case.spec).matcher()
 
     def test_what_meets_a_specification_is_accepted_however_it_is_tokenised(self) -> None:
-        """A text that meets the specification is accepted up to a stop token, after which the matcher is finished."""
+        """A matcher accepts a text that meets the specification, then a stop token, and is then finished."""
         for case, text, token_ids in self._tokenised("accepted"):
             matcher = self.matcher(case)
             for token_id in token_ids:
                 assert not matcher.finished
                 assert matcher.accept(token_id), f"{case}: {text!r} is rejected"
-            assert matcher.accept(_end()), f"{case}: {text!r} may not end"
+            assert matcher.accept(_end()), f"{case}: the stop token is rejected after {text!r}"
             assert matcher.finished
 
     def test_what_a_matcher_accepts_meets_the_specification(self) -> None:
-        """Whatever a matcher accepts up to a stop token meets the specification."""
+        """If a matcher accepts a text and then a stop token, the text meets the specification."""
         for case, text, token_ids in self._tokenised("rejected"):
             matcher = self.matcher(case)
             accepted = all(matcher.accept(token_id) for token_id in [*token_ids, _end()])
             assert not accepted, f"{case}: {text!r} is accepted"
 
     def test_the_bitmask_says_what_accept_does(self) -> None:
-        """A token whose bit `fill_bitmask` sets is accepted by `accept`; a token whose bit is clear is not."""
+        """`accept` accepts a token if and only if `fill_bitmask` sets its bit."""
         for case, _, token_ids in self._tokenised("accepted"):
             matcher = self.matcher(case)
             for token_id in [*token_ids, _end()]:
                 allowed = _allowed(matcher)
                 for other in range(_VOCAB_SIZE):
                     accepted = matcher.accept(other)
-                    assert accepted == (other in allowed), f"{case}: token {other}"
+                    assert accepted == (other in allowed), f"{case}: the bitmask and accept() differ for token {other}"
                     if accepted:
                         matcher.rollback(1)
                 assert _allowed(matcher) == allowed
                 matcher.accept(token_id)
 
     def test_random_walks_find_no_disagreement(self) -> None:
-        """Wherever random tokens lead, `fill_bitmask`, `accept`, `forced_tokens` and `forced_text` agree."""
+        """After any sequence of tokens, `fill_bitmask`, `accept`, `forced_tokens` and `forced_text` agree."""
         tokenizer = generate_tokenizer(_WALK_VOCAB_SIZE)
         end = tokenizer.get_vocab(with_added_tokens=True)[END_TOKEN]
         backend = self.create(GrammarContext(tokenizer.to_str(), _WALK_VOCAB_SIZE, (end,)))
@@ -214,18 +219,18 @@ class GrammarBackendConformance(Conformance, ABC):
                 assert not walk.complaints, f"{spec}: after {walk.text!r}: {walk.complaints[0]}"
 
     def test_stop_tokens_come_where_a_text_is_complete(self) -> None:
-        """Stop tokens are allowed where the output so far is complete, and nowhere else."""
+        """Stop tokens are allowed if and only if the output so far is complete."""
         for case, text, token_ids in self._tokenised("accepted"):
             matcher = self.matcher(case)
             for num, token_id in enumerate(token_ids):
                 so_far = _tokenizer().decode(token_ids[:num])
                 if so_far in case.rejected:
-                    assert _end() not in _allowed(matcher), f"{case}: {so_far!r} may end"
+                    assert _end() not in _allowed(matcher), f"{case}: the stop token is allowed after {so_far!r}"
                 matcher.accept(token_id)
-            assert _end() in _allowed(matcher), f"{case}: {text!r} may not end"
+            assert _end() in _allowed(matcher), f"{case}: the stop token is not allowed after {text!r}"
 
     def test_a_finished_matcher_allows_nothing(self) -> None:
-        """Once a stop token has been accepted the matcher is finished, and allows nothing."""
+        """After a stop token, the matcher is finished and allows no more tokens."""
         for case, _, token_ids in self._tokenised("accepted"):
             matcher = self.matcher(case)
             for token_id in [*token_ids, _end()]:
@@ -235,7 +240,7 @@ class GrammarBackendConformance(Conformance, ABC):
             assert (matcher.forced_text(), list(matcher.forced_tokens())) == ("", [])
 
     def test_special_tokens_are_not_text(self) -> None:
-        """No grammar allows special tokens, but for stop tokens."""
+        """No grammar allows special tokens, except stop tokens."""
         pad = _id_of("<pad>")
         for case, _, token_ids in self._tokenised("accepted"):
             matcher = self.matcher(case)
@@ -244,7 +249,7 @@ class GrammarBackendConformance(Conformance, ABC):
                 matcher.accept(token_id)
 
     def test_rollback_undoes(self, seed: int) -> None:
-        """After `rollback(n)` the matcher answers as it did n accepted tokens ago, a stop token among them included."""
+        """`rollback(n)` restores the state before the last n accepted tokens, which may include a stop token."""
         draw = random.Random(seed)
         for case, _, token_ids in self._tokenised("accepted"):
             matcher, path, answers = self.matcher(case), [*token_ids, _end()], []
@@ -263,7 +268,7 @@ class GrammarBackendConformance(Conformance, ABC):
                 place = goal
 
     def test_fill_bitmask_writes_one_row(self) -> None:
-        """`fill_bitmask` writes mask[row] whatever it held, changes no other row, and clears bits past V."""
+        """`fill_bitmask` overwrites all of mask[row], changes no other row, and clears the bits from V on."""
         for case in self.cases:
             matcher = self.matcher(case)
             mask = np.full((3, -(-_VOCAB_SIZE // 32)), 0x55555555, dtype=np.int32)
@@ -272,21 +277,21 @@ class GrammarBackendConformance(Conformance, ABC):
             assert _tokens_in(mask[1]) == _allowed(matcher)
 
     def test_masks_belong_to_the_caller(self) -> None:
-        """What becomes of a mask that was filled in changes no later mask, and no matcher writes into it again."""
+        """A caller may change a mask that was filled: later masks are the same, and no matcher writes to it again."""
         for case, _, token_ids in self._tokenised("accepted"):
             alone, matcher, filled = self.matcher(case), self.matcher(case), []
             for token_id in token_ids:
                 mask = np.zeros((1, -(-_VOCAB_SIZE // 32)), dtype=np.int32)
                 matcher.fill_bitmask(mask, 0)
-                assert _tokens_in(mask[0]) == _allowed(alone), f"{case}: a mask depends on one that was filled before"
+                assert _tokens_in(mask[0]) == _allowed(alone), f"{case}: a mask depends on a mask filled before"
                 np.invert(mask, out=mask)
                 filled.append((mask, mask.copy()))
                 assert matcher.accept(token_id) == alone.accept(token_id)
             for mask, copy in filled:
-                assert np.array_equal(mask, copy), f"{case}: a mask was written into after fill_bitmask() returned"
+                assert np.array_equal(mask, copy), f"{case}: a mask was changed after fill_bitmask() returned"
 
     def test_fill_bitmasks_writes_what_each_matcher_allows(self) -> None:
-        """`fill_bitmasks` writes into mask[i] what `fill_bitmask` of matchers[i] does, of finished ones too."""
+        """`fill_bitmasks` writes to mask[i] the same as `fill_bitmask` of matchers[i], also for finished matchers."""
         matchers = []
         for case, _, token_ids in self._tokenised("accepted"):
             for length in range(len(token_ids) + 2):
@@ -299,7 +304,7 @@ class GrammarBackendConformance(Conformance, ABC):
             assert _tokens_in(row) == _allowed(matcher)
 
     def test_rollback_undoes_forced_tokens(self) -> None:
-        """After `rollback(n)` over tokens that `forced_tokens` returned the matcher answers as it did before them."""
+        """`rollback(n)` also restores the state before n accepted tokens that `forced_tokens` returned."""
         for case, _, token_ids in self._tokenised("accepted"):
             matcher = self.matcher(case)
             for token_id in token_ids:
@@ -312,7 +317,7 @@ class GrammarBackendConformance(Conformance, ABC):
                 matcher.accept(token_id)
 
     def test_what_is_not_enforced_is_named(self) -> None:
-        """`check` names what of a specification that is not strict is not enforced; a strict one is refused for it."""
+        """`check` returns the parts that are not enforced if the specification is not strict, and otherwise refuses it."""
         for case in self.cases:
             assert tuple(self.backend.check(case.spec)) == case.unenforced, f"{case}"
             if not case.unenforced:
@@ -322,10 +327,10 @@ class GrammarBackendConformance(Conformance, ABC):
                     method(GrammarSpec(case.kind, case.text))
                 except GrammarError:
                     continue
-                raise AssertionError(f"{method.__name__} takes {case}, strict, and does not enforce {case.unenforced}")
+                raise AssertionError(f"{method.__name__}() takes strict {case}, but does not enforce {case.unenforced}")
 
     def test_asking_changes_nothing(self) -> None:
-        """`fill_bitmask`, `forced_text` and `forced_tokens` accept nothing."""
+        """`fill_bitmask`, `forced_text` and `forced_tokens` do not change the state of a matcher."""
         for case, _, token_ids in self._tokenised("accepted"):
             matcher = self.matcher(case)
             for token_id in token_ids:
@@ -334,14 +339,14 @@ class GrammarBackendConformance(Conformance, ABC):
                 matcher.accept(token_id)
 
     def test_what_is_forced_must_come(self) -> None:
-        """Tokens returned by `forced_tokens` must come whatever is sampled, and all texts go on with `forced_text`."""
+        """Each token of `forced_tokens` is the only one allowed; every accepted text continues with `forced_text`."""
         for case, text, token_ids in self._tokenised("accepted"):
             matcher = self.matcher(case)
             for num, token_id in enumerate(token_ids):
                 rest = text[len(_tokenizer().decode(token_ids[:num])) :]
                 forced_text = matcher.forced_text()
                 assert rest.startswith(forced_text) or "\ufffd" in _tokenizer().decode(token_ids[:num]), (
-                    f"{case}: {forced_text!r} is forced before {rest!r}"
+                    f"{case}: forced_text() is {forced_text!r}, but {rest!r} may follow"
                 )
                 forced = matcher.forced_tokens()
                 for forced_id in forced:
@@ -351,7 +356,7 @@ class GrammarBackendConformance(Conformance, ABC):
                 matcher.accept(token_id)
 
     def test_matchers_know_nothing_of_each_other(self) -> None:
-        """Matchers of one compiled grammar know nothing of each other."""
+        """Matchers of one compiled grammar do not affect each other."""
         for case in self.cases:
             compiled = self.backend.compile(case.spec)
             one, other = compiled.matcher(), compiled.matcher()
@@ -361,14 +366,14 @@ class GrammarBackendConformance(Conformance, ABC):
             assert _answers(other) == before
 
     def test_what_is_malformed_is_refused(self) -> None:
-        """What `check` refuses, `compile` refuses; nothing malformed makes either fail otherwise."""
+        """`check` and `compile` raise GrammarError for each malformed specification, and no other error."""
         for spec in self.malformed:
             for method in (self.backend.check, self.backend.compile):
                 try:
                     method(spec)
                 except GrammarError:
                     continue
-                raise AssertionError(f"{method.__name__} takes {spec}")
+                raise AssertionError(f"{method.__name__}() accepts the malformed {spec}")
         for case in self.cases:
             self.backend.check(case.spec)
 
@@ -381,7 +386,11 @@ class GrammarBackendConformance(Conformance, ABC):
         assert together == alone
 
     def _tokenised(self, which: str) -> Iterator[tuple[GrammarCase, str, list[int]]]:
-        """Yield each text, tokenised as it would be, and byte by byte."""
+        """Yield each text of all cases twice: with the tokens of the tokenizer, and with one token for each byte.
+
+        Args:
+            which: "accepted" or "rejected".
+        """
         for case in self.cases:
             for text in getattr(case, which):
                 yield case, text, _tokenizer().encode(text).ids
@@ -402,12 +411,12 @@ def _tokenizer() -> tokenizers.Tokenizer:
 
 
 def _left_part(token: str, vocab: Mapping[str, int]) -> str:
-    """Return the longer token that a merge begins with."""
+    """Return the longest left part of a token such that both parts are in the vocabulary."""
     return next(token[:n] for n in reversed(range(1, len(token))) if token[:n] in vocab and token[n:] in vocab)
 
 
 def _byte_ids(text: str) -> list[int]:
-    """Return a text's tokens when each stands for one byte."""
+    """Return the tokens of a text, one for each byte of its UTF-8 encoding."""
     pieces = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)
     return [_id_of(char) for piece, _ in pieces for char in piece]
 
@@ -433,5 +442,5 @@ def _allowed(matcher: GrammarMatcher) -> set[int]:
 
 
 def _answers(matcher: GrammarMatcher) -> tuple[object, ...]:
-    """Return everything a matcher says."""
+    """Return the results of all methods of a matcher that do not change it."""
     return _allowed(matcher), matcher.forced_text(), tuple(matcher.forced_tokens()), matcher.finished

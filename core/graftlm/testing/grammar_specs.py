@@ -1,4 +1,4 @@
-"""Generated specifications of all kinds that have a value, the same ones for a seed."""
+"""Generates random grammar specifications of all kinds that some text can meet. A seed always gives the same ones."""
 
 import json
 import string
@@ -38,7 +38,7 @@ _PATTERNS: Final = (
 )
 _FORMATS: Final = ("date", "time", "date-time", "email", "ipv4", "uuid")
 
-# Keywords that a backend may be unable to enforce; each keeps a value for what it is added to.
+# Type -> keywords that some backends cannot enforce. A schema with such a keyword still has a valid value.
 _RARE_ON: Final[dict[str, tuple[Schema, ...]]] = {
     "string": ({"not": {"const": "no"}}, {"minLength": 2, "pattern": "^[a-c]*$"}, {"allOf": [{"maxLength": 3}]}),
     "integer": ({"multipleOf": 3}, {"not": {"enum": [0, 1]}}, {"allOf": [{"minimum": 0}, {"maximum": 30}]}),
@@ -56,13 +56,15 @@ _RARE_ON: Final[dict[str, tuple[Schema, ...]]] = {
 
 
 def generate_schemas(num: int, seed: int = 0, large: bool = False) -> list[Schema]:
-    """Return JSON schemas (Draft 2020-12) of mixed features; most have short values, each has one as far as it goes.
+    """Return JSON schemas (Draft 2020-12) with mixed features. Most have short valid values.
 
-    About one in ten has a keyword that not every backend enforces: what it does with it is refuse or obey. A few of
-    these have no value at all.
+    About one in ten schemas has a keyword that not every backend enforces. A backend must refuse or enforce it. A few
+    of these schemas have no valid value. All other schemas have one.
 
     Args:
-        large: give about half of the strings and some arrays counts up to 1,000.
+        num: number of schemas.
+        seed: of the random numbers.
+        large: whether about half of the strings and some arrays get length limits of up to 1,000.
     """
     schemas = [_SchemaDraw(Random(f"schema {seed} {i}")).schema() for i in range(num)]
     if large:
@@ -72,10 +74,12 @@ def generate_schemas(num: int, seed: int = 0, large: bool = False) -> list[Schem
 
 
 def generate_regexes(num: int, seed: int = 0, large: bool = False) -> list[str]:
-    """Return regular expressions that Python and ECMAScript read alike, unbounded repeats few.
+    """Return regular expressions that have the same meaning in Python and ECMAScript, with few unbounded repeats.
 
     Args:
-        large: end each in a class that is repeated up to 1,000 times.
+        num: number of expressions.
+        seed: of the random numbers.
+        large: whether each expression ends with a character class that is repeated up to 1,000 times.
     """
     regexes = [_regex(Random(f"regex {seed} {i}"), depth=_DEPTH) for i in range(num)]
     if not large:
@@ -88,19 +92,24 @@ def generate_regexes(num: int, seed: int = 0, large: bool = False) -> list[str]:
 
 
 def generate_choices(num: int, seed: int = 0) -> list[list[str]]:
-    """Return lists of texts, of which some begin alike."""
+    """Return `num` lists of texts; some texts of a list have a common prefix."""
     return [_choices(Random(f"choice {seed} {i}")) for i in range(num)]
 
 
 def generate_tags(num: int, seed: int = 0) -> list[dict[str, Any]]:
-    """Return structural tags of up to three triggers and four structures."""
+    """Return `num` structural tags, each with up to three triggers and four structures."""
     return [_tag(Random(f"tag {seed} {i}")) for i in range(num)]
 
 
 def generate_specs(num: int, seed: int = 0) -> list[GrammarSpec]:
-    """Return specifications of all kinds in turn: of 20, 8 schemas, 5 expressions, 3 EBNF, 3 tags, 1 choice.
+    """Return specifications of all kinds in a fixed order.
 
-    Half of the schemas and expressions are large.
+    Every 20 specifications contain 8 JSON schemas, 5 regular expressions, 3 EBNF grammars, 3 structural tags and
+    1 choice. Half of the schemas and expressions are large; see `generate_schemas` and `generate_regexes`.
+
+    Args:
+        num: number of specifications.
+        seed: of the random numbers.
     """
     kinds = {kind: _texts(kind, num, seed) for kind in GrammarKind}
     pattern = (
@@ -152,7 +161,7 @@ _LARGE_REPEATS: Final = ("{64}", "{128}", "{129}", "{10,200}", "{300}", "{0,150}
 
 
 def _enlarge(schema: Any, random: Random) -> None:
-    """Make some counts of a schema, and of those within, large."""
+    """Make some length limits of a schema, and of the schemas in it, large. Changes the schema in place."""
     if isinstance(schema, list):
         for item in schema:
             _enlarge(item, random)
@@ -208,14 +217,14 @@ def _tag(random: Random) -> dict[str, Any]:
 
 
 class _SchemaDraw:
-    """Draws one schema."""
+    """Draws one random schema."""
 
     def __init__(self, random: Random) -> None:
         self._random = random
         self._defs: dict[str, Schema] = {}
 
     def schema(self) -> Schema:
-        """Return a schema; its `$defs` come with it."""
+        """Return a random schema, including the `$defs` that it refers to."""
         random = self._random
         if random.random() < 0.2:
             self._defs["leaf"] = self._scalar()
@@ -226,7 +235,7 @@ class _SchemaDraw:
             schema = self._object(depth=2)
         else:
             schema = self._value(depth=2)
-        rare = _RARE_ON.get(str(schema.get("type")))  # a list of types has none
+        rare = _RARE_ON.get(str(schema.get("type")))  # None if the type is a list of types
         if random.random() < 0.1 and rare:
             schema |= random.choice(rare)
         return schema | ({"$defs": self._defs} if self._defs else {})
@@ -321,7 +330,7 @@ class _SchemaDraw:
         return {keyword: [self._value(depth) for _ in range(random.randint(2, 3))]}
 
     def _recursive(self) -> Schema:
-        """Return a schema of a list or a tree, which leaves off where it refers to itself."""
+        """Return a recursive schema of a list or a tree. Values of it can be finite."""
         random = self._random
         itself = random.choice(
             (

@@ -1,4 +1,4 @@
-"""Random walks over a matcher's masks, which find where its methods disagree."""
+"""Random walks over a matcher's masks, to find contradictions between its methods."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,10 +16,11 @@ __all__ = ["Walk", "Walker"]
 
 _REPLACEMENT: Final = "\ufffd"
 _NUM_TRIED: Final = 6
-_FORCED_SHARE: Final = 0.1  # of the steps, at which forced tokens are asked for
-_END_SHARE: Final = 0.15  # of the steps at which the output may end, at which it does
+_FORCED_SHARE: Final = 0.1  # share of the steps at which the walk checks the forced tokens
+_END_SHARE: Final = 0.15  # probability to end the output at a step where it may end
 _LONG_CHARS: Final = 6
-#: What ends or divides a text in most formats; later steps take such tokens, so that walks come to an end.
+#: Characters that end or divide a text in most formats. Later steps prefer tokens that start with them, so that walks
+#: end.
 _CLOSING: Final = frozenset('"}])>/\\,:tfn0123456789')
 
 
@@ -28,9 +29,10 @@ class Walk:
     """One walk.
 
     Attributes:
-        text: what the tokens say.
-        is_finished: whether it ended with a stop token.
-        complaints: where answers disagree, in words.
+        token_ids: tokens that the matcher accepted.
+        text: text of the tokens.
+        is_finished: whether the walk ended with a stop token.
+        complaints: descriptions of the contradictions that were found.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -40,12 +42,12 @@ class Walk:
 
 
 class Walker:
-    """Walks over masks of one vocabulary.
+    """Makes walks over the masks of one vocabulary.
 
     Args:
-        tokenizer: whose tokens they are.
-        vocab_size: V, columns of the masks.
-        stop_token_ids: end an output.
+        tokenizer: tokenizer of the vocabulary.
+        vocab_size: V, the number of bits in a mask.
+        stop_token_ids: tokens that end an output.
     """
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, vocab_size: int, stop_token_ids: Sequence[int]) -> None:
@@ -59,11 +61,12 @@ class Walker:
 
     @cached_property
     def _order(self) -> NDArray[np.intp]:
-        """Tokens by their text: those beside each other begin alike."""
+        """Token ids sorted by text, [V]: neighbours often have a common prefix."""
         return np.array(sorted(range(self._vocab_size), key=self._texts.__getitem__))
 
     @cached_property
-    def _place(self) -> NDArray[np.intp]:
+    def _rank(self) -> NDArray[np.intp]:
+        """Index of each token in `_order`, [V]."""
         return np.argsort(self._order)
 
     @cached_property
@@ -80,23 +83,23 @@ class Walker:
         return frozenset(token_id for token_id, token in added.items() if token.special)
 
     def walk(self, matcher: GrammarMatcher, random: Random, max_tokens: int) -> Walk:
-        """Take allowed tokens at random until one ends the output, or for so many; ask everything on the way.
+        """Accept random allowed tokens until the output ends or has `max_tokens` tokens, and check every method.
 
-        Effects: the matcher has accepted the tokens.
+        Effects: the matcher has accepted the tokens of the walk.
         """
         walk = Walk()
         prefers_long = random.random() < 0.5
         while len(walk.token_ids) < max_tokens and not matcher.finished and len(walk.complaints) < 3:
             bits, allowed = self._mask(matcher, walk)
             if not len(allowed):
-                walk.complaints.append("nothing is allowed, and the matcher is not finished")
+                walk.complaints.append("no token is allowed, but the matcher is not finished")
                 break
             self._try_tokens(matcher, bits, allowed, random, walk)
             if len(allowed) == 1 or random.random() < _FORCED_SHARE:
                 self._try_forced(matcher, allowed, walk)
             token_id = self._choose(allowed, random, prefers_long, len(walk.token_ids) / max_tokens)
             if not matcher.accept(token_id):
-                walk.complaints.append(f"token {token_id}, {self._texts[token_id]!r}, is allowed and rejected")
+                walk.complaints.append(f"token {token_id}, {self._texts[token_id]!r}, is allowed but rejected")
                 break
             walk.token_ids.append(token_id)
         walk.is_finished = matcher.finished
@@ -107,7 +110,7 @@ class Walker:
         return walk
 
     def _mask(self, matcher: GrammarMatcher, walk: Walk) -> tuple[NDArray[np.uint8], NDArray[np.intp]]:
-        """Return the bits of a matcher's mask, uint8 [V], and the tokens that it allows."""
+        """Return the bits of a matcher's mask, uint8 [V], and the ids of the allowed tokens."""
         mask = np.full((1, -(-self._vocab_size // 32)), 0x55555555, dtype=np.int32)
         matcher.fill_bitmask(mask, 0)
         bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
@@ -124,34 +127,34 @@ class Walker:
         random: Random,
         walk: Walk,
     ) -> None:
-        """Compare the mask with `accept`, for tokens drawn from both sides and for some that begin as allowed ones."""
+        """Compare the mask with `accept` for allowed tokens, for tokens with a similar text, and for random tokens."""
         tried = [int(allowed[random.randrange(len(allowed))]) for _ in range(_NUM_TRIED)]
-        near = [int(self._place[token_id]) + random.choice((-2, -1, 1, 2)) for token_id in tried]
-        tried += [int(self._order[place]) for place in near if 0 <= place < self._vocab_size]
+        near = [int(self._rank[token_id]) + random.choice((-2, -1, 1, 2)) for token_id in tried]
+        tried += [int(self._order[rank]) for rank in near if 0 <= rank < self._vocab_size]
         tried += [random.randrange(self._vocab_size) for _ in range(_NUM_TRIED)]
         for token_id in tried:
             if token_id in self._special and token_id not in self._stop_token_ids and not bits[token_id]:
-                continue  # the library of a backend may print a warning for each
+                continue  # a backend's library may print a warning for each such token
             accepted = matcher.accept(token_id)
             if accepted:
                 matcher.rollback(1)
             if accepted != bool(bits[token_id]):
-                said = "allowed and rejected" if bits[token_id] else "accepted and not allowed"
-                walk.complaints.append(f"token {token_id}, {self._texts[token_id]!r}, is {said}")
+                difference = "allowed but rejected" if bits[token_id] else "accepted but not allowed"
+                walk.complaints.append(f"token {token_id}, {self._texts[token_id]!r}, is {difference}")
                 return
         if random.random() < _FORCED_SHARE and not np.array_equal(self._mask(matcher, walk)[0], bits):
             walk.complaints.append("the mask changes after tokens are accepted and rolled back")
 
     def _try_forced(self, matcher: GrammarMatcher, allowed: NDArray[np.intp], walk: Walk) -> None:
-        """Compare forced tokens and text with the masks."""
+        """Compare the forced tokens and the forced text with the masks."""
         forced_text, forced = matcher.forced_text(), list(matcher.forced_tokens())
         num = 0
         for token_id in forced:
             if self._mask(matcher, walk)[1].tolist() != [token_id]:
-                walk.complaints.append(f"token {token_id} is forced, and not the only one allowed")
+                walk.complaints.append(f"token {token_id} is forced, but is not the only allowed token")
                 break
             if not matcher.accept(token_id):
-                walk.complaints.append(f"token {token_id} is forced and rejected")
+                walk.complaints.append(f"token {token_id} is forced but rejected")
                 break
             num += 1
         if num:
@@ -159,7 +162,7 @@ class Walker:
         if not forced_text:
             return
         if not self._stop_token_ids.isdisjoint(allowed.tolist()):
-            walk.complaints.append(f"the output may end, and {forced_text!r} is forced")
+            walk.complaints.append(f"the output may end, but {forced_text!r} is forced")
         before = self._tokenizer.decode(walk.token_ids, skip_special_tokens=False)
         if before.endswith(_REPLACEMENT):
             return
@@ -167,13 +170,16 @@ class Walker:
             text = self._tokenizer.decode([*walk.token_ids, token_id], skip_special_tokens=False)[len(before) :]
             text = text.rstrip(_REPLACEMENT)
             if not forced_text.startswith(text) and not text.startswith(forced_text):
-                walk.complaints.append(f"{forced_text!r} is forced, and {text!r} is allowed")
+                walk.complaints.append(f"{forced_text!r} is forced, but {text!r} is allowed")
 
     def _choose(self, allowed: NDArray[np.intp], random: Random, prefers_long: bool, progress: float) -> int:
-        """Return the token to go on with.
+        """Return the next token of a walk.
 
         Args:
-            progress: the share of the tokens that the walk has taken.
+            allowed: ids of the allowed tokens.
+            random: random numbers of the walk.
+            prefers_long: whether to prefer tokens with long texts in the first half of the walk.
+            progress: number of the walk's tokens so far, as a share of `max_tokens`.
         """
         ends = [token_id for token_id in self._stop_token_ids if token_id in allowed]
         if ends and (random.random() < _END_SHARE or progress > 0.6):

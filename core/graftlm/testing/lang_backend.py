@@ -1,4 +1,4 @@
-"""The conformance kit of the language's backends."""
+"""The conformance kit for backends of `graftlm.lang`."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -24,19 +24,19 @@ _MANY: Final = 24
 
 
 class BackendConformance(Conformance, ABC):
-    """Checks what `graftlm.lang.Backend` says of every backend, at temperature 0.
+    """Checks a backend against the contract of `graftlm.lang.Backend`, at temperature 0.
 
         class TestMyBackend(BackendConformance):
             def create(self):
                 return MyBackend("http://127.0.0.1:9000")
 
-    What a backend refuses with `UnsupportedFeatureError` is skipped.
+    A test is skipped if the backend raises `UnsupportedFeatureError`.
 
     Attributes:
-        prompt: that the model has a few words to say behind.
-        choices: that may follow it, none of which begins as another one does.
-        is_chat: the backend answers chats only; the prompt is then a user's message.
-        endless: sampling of a request that runs long enough to be cancelled.
+        prompt: a prompt; the model's answer must have at least four characters.
+        choices: texts that may follow the prompt. No two of them may start with the same token.
+        is_chat: whether the backend only answers chats; `prompt` is then a user's message.
+        endless: sampling parameters of a request that runs long enough to be cancelled.
     """
 
     prompt: ClassVar[str] = "The capital of France is"
@@ -46,22 +46,22 @@ class BackendConformance(Conformance, ABC):
 
     @abstractmethod
     def create(self) -> Backend:
-        """Return a backend that works."""
+        """Return a new backend that works."""
 
     def create_unreachable(self) -> Backend:
-        """Return one whose server is not there, where there is such a thing."""
-        raise SkipTest("it reaches for no server")
+        """Return a backend whose server cannot be reached. Override it for a backend that uses a server."""
+        raise SkipTest("the backend uses no server, or the kit has no create_unreachable()")
 
     def num_requests(self) -> int:
-        """Return the requests that are unfinished where this backend's run, where that can be told."""
-        raise SkipTest("what runs its requests does not count them")
+        """Return the number of unfinished requests in the engine or server. Override it if this can be counted."""
+        raise SkipTest("the engine or server does not count its requests, or the kit has no num_requests()")
 
     def test_it_is_a_backend(self) -> None:
-        """A backend is a small object with six methods."""
+        """A backend has the six methods of the protocol."""
         assert isinstance(self.create(), Backend), "a method is missing"
 
     def test_completions_come_with_their_counts(self) -> None:
-        """`meta_info` has id, finish_reason, prompt_tokens, completion_tokens and cached_tokens."""
+        """`meta_info` contains id, finish_reason, prompt_tokens, completion_tokens and cached_tokens."""
         (generation,) = self._generate(max_tokens=3)
         meta = generation.meta_info
         missing = {"id", "finish_reason", "prompt_tokens", "completion_tokens", "cached_tokens"} - meta.keys()
@@ -71,7 +71,7 @@ class BackendConformance(Conformance, ABC):
         assert meta["finish_reason"]["type"] in ("length", "stop"), meta
 
     def test_temperature_0_repeats_itself(self) -> None:
-        """Equal requests at temperature 0 have equal answers, also when many run at a time; those in excess wait."""
+        """Equal requests at temperature 0 get equal answers, also when more requests run than fit at one time."""
 
         async def many(backend: Backend) -> list[list[Generation]]:
             request = await self._request(backend, max_tokens=4)
@@ -81,12 +81,12 @@ class BackendConformance(Conformance, ABC):
         assert len(texts) == 1, f"temperature 0 gives {texts}"
 
     def test_all_of_n_come(self) -> None:
-        """`generate` returns the `n` completions."""
+        """`generate` returns all `n` completions."""
         alone, *rest = [g.text for g in self._generate(max_tokens=4, n=3)]
-        assert rest == [alone] * 2, f"n is 3, and at temperature 0 there came {[alone, *rest]}"
+        assert rest == [alone] * 2, f"expected 3 equal completions at temperature 0, got {[alone, *rest]}"
 
     def test_a_stop_string_ends_the_text_before_it(self) -> None:
-        """A completion that ends at a stop string ends before it."""
+        """A stop string ends a completion and is not part of it."""
         whole = self._text()
         stop = whole[len(whole) // 2 :][:2]
         (generation,) = self._generate(max_tokens=16, stop=(stop,))
@@ -95,7 +95,7 @@ class BackendConformance(Conformance, ABC):
         assert generation.meta_info["finish_reason"]["type"] == "stop", generation.meta_info
 
     def test_a_stream_grows_to_the_whole_text(self) -> None:
-        """`stream` yields a completion whose text grows; the last one is whole."""
+        """`stream` yields completions of growing text; the last one has the whole text and a finish_reason."""
 
         async def all_of(backend: Backend) -> list[Generation]:
             async with aclosing(backend.stream(await self._request(backend, max_tokens=16))) as generations:
@@ -106,17 +106,17 @@ class BackendConformance(Conformance, ABC):
         for before, after in pairwise(texts):
             assert after.startswith(before), f"{before!r} is followed by {after!r}"
         assert texts[-1] == self._text(), f"the stream ends with {texts[-1]!r}"
-        assert generations[-1].meta_info["finish_reason"] is not None, "the last completion says nothing of its end"
+        assert generations[-1].meta_info["finish_reason"] is not None, "the last completion has no finish_reason"
 
     def test_a_pattern_is_followed_or_refused(self) -> None:
-        """A backend raises `UnsupportedFeatureError` for what it cannot do, instead of leaving it out."""
+        """A backend enforces a regex or raises `UnsupportedFeatureError`. It does not ignore the regex."""
         (generation,) = self._generate(max_tokens=8, regex="[0-9]{3}")
         text = generation.text
-        assert len(text) == 3, f"the pattern [0-9]{{3}} gives {text!r}"
-        assert text.isdigit(), f"the pattern [0-9]{{3}} gives {text!r}"
+        assert len(text) == 3, f"the regex [0-9]{{3}} gives {text!r}"
+        assert text.isdigit(), f"the regex [0-9]{{3}} gives {text!r}"
 
     def test_a_bad_parameter_is_the_requests_fault(self) -> None:
-        """`RequestError` is raised when the request is at fault."""
+        """The backend raises `RequestError` for a request with an invalid parameter."""
         try:
             self._run_raising(lambda backend: self._generations(backend, temperature=-1.0, max_tokens=2))
         except RequestError:
@@ -124,26 +124,28 @@ class BackendConformance(Conformance, ABC):
         raise AssertionError("temperature -1 was accepted")
 
     def test_each_choice_is_scored(self) -> None:
-        """`score` returns how likely each choice is: a log-probability for each of its tokens."""
+        """`score` returns a log-probability for each token of each choice."""
         scores = self._scores(self.choices, unconditional=False)
         assert len(scores) == len(self.choices), f"{len(self.choices)} choices have {len(scores)} scores"
         for choice, score in zip(self.choices, scores, strict=True):
-            assert len(score.token_ids) == len(score.logprobs) > 0, f"of {choice!r}: {score}"
-            assert all(logprob <= 1e-4 for logprob in score.logprobs), f"of {choice!r}: {score.logprobs}"
+            assert len(score.token_ids) == len(score.logprobs) > 0, f"{choice!r} has {score}"
+            assert all(logprob <= 1e-4 for logprob in score.logprobs), f"{choice!r} has {score.logprobs}"
 
     def test_the_models_own_words_are_the_likeliest(self) -> None:
-        """A choice's tokens are scored behind the prompt, so the text of temperature 0 has the likeliest first."""
+        """The scores of a choice depend on the prompt: the model's own answer at temperature 0 has the best score."""
         choices = ["@#", self._text(max_tokens=3), "}{"]
         decision = greedy_token_selection.decide(self._scores(choices, unconditional=False))
-        assert decision.index == 1, f"of {choices}, scored {decision.scores}, the model itself says the second"
+        assert decision.index == 1, (
+            f"{choices} have the scores {decision.scores}; the second one is the model's own text and must be the best"
+        )
 
     def test_choices_are_scored_alone_when_asked(self) -> None:
-        """`unconditional` also says how likely the choices' tokens are without the prompt."""
+        """With `unconditional`, `score` also returns log-probabilities of each choice's tokens without the prompt."""
         for score in self._scores(self.choices, unconditional=True):
             assert len(score.unconditional_logprobs or ()) == len(score.logprobs), score
 
     def test_caching_a_prefix_changes_no_text(self) -> None:
-        """`cache_prefix` is a hint."""
+        """`cache_prefix` does not change the text of later completions."""
 
         async def cached(backend: Backend) -> str:
             await backend.cache_prefix((await self._request(backend)).prompt)
@@ -152,7 +154,7 @@ class BackendConformance(Conformance, ABC):
         assert self._run(cached) == self._text()
 
     def test_flushing_changes_no_text(self) -> None:
-        """`flush_cache` forgets cached prefixes, and nothing else."""
+        """`flush_cache` does not change the text of later completions."""
 
         async def flushed(backend: Backend) -> str:
             await backend.flush_cache()
@@ -161,15 +163,15 @@ class BackendConformance(Conformance, ABC):
         assert self._run(flushed) == self._text()
 
     def test_chats_have_a_beginning_for_each_role(self) -> None:
-        """`chat_template` says how the model's chats are written."""
+        """`chat_template` returns a template with an opening text for an assistant's message."""
 
         async def opening(backend: Backend) -> str:
             return (await backend.chat_template()).opening(["user", "assistant"])
 
-        assert self._run(opening), "nothing opens an assistant's message"
+        assert self._run(opening), "the template has no opening text for an assistant's message"
 
     def test_cancelling_frees_the_request(self) -> None:
-        """Cancelling a coroutine frees whatever the request holds where it runs."""
+        """Cancelling a coroutine also cancels its request in the engine or server."""
         self._wait_for_requests(0)
         backend = self.create()
         running = asyncio.run_coroutine_threadsafe(self._endless(backend), shared_loop())
@@ -178,7 +180,7 @@ class BackendConformance(Conformance, ABC):
         self._wait_for_requests(0)
 
     def test_leaving_a_stream_frees_the_request(self) -> None:
-        """Leaving a stream frees whatever the request holds where it runs."""
+        """Closing a stream early also cancels its request in the engine or server."""
         self._wait_for_requests(0)
 
         async def begin(backend: Backend) -> None:
@@ -191,19 +193,19 @@ class BackendConformance(Conformance, ABC):
         self._wait_for_requests(0)
 
     def test_a_server_that_is_not_there_is_the_backends_fault(self) -> None:
-        """`EngineError` is raised when the backend is at fault."""
+        """The backend raises `EngineError` if it cannot reach its server."""
         backend = self.create_unreachable()
         for what in (self._generations(backend, max_tokens=2), self._score(backend, [" a"])):
             try:
                 asyncio.run_coroutine_threadsafe(what, shared_loop()).result(_TIMEOUT_S)
             except EngineError:
                 continue
-            raise AssertionError("nobody was there, and it answered")
+            raise AssertionError("the backend answered, but its server does not exist")
 
-    # -- what the tests are made of ------------------------------------------------------------------------------------
+    # -- helpers of the tests ------------------------------------------------------------------------------------------
 
     def _run(self, use: "_Use[T]") -> T:
-        """Return what comes of using a backend; what it does not support is skipped."""
+        """Call `use` with a new backend and return its result; skip the test if the backend lacks a feature."""
         try:
             return self._run_raising(use)
         except UnsupportedFeatureError as error:
@@ -218,7 +220,7 @@ class BackendConformance(Conformance, ABC):
     def _text(self, max_tokens: int = 16) -> str:
         text = self._generate(max_tokens=max_tokens)[0].text
         if len(text) < 4:
-            raise SkipTest(f"the model says no more than {text!r} behind {self.prompt!r}")
+            raise SkipTest(f"the model answers only {text!r} to {self.prompt!r}")
         return text
 
     def _scores(self, choices: Sequence[str], *, unconditional: bool) -> list[ChoiceScore]:
@@ -249,7 +251,7 @@ class BackendConformance(Conformance, ABC):
 
 
 class _Use(Protocol[T_co]):
-    """Something to do with a backend."""
+    """An asynchronous function that uses a backend."""
 
     def __call__(self, backend: Backend) -> Coroutine[Any, Any, T_co]:
-        """Do it."""
+        """Use the backend and return a result."""

@@ -1,4 +1,4 @@
-"""The conformance kit of logits processors."""
+"""The conformance kit for logits processors."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -18,24 +18,24 @@ _VOCAB_SIZE: Final = 300
 
 
 class LogitsProcessorConformance(Conformance, ABC):
-    """Checks what `LogitsProcessor` says of every processor, on a CPU.
+    """Checks a logits processor against the contract of `LogitsProcessor`, on a CPU.
 
         class TestMyProcessor(LogitsProcessorConformance):
             def create(self, context):
                 return MyProcessor()
 
     Attributes:
-        parameters: `seed` draws a prompt, an output and the logits of each step.
+        parameters: `seed` is the seed of a random prompt, output and logits of each step.
     """
 
     parameters: ClassVar[Mapping[str, Sequence[Any]]] = {"seed": (0, 1, 2)}
 
     @abstractmethod
     def create(self, context: LogitsContext) -> LogitsProcessor:
-        """Return a new processor, as for a request that is admitted."""
+        """Return a new processor. The engine creates one each time that it admits a request."""
 
     def test_logits_keep_their_form(self, seed: int) -> None:
-        """`process` returns float32 [V], on the device that it was given."""
+        """`process` returns float32 [V], on the device of its argument."""
         run = _Run(seed)
         processor = self.create(run.context)
         for length in range(len(run.output) + 1):
@@ -45,16 +45,16 @@ class LogitsProcessorConformance(Conformance, ABC):
             assert logits.device.type == "cpu", f"logits moved to {logits.device}"
 
     def test_a_token_remains(self, seed: int) -> None:
-        """There is a token to sample: not all logits are -inf, and none is NaN."""
+        """At least one logit is not -inf, and none is NaN, so that a token can be sampled."""
         run = _Run(seed)
         processor = self.create(run.context)
         for length in range(len(run.output) + 1):
             logits = processor.process(run.output[:length], run.logits(length))
-            assert not bool(logits.isnan().any()), f"NaN after {length} tokens"
-            assert bool((logits > float("-inf")).any()), f"no token is left after {length} tokens"
+            assert not bool(logits.isnan().any()), f"a logit is NaN after {length} tokens"
+            assert bool((logits > float("-inf")).any()), f"all logits are -inf after {length} tokens"
 
     def test_a_retracted_request_gets_the_same_logits(self, seed: int) -> None:
-        """The result depends on the arguments and the creation context alone: a new processor goes on alike."""
+        """The result depends only on the arguments and the creation context: a new processor gives the same logits."""
         run = _Run(seed)
         processor = self.create(run.context)
         for length in range(len(run.output) + 1):
@@ -63,17 +63,17 @@ class LogitsProcessorConformance(Conformance, ABC):
             assert torch.equal(anew, expected), f"logits differ after a retraction at {length} tokens"
 
     def test_requests_know_nothing_of_each_other(self, seed: int) -> None:
-        """Processors of two requests, asked in turns, answer as each does alone."""
+        """Processors of two requests are independent: alternating calls give the same logits as separate calls."""
         runs = (_Run(seed), _Run(seed + 100))
         alone = [run.all_logits(self.create(run.context)) for run in runs]
         processors = [self.create(run.context) for run in runs]
         for length in range(len(runs[0].output) + 1):
             for run, processor, expected in zip(runs, processors, alone, strict=True):
                 got = processor.process(run.output[:length], run.logits(length))
-                assert torch.equal(got, expected[length]), f"logits differ beside another request, at {length} tokens"
+                assert torch.equal(got, expected[length]), f"logits depend on another request, at {length} tokens"
 
     def test_arrays_belong_to_the_caller(self, seed: int) -> None:
-        """What becomes of the output and the logits after `process` changes no later result."""
+        """Changes to the output and the logits after `process` returned do not change later results."""
         run = _Run(seed)
         expected, processor = run.all_logits(self.create(run.context)), self.create(run.context)
         for length in range(len(run.output) + 1):
@@ -85,7 +85,7 @@ class LogitsProcessorConformance(Conformance, ABC):
             got.zero_()
 
     def test_the_output_is_not_changed(self, seed: int) -> None:
-        """`process` changes the logits, and neither the output nor the prompt."""
+        """`process` changes neither the output nor the prompt."""
         run = _Run(seed)
         prompt, output = run.context.prompt_token_ids.copy(), run.output.copy()
         run.all_logits(self.create(run.context))
@@ -94,7 +94,7 @@ class LogitsProcessorConformance(Conformance, ABC):
 
 
 class _Run:
-    """One request: a prompt, an output, and the logits of each step."""
+    """One random request: a prompt, an output, and the logits of each step, float32 [V]."""
 
     def __init__(self, seed: int) -> None:
         draw = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""A prefix cache as a plain dictionary from prefixes to blocks of pages: slow, and easy to believe."""
+"""A prefix cache as a plain dictionary from prefixes to blocks of pages. It is slow, but obviously correct."""
 
 from collections.abc import Iterator
 
@@ -23,7 +23,7 @@ __all__ = ["NaiveCache"]
 
 
 class _Entry:
-    """One cached block, and the handle of its end. The start of all prompts is an entry that holds no page."""
+    """One cached block, and the handle of its end. The start of all prompts is an entry without pages."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class _Entry:
         self.num_locks = 0
 
     def upwards(self) -> "Iterator[_Entry]":
-        """Yield this entry and all in front of it, the start included."""
+        """Yield this entry and all its ancestors, up to and including the start."""
         step: _Entry | None = self
         while step is not None:
             yield step
@@ -54,11 +54,14 @@ class _Entry:
 
 
 class NaiveCache(PrefixCache):
-    """Keeps one entry per block under (namespace, bytes of all tokens up to its end); evicts by a scan.
+    """Keeps one entry for each block. Its key is (namespace, bytes of all tokens up to the end of the block).
+
+    To evict, it scans all entries.
 
     Args:
-        block_pages: pages in a block; a prefix is shared in whole blocks only. With more than one, this is the cache
-            to try `PrefixCacheConformance.granularity_tokens` on.
+        context: page size, eviction strategy, clock and event listener.
+        block_pages: pages in a block. Prefixes are shared only in whole blocks. Tests use a value above 1 to check
+            `PrefixCacheConformance.granularity_tokens`.
     """
 
     def __init__(self, context: CacheContext, block_pages: int = 1) -> None:
@@ -80,17 +83,22 @@ class NaiveCache(PrefixCache):
         return PrefixMatch(found[-1] if found else start, _pages(found))
 
     def probe(self, key: PrefixKey) -> int:
-        """Return the number of pages a match would find."""
+        """Return the number of pages that `match` would find."""
         found = self._find(key, self._start)
         return found[-1].num_pages if found else 0
 
     def insert(self, key: PrefixKey, pages: PageIds, handle: PrefixHandle) -> InsertResult:
-        """Take the blocks that no entry holds yet; see `PrefixCache.insert`."""
+        """Add the blocks that are not cached yet; see `PrefixCache.insert`.
+
+        Raises:
+            InvariantError: the number of pages does not fit the key, or the handle is not valid.
+        """
         start = self._own(handle)
         num_pages = len(key.token_ids) // self._context.page_size
         if len(pages) != num_pages - start.num_pages:
             raise InvariantError(
-                f"naive cache: got {len(pages)} pages from page {start.num_pages} on, for {num_pages} in all."
+                f"naive cache: expected {num_pages - start.num_pages} pages after page {start.num_pages}, "
+                f"got {len(pages)}."
             )
         entries = self._find(key, start)
         self._touch(entries, key.priority)
@@ -103,7 +111,7 @@ class NaiveCache(PrefixCache):
         return InsertResult(existing_pages, last.num_pages, last, _pages(entries))
 
     def lock(self, handle: PrefixHandle) -> None:
-        """Keep the path to a handle from eviction until `unlock`."""
+        """Protect the path to a handle from eviction until `unlock`."""
         entry = self._own(handle)
         entry.num_holds += 1
         for step in entry.upwards():
@@ -113,48 +121,48 @@ class NaiveCache(PrefixCache):
         """Undo one `lock`.
 
         Raises:
-            InvariantError: there is none to undo.
+            InvariantError: the handle has no lock.
         """
         entry = self._own(handle)
         if entry.num_holds == 0:
-            raise InvariantError(f"naive cache: unlock of a handle at page {entry.num_pages} that nobody holds.")
+            raise InvariantError(f"naive cache: unlock of a handle at page {entry.num_pages} that is not locked.")
         entry.num_holds -= 1
         for step in entry.upwards():
             step.num_locks -= 1
 
     def evict(self, num_pages: int) -> PageIds:
-        """Give up `num_pages` pages, rounded up to whole blocks, or all that are evictable."""
-        given_up: list[_Entry] = []
-        while len(given_up) * self._block_pages < num_pages and (leaves := self._evictable_leaves()):
+        """Evict and return `num_pages` pages, rounded up to whole blocks, or all evictable pages if they are fewer."""
+        evicted: list[_Entry] = []
+        while len(evicted) * self._block_pages < num_pages and (leaves := self._evictable_leaves()):
             leaf = min(leaves, key=lambda entry: self._context.eviction.priority(entry.stats))
             self._drop(leaf)
-            given_up.append(leaf)
-        return _pages(given_up)
+            evicted.append(leaf)
+        return _pages(evicted)
 
     def reset(self) -> PageIds:
-        """Forget everything that is not locked."""
-        given_up = [entry for entry in self._entries.values() if entry.num_locks == 0]
-        for entry in reversed(given_up):  # children before parents
+        """Evict everything that is not locked and return its pages."""
+        evicted = [entry for entry in self._entries.values() if entry.num_locks == 0]
+        for entry in reversed(evicted):  # children before parents
             self._drop(entry)
-        return _pages(given_up)
+        return _pages(evicted)
 
     @property
     def evictable_pages(self) -> int:
-        """Pages that no lock keeps."""
+        """Number of pages that no lock protects."""
         return len(self._entries) * self._block_pages - self.locked_pages
 
     @property
     def locked_pages(self) -> int:
-        """Pages that a lock keeps."""
+        """Number of pages that a lock protects."""
         return sum(entry.num_locks > 0 for entry in self._entries.values()) * self._block_pages
 
     @property
     def version(self) -> int:
-        """A number that grows whenever pages come or go."""
+        """A number that grows with each block that is added or evicted."""
         return self._version
 
     def walk(self) -> Iterator[NodeView]:
-        """Yield every entry; they stand in order of creation, so parents come first."""
+        """Yield every entry in order of creation, so parents come before their children."""
         for entry in self._entries.values():
             yield NodeView(
                 node_id=entry.entry_id,
@@ -170,7 +178,7 @@ class NaiveCache(PrefixCache):
         return key.namespace, key.token_ids[: num_pages * self._context.page_size].tobytes()
 
     def _find(self, key: PrefixKey, start: _Entry) -> list[_Entry]:
-        """Return the entries of the key's blocks from `start` on, up to the first that is missing."""
+        """Return the entries of the key's blocks after `start`, up to the first block that is not cached."""
         found = []
         for end in self._block_ends(start.num_pages, len(key.token_ids) // self._context.page_size):
             entry = self._entries.get(self._prefix(key, end))
@@ -180,7 +188,7 @@ class NaiveCache(PrefixCache):
         return found
 
     def _block_ends(self, start: int, end: int) -> range:
-        """Return where the whole blocks between two places end, in pages."""
+        """Return the end of each whole block between two positions; all numbers count pages."""
         return range(start + self._block_pages, end + 1, self._block_pages)
 
     def _touch(self, entries: list[_Entry], priority: int) -> None:
@@ -190,7 +198,7 @@ class NaiveCache(PrefixCache):
             entry.stats.priority = max(entry.stats.priority, priority)
 
     def _add(self, key: PrefixKey, pages: PageIds, parent: _Entry) -> _Entry:
-        """Add a block below an entry; the pages are the cache's own array."""
+        """Add a block below an entry. The cache keeps the array `pages`, so the caller must pass a copy."""
         self._num_created += 1
         depth, end_pages = parent.num_pages * self._context.page_size, parent.num_pages + len(pages)
         token_ids = key.token_ids[depth : end_pages * self._context.page_size].copy()
@@ -201,7 +209,7 @@ class NaiveCache(PrefixCache):
         parent.num_children += 1
         self._context.eviction.on_insert(stats)
         parent_id = parent.entry_id if parent.num_pages else None
-        self._tell(CacheEvent("stored", len(token_ids), entry.entry_id, parent_id, key.namespace, token_ids))
+        self._report(CacheEvent("stored", len(token_ids), entry.entry_id, parent_id, key.namespace, token_ids))
         return entry
 
     def _drop(self, entry: _Entry) -> None:
@@ -209,19 +217,19 @@ class NaiveCache(PrefixCache):
         if entry.parent is not None:
             entry.parent.num_children -= 1
         self._context.eviction.on_evict(entry.stats)
-        self._tell(CacheEvent("removed", len(entry.token_ids), entry.entry_id, None, entry.prefix[0]))
+        self._report(CacheEvent("removed", len(entry.token_ids), entry.entry_id, None, entry.prefix[0]))
 
     def _evictable_leaves(self) -> list[_Entry]:
         return [entry for entry in self._entries.values() if entry.num_children == 0 and entry.num_locks == 0]
 
     def _own(self, handle: PrefixHandle) -> _Entry:
         if not isinstance(handle, _Entry):
-            raise InvariantError(f"naive cache: got a handle of type {type(handle).__name__}, which it never gave out.")
+            raise InvariantError(f"naive cache: a handle of type {type(handle).__name__} is not from this cache.")
         if handle is not self._start and self._entries.get(handle.prefix) is not handle:
             raise InvariantError(f"naive cache: the handle at page {handle.num_pages} was evicted.")
         return handle
 
-    def _tell(self, event: CacheEvent) -> None:
+    def _report(self, event: CacheEvent) -> None:
         self._version += 1
         if self._context.on_event is not None:
             self._context.on_event(event)

@@ -1,4 +1,4 @@
-"""A model joined to a paged cache and the reference attention, to run ragged batches without an engine."""
+"""A model with a paged KV cache and the reference attention, to run ragged batches without an engine."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,12 +16,12 @@ __all__ = ["PagedModel", "Tokens"]
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """What one request brings to a step.
+    """The tokens of one request in a step.
 
     Attributes:
-        row: which request, 0 .. max_requests - 1; it keeps its pages from step to step.
+        row: number of the request, 0 .. max_requests - 1. A row keeps its pages from step to step.
         token_ids: consecutive tokens.
-        start: position of the first of them.
+        start: position of the first of these tokens in the request.
     """
 
     row: int
@@ -30,15 +30,19 @@ class Tokens:
 
 
 class PagedModel:
-    """Runs a loaded model over pages that lie in random order and hold NaN until they are written.
+    """Runs a loaded model with a paged KV cache. The pages are in random order and hold NaN until they are written.
 
     Args:
-        model: with weights, and no backend bound yet.
+        model: a model with weights. No attention backend is bound to it yet.
         page_size: tokens in a page.
-        max_requests: rows.
-        max_context_len: tokens a row has pages for.
-        dtype: of the model.
-        seed: of the order of pages.
+        max_requests: number of rows.
+        max_context_len: number of tokens that a row has pages for.
+        dtype: dtype of the model.
+        seed: seed for the random order of pages.
+
+    Attributes:
+        model: the model.
+        backend: the attention backend that is bound to the model.
     """
 
     def __init__(
@@ -67,7 +71,7 @@ class PagedModel:
         model.bind_attention(self.backend)
 
     def step(self, requests: Sequence[Tokens]) -> list[Tensor]:
-        """Run one batch; returns each request's hidden states, [its tokens, hidden], in the order given."""
+        """Run one batch. Returns each request's hidden states, [its tokens, hidden], in the order of `requests`."""
         order = sorted(range(len(requests)), key=lambda i: len(requests[i].token_ids) > 1)
         batch = self._batch([requests[i] for i in order])
         pieces = self._forward(batch).split_with_sizes(batch.query_lens_cpu.tolist())
@@ -75,10 +79,14 @@ class PagedModel:
         return [by_request[i] for i in range(len(requests))]
 
     def step_wanted(self, requests: Sequence[Tokens], wanted_idx: Sequence[int]) -> Tensor:
-        """Run one batch; returns the hidden states of some of its tokens, [W, hidden].
+        """Run one batch of a model whose `selects_tokens` is true.
 
         Args:
-            requests: those of one token come first.
+            requests: the batch; requests with one token come first.
+            wanted_idx: indices of W tokens of the batch.
+
+        Returns:
+            The hidden states of these tokens, [W, hidden].
         """
         return self._forward(replace(self._batch(requests), wanted_idx=torch.tensor(wanted_idx)))
 
@@ -91,17 +99,17 @@ class PagedModel:
         return self.model.forward(batch)
 
     def run_in_chunks(self, token_ids: Sequence[int], chunk_len: int, row: int = 0) -> Tensor:
-        """Run one request's tokens, `chunk_len` a step; returns all its hidden states, [tokens, hidden]."""
+        """Run one request with `chunk_len` tokens in each step. Returns all its hidden states, [tokens, hidden]."""
         starts = range(0, len(token_ids), chunk_len)
         steps = [self.step([Tokens(row, token_ids[start : start + chunk_len], start)]) for start in starts]
         return torch.cat([hidden for (hidden,) in steps])
 
 
 class RecordingAttention(AttentionBackend):
-    """Passes everything on to another backend, and remembers which layers asked.
+    """Forwards all calls to another attention backend and records the layers that called it.
 
     Attributes:
-        calls: the layer of each `forward`, since the last `prepare`.
+        calls: the layer of each call of `forward` since the last `prepare`.
     """
 
     def __init__(self, inner: AttentionBackend) -> None:
@@ -109,11 +117,11 @@ class RecordingAttention(AttentionBackend):
         self.calls: list[AttentionLayer] = []
 
     def prepare(self, batch: ForwardBatch) -> None:
-        """Forget earlier calls, and pass on."""
+        """Clear the recorded calls and prepare the other backend."""
         self.calls.clear()
         self._inner.prepare(batch)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer) -> Tensor:
-        """Remember the layer, and pass on."""
+        """Record the layer and call the other backend."""
         self.calls.append(layer)
         return self._inner.forward(q, k, v, layer)

@@ -1,4 +1,4 @@
-"""The conformance kit of prefix caches."""
+"""The conformance kit for prefix caches."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ __all__ = ["PrefixCacheConformance"]
 
 
 class PrefixCacheConformance(Conformance, ABC):
-    """Checks what `PrefixCache` says of every cache.
+    """Checks a prefix cache against the contract of `PrefixCache`.
 
         class TestMyCache(PrefixCacheConformance):
             def create(self, context):
@@ -29,12 +29,14 @@ class PrefixCacheConformance(Conformance, ABC):
     The last test needs the `hypothesis` package.
 
     Attributes:
-        parameters: narrow `page_size` if the cache does not support all of these.
-        reuses: the provider's `CacheCapabilities.reuses`; without it, tests of what a match finds are skipped.
-        granularity_tokens: the provider's `CacheCapabilities.granularity_tokens`. A cache that shares prefixes only in
-            multiples of, say, 64 tokens is lawful: every sentence then holds of its blocks, which are as long as the
-            smallest common multiple of this and a page.
-        max_examples: how many random histories the last test tries for each page size.
+        parameters: `page_size` is the number of tokens in a page. Override it if the cache does not support all of
+            these sizes.
+        reuses: the provider's `CacheCapabilities.reuses`. If it is false, tests of the pages that `match` finds are
+            skipped.
+        granularity_tokens: the provider's `CacheCapabilities.granularity_tokens`. A cache may share prefixes only in
+            multiples of, for example, 64 tokens. The tests then apply to its blocks instead of pages. A block has as
+            many tokens as the least common multiple of this number and the page size.
+        max_examples: number of random histories that the last test tries for each page size and history length.
     """
 
     parameters: ClassVar[Mapping[str, Sequence[Any]]] = {"page_size": (1, 4, 16)}
@@ -47,23 +49,23 @@ class PrefixCacheConformance(Conformance, ABC):
         """Return a new, empty cache."""
 
     def rig(self, page_size: int, strategy: EvictionStrategy | None = None) -> CacheRig:
-        """Return a new cache on the test bench; a page of the bench is a block of the cache.
+        """Return a test rig with a new cache. A page of the rig is a block of the cache.
 
-        Whatever the cache is given is overwritten when the call returns, as its caller may do.
+        The rig overwrites all arrays that it passed to the cache when the call returns, as a caller may do.
         """
         return CacheRig(
             lambda context: self._viewed(context, page_size), lcm(page_size, self.granularity_tokens), strategy
         )
 
     def _viewed(self, context: CacheContext, page_size: int) -> PrefixCache:
-        """Return the cache for a page size, seen in the bench's pages."""
+        """Return a new cache for a page size, wrapped so that it works with the rig's larger pages."""
         cache = LentArrays(self.create(replace(context, page_size=page_size)))
         if context.page_size == page_size:
             return cache
         return BlockView(cache, context.page_size // page_size, page_size)
 
     def reusing_rig(self, page_size: int) -> CacheRig:
-        """Return the same, or skip the test if the cache never finds anything."""
+        """Return a test rig as `rig` does, or skip the test if the cache does not reuse prefixes."""
         if not self.reuses:
             raise SkipTest("the cache does not reuse")
         return self.rig(page_size)
@@ -71,7 +73,7 @@ class PrefixCacheConformance(Conformance, ABC):
     # -- match and insert
 
     def test_a_new_cache_is_empty(self, page_size: int) -> None:
-        """`evictable_pages + locked_pages` is the number of pages `walk` shows."""
+        """A new cache is empty: `match` finds nothing, `walk` yields nothing, and all counts are 0."""
         rig = self.rig(page_size)
         match = rig.cache.match(rig.key(1, 2))
         assert as_list(match.pages) == []
@@ -81,7 +83,7 @@ class PrefixCacheConformance(Conformance, ABC):
         assert as_list(rig.cache.reset()) == []
 
     def test_match_finds_the_longest_prefix_in_whole_pages(self, page_size: int) -> None:
-        """A match's pages are those that inserts gave, page-aligned and the longest possible."""
+        """`match` returns the pages of the longest cached prefix, in whole pages."""
         rig = self.reusing_rig(page_size)
         stored = as_list(rig.insert(rig.key(1, 2, 3, 4)).pages)
         for key, num_shared in [
@@ -98,7 +100,7 @@ class PrefixCacheConformance(Conformance, ABC):
             assert match.handle.num_pages == num_shared
 
     def test_match_after_insert_returns_what_insert_returned(self, page_size: int) -> None:
-        """After `insert(key, pages, handle)` with a cache that took everything, `match(key)` returns `result.pages`."""
+        """If `insert` took all pages of a new key, `match` of this key returns the pages that `insert` returned."""
         rig = self.reusing_rig(page_size)
         key = rig.key(1, 2, 3)
         result = rig.insert(key)
@@ -106,7 +108,7 @@ class PrefixCacheConformance(Conformance, ABC):
         assert rig.matched(key) == as_list(result.pages)
 
     def test_insert_keeps_what_it_holds_and_takes_the_rest(self, page_size: int) -> None:
-        """The cache owns the caller's pages from `existing_pages` up to `cached_pages`."""
+        """`insert` takes the caller's pages from `existing_pages` to `cached_pages` and keeps its own for the rest."""
         rig = self.reusing_rig(page_size)
         start = rig.cache.match(rig.key(1)).handle
         rig.cache.lock(start)
@@ -118,7 +120,7 @@ class PrefixCacheConformance(Conformance, ABC):
         assert rig.cached_pages() == sorted([*first, *own[2:].tolist()])
 
     def test_insert_of_what_is_held_takes_nothing(self, page_size: int) -> None:
-        """A page is owned once."""
+        """`insert` of a prefix that is already cached takes no page: no page has two owners."""
         rig = self.reusing_rig(page_size)
         start = rig.cache.match(rig.key(1)).handle
         first = rig.insert(rig.key(1, 2, 3))
@@ -128,7 +130,7 @@ class PrefixCacheConformance(Conformance, ABC):
         assert rig.cached_pages() == as_list(first.pages)
 
     def test_insert_may_refuse_but_not_lose_pages(self, page_size: int) -> None:
-        """Pages from `cached_pages` on stay the caller's: a cache may take fewer than it is offered, or none."""
+        """A cache may take fewer pages than offered, or none. Pages from `cached_pages` on stay with the caller."""
         rig = self.rig(page_size)
         result = rig.insert(rig.key(1, 2, 3))
         assert 0 == result.existing_pages <= result.cached_pages <= 3
@@ -136,20 +138,20 @@ class PrefixCacheConformance(Conformance, ABC):
         assert as_list(result.pages) == rig.cached_pages() == list(range(result.cached_pages))
 
     def test_a_trailing_partial_page_is_ignored(self, page_size: int) -> None:
-        """Only whole pages are ever cached."""
+        """The cache only stores whole pages; it ignores tokens after the last whole page."""
         rig = self.reusing_rig(page_size)
         result = rig.insert(rig.key(1, 2, tail=rig.page_size - 1))
         assert result.cached_pages == 2
         assert sum(len(view.token_ids) for view in rig.cache.walk()) == 2 * rig.page_size
 
     def test_the_cache_keeps_copies(self, page_size: int) -> None:
-        """What becomes of a key and of pages after a call changes nothing that the cache holds or shows."""
+        """Changes to a key or to pages after a call do not change the contents of the cache."""
         rig = self.reusing_rig(page_size)
         cases: list[tuple[tuple[int, ...], list[int]]] = [((1, 2), [0, 1]), ((1, 3), [0, 2]), ((1, 2, 4), [0, 1, 3])]
         for letters, _ in cases:
-            rig.insert(rig.key(*letters))  # splits what is there, and extends it
+            rig.insert(rig.key(*letters))  # splits an existing node, and extends another one
         for letters, expected in cases:
-            assert rig.matched(rig.key(*letters)) == expected, f"the cache keeps an array that it was given: {letters}"
+            assert rig.matched(rig.key(*letters)) == expected, f"the cache keeps an array of its caller: {letters}"
         runs: dict[int, list[int]] = {}
         for view in rig.cache.walk():
             front = [] if view.parent_id is None else runs[view.parent_id]
@@ -166,7 +168,7 @@ class PrefixCacheConformance(Conformance, ABC):
             )
 
     def test_namespaces_never_share(self, page_size: int) -> None:
-        """Namespaces never share."""
+        """Namespaces never share pages."""
         rig = self.reusing_rig(page_size)
         plain = as_list(rig.insert(rig.key(1, 2)).pages)
         assert rig.matched(rig.key(1, 2, namespace="tenant")) == []
@@ -179,7 +181,7 @@ class PrefixCacheConformance(Conformance, ABC):
     # -- resuming
 
     def test_resuming_gives_what_matching_from_the_start_would(self, page_size: int) -> None:
-        """Matching from a resumed handle gives what matching from the start would, less the pages up to that handle."""
+        """A match with `resume` returns the same pages as a match from the start, without those before the handle."""
         rig = self.reusing_rig(page_size)
         key = rig.key(1, 2, 3, 4, 5)
         whole = as_list(rig.insert(key).pages)
@@ -190,7 +192,7 @@ class PrefixCacheConformance(Conformance, ABC):
             rig.cache.unlock(handle)
 
     def test_a_request_counts_once_however_many_chunks_it_takes(self, page_size: int) -> None:
-        """A match counts a hit in what it passes, not again in front of a resumed handle."""
+        """`match` counts a hit for each node on its path, but not for nodes before a resumed handle."""
         rig = self.reusing_rig(page_size)
         pages = as_list(rig.insert(rig.key(1, 2, 3, 4)).pages)
         handle = rig.hold(rig.key(1, 2))
@@ -215,7 +217,7 @@ class PrefixCacheConformance(Conformance, ABC):
         assert sorted(as_list(rig.cache.evict(100))) == pages[:2]
 
     def test_a_path_can_be_locked_after_eviction_looked_at_it(self, page_size: int) -> None:
-        """A locked path is never evicted."""
+        """A path that is locked after an earlier eviction is not evicted either."""
         rig = self.reusing_rig(page_size)
         _, kept = (rig.insert(rig.key(letter)).handle for letter in (1, 2))
         rig.cache.evict(1)
@@ -225,7 +227,7 @@ class PrefixCacheConformance(Conformance, ABC):
         assert len(as_list(rig.cache.evict(100))) == 1
 
     def test_n_locks_need_n_unlocks(self, page_size: int) -> None:
-        """Locks balance: n locks of a handle need n unlocks."""
+        """A handle that was locked n times needs n unlocks."""
         rig = self.reusing_rig(page_size)
         handle = rig.insert(rig.key(1, 2)).handle
         for _ in range(3):
@@ -236,7 +238,7 @@ class PrefixCacheConformance(Conformance, ABC):
         assert len(as_list(rig.cache.evict(100))) == 2
 
     def test_a_path_stays_locked_while_any_handle_below_is(self, page_size: int) -> None:
-        """A path is locked while any handle on or below it is."""
+        """A path stays locked as long as a handle on or below it is locked."""
         rig = self.reusing_rig(page_size)
         rig.insert(rig.key(1, 2, 3, 4))
         lower, upper = rig.hold(rig.key(1, 2, 3)), rig.hold(rig.key(1))
@@ -246,7 +248,7 @@ class PrefixCacheConformance(Conformance, ABC):
         assert rig.cache.locked_pages == 0
 
     def test_the_start_of_a_prompt_can_be_locked(self, page_size: int) -> None:
-        """A locked handle is never evicted, and one without pages keeps nothing."""
+        """The handle of an empty match can be locked. It protects no pages and stays valid."""
         rig = self.rig(page_size)
         handle = rig.hold(rig.key(1))
         rig.insert(rig.key(1, 2))
@@ -258,7 +260,7 @@ class PrefixCacheConformance(Conformance, ABC):
         assert rig.cache.locked_pages == 0
 
     def test_a_locked_handle_survives_splits(self, page_size: int) -> None:
-        """A handle stays valid while locked, through splits by other keys, and keeps its `num_pages`."""
+        """A locked handle stays valid and keeps its `num_pages` when other keys split its path."""
         rig = self.reusing_rig(page_size)
         key = rig.key(1, 2, 3, 4)
         handle = rig.insert(key).handle
@@ -276,7 +278,7 @@ class PrefixCacheConformance(Conformance, ABC):
     # -- eviction
 
     def test_evict_gives_at_least_what_was_asked(self, page_size: int) -> None:
-        """`evict(n)` returns at least min(n, evictable_pages) pages; a page is cached or handed back, never both."""
+        """`evict(n)` returns at least min(n, evictable_pages) pages, and these pages are no longer cached."""
         rig = self.reusing_rig(page_size)
         for letter in range(1, 6):
             rig.insert(rig.key(letter, 2, 3))
@@ -292,7 +294,7 @@ class PrefixCacheConformance(Conformance, ABC):
         assert rig.cached_pages() == []
 
     def test_evict_follows_the_strategy(self, page_size: int) -> None:
-        """Leaves go first, in the strategy's order."""
+        """`evict` takes leaves in the order of the strategy's priorities."""
         rig = self.reusing_rig(page_size)
         prompts = {letter: as_list(rig.insert(rig.key(letter, 1)).pages) for letter in (1, 2, 3)}
         rig.cache.match(rig.key(1, 1))
@@ -301,7 +303,7 @@ class PrefixCacheConformance(Conformance, ABC):
             assert sorted(gone) == prompts[letter]
 
     def test_the_age_of_what_was_evicted_is_told(self, page_size: int) -> None:
-        """`eviction_age_s`, where it is kept, is the time since the last use of what `evict` gave up last."""
+        """`eviction_age_s` is None, or the time from the last use of the last evicted node until its eviction."""
         rig = self.reusing_rig(page_size)
         assert rig.cache.eviction_age_s is None
         rig.insert(rig.key(1))
@@ -312,7 +314,7 @@ class PrefixCacheConformance(Conformance, ABC):
         assert age_s is None or 0 < age_s <= rig.clock() - inserted_s
 
     def test_evict_takes_leaves_before_what_they_stand_on(self, page_size: int) -> None:
-        """Leaves go first."""
+        """`evict` takes leaves before their ancestors."""
         rig = self.reusing_rig(page_size)
         trunk = as_list(rig.insert(rig.key(1, 2)).pages)
         branches = [as_list(rig.insert(rig.key(1, 2, letter)).pages)[-1] for letter in (3, 4)]
@@ -321,7 +323,7 @@ class PrefixCacheConformance(Conformance, ABC):
         assert max(order.index(page) for page in branches) < min(order.index(page) for page in trunk)
 
     def test_a_leaf_that_grew_is_no_leaf(self, page_size: int) -> None:
-        """Leaves go first, also when eviction has looked at what they stand on before."""
+        """`evict` takes leaves first, also if a node was a leaf at an earlier eviction and has a child now."""
         rig = self.reusing_rig(page_size)
         _, trunk = (rig.insert(rig.key(letter)) for letter in (1, 2))
         rig.cache.evict(1)
@@ -330,7 +332,7 @@ class PrefixCacheConformance(Conformance, ABC):
         assert as_list(rig.cache.evict(1)) == as_list(trunk.pages)
 
     def test_what_reset_took_is_not_evicted_again(self, page_size: int) -> None:
-        """A page is in the cache, or was handed back by `evict`/`reset`, never both."""
+        """`evict` does not return pages again that `reset` has returned."""
         rig = self.reusing_rig(page_size)
         for letter in (1, 2, 3):
             rig.insert(rig.key(letter))
@@ -339,7 +341,7 @@ class PrefixCacheConformance(Conformance, ABC):
         assert as_list(rig.cache.evict(100)) == []
 
     def test_reset_forgets_all_but_locked_paths(self, page_size: int) -> None:
-        """`reset` forgets everything that is not locked; locked paths stay."""
+        """`reset` evicts everything that is not locked; locked paths stay."""
         rig = self.reusing_rig(page_size)
         kept = as_list(rig.insert(rig.key(1, 2)).pages)
         gone = as_list(rig.insert(rig.key(5, 6, namespace="tenant")).pages)
@@ -362,7 +364,7 @@ class PrefixCacheConformance(Conformance, ABC):
         return rig
 
     def test_a_pinned_prefix_outlives_everything_else(self, page_size: int) -> None:
-        """A pin is a wish: a pinned prefix outlives everything that is not pinned, and counts as evictable."""
+        """`evict` takes pinned prefixes after all others. Pinned pages count as evictable."""
         rig = self.pinning_rig(page_size)
         for letter in (5, 6):
             rig.insert(rig.key(letter))
@@ -373,7 +375,7 @@ class PrefixCacheConformance(Conformance, ABC):
         assert rig.cache.evictable_pages + len(rig.cached_pages()) in (0, 2)
 
     def test_a_pin_ends_with_its_time_or_unpin(self, page_size: int) -> None:
-        """A pin keeps a prefix until its time is up."""
+        """A pin ends after its time, or with `unpin`."""
         for ended_by_time in (True, False):
             rig = self.pinning_rig(page_size)
             rig.insert(rig.key(5))
@@ -384,7 +386,7 @@ class PrefixCacheConformance(Conformance, ABC):
             assert not set(as_list(rig.cache.evict(1))) & {2}
 
     def test_only_what_is_pinned_can_be_unpinned(self, page_size: int) -> None:
-        """`unpin` says whether this very key was pinned."""
+        """`unpin` returns whether exactly this key was pinned."""
         rig = self.pinning_rig(page_size)
         assert not rig.cache.unpin(rig.key(1, 2))
         assert not rig.cache.unpin(rig.key(1, 2, 3, namespace="tenant"))
@@ -393,7 +395,7 @@ class PrefixCacheConformance(Conformance, ABC):
         assert not rig.cache.unpin(rig.key(1, 2, 3))
 
     def test_the_pin_that_ends_first_goes_first(self, page_size: int) -> None:
-        """What would end first goes first when nothing else is left."""
+        """If only pinned prefixes are left, `evict` first takes the one whose pin ends first."""
         rig = self.pinning_rig(page_size)
         rig.insert(rig.key(5))
         rig.cache.pin(rig.key(5), 10.0)
@@ -404,7 +406,7 @@ class PrefixCacheConformance(Conformance, ABC):
     # -- reading
 
     def test_probe_changes_nothing(self, page_size: int) -> None:
-        """`probe` changes nothing: neither recency nor hits nor structure."""
+        """`probe` changes neither access times nor hits nor the structure of the cache."""
         rig = self.reusing_rig(page_size)
         rig.insert(rig.key(1, 2, 3, 4))
         before, version, hits = rig.snapshot(), rig.cache.version, rig.strategy.num_hits
@@ -450,7 +452,7 @@ class PrefixCacheConformance(Conformance, ABC):
         assert as_list(rig.cache.continuation(rig.key(1), 9)) == [], "reset() left a continuation"
 
     def test_version_grows_with_every_change_of_content(self, page_size: int) -> None:
-        """`version` grows whenever the answer of `probe` may have changed."""
+        """`version` grows whenever the result of `probe` may have changed."""
         rig = self.reusing_rig(page_size)
         versions = [rig.cache.version]
         for change in (
@@ -464,7 +466,7 @@ class PrefixCacheConformance(Conformance, ABC):
         assert versions == sorted(set(versions))
 
     def test_walk_shows_parents_first_and_places_every_node(self, page_size: int) -> None:
-        """`walk` yields every node, parents before children."""
+        """`walk` yields every node once, parents before children, with correct `tokens` and `depth`."""
         rig = self.reusing_rig(page_size)
         for letters in [(1, 2, 3), (1, 2, 4), (1, 5), (6,)]:
             rig.insert(rig.key(*letters))
@@ -477,7 +479,7 @@ class PrefixCacheConformance(Conformance, ABC):
             ends[view.node_id] = depth + len(view.token_ids)
 
     def test_stats_tell_what_happened(self, page_size: int) -> None:
-        """`created`, `last_access`, `hits` and the highest `priority` of the requests that used a node."""
+        """A node's stats have its `created`, `last_access` and `hits`, and the highest `priority` of its requests."""
         rig = self.reusing_rig(page_size)
         pages = rig.insert(rig.key(1, 2, priority=3)).pages
         born = rig.clock.now
@@ -489,7 +491,7 @@ class PrefixCacheConformance(Conformance, ABC):
         assert {view.stats.priority for view in rig.cache.walk()} == {5}
 
     def test_the_strategy_hears_of_every_node(self, page_size: int) -> None:
-        """For each node the cache calls `on_insert` first and `on_evict` last, once each."""
+        """For each node, the cache calls `on_insert` once before all other hooks, and `on_evict` once after them."""
         rig = self.reusing_rig(page_size)
         rig.insert(rig.key(1, 2, 3))
         kept = [view.stats for view in rig.cache.walk()]
@@ -500,7 +502,7 @@ class PrefixCacheConformance(Conformance, ABC):
         assert rig.strategy.live == set()
 
     def test_events_tell_the_content(self, page_size: int) -> None:
-        """Who replays the events holds the tree that `walk` shows."""
+        """A replay of the events gives the tree that `walk` yields."""
         rig = self.reusing_rig(page_size)
         rig.insert(rig.key(1, 2, 3))
         rig.insert(rig.key(1, 2, 3))
@@ -518,7 +520,7 @@ class PrefixCacheConformance(Conformance, ABC):
         assert rig.mirror.nodes == {}
 
     def test_nobody_needs_to_listen(self, page_size: int) -> None:
-        """`on_event` is None when nobody listens."""
+        """The cache works without a listener, when `on_event` is None."""
         rig = self.rig(page_size)
         cache = self._viewed(CacheContext(rig.page_size, OldestAccessFirst(), TickingClock()), page_size)
         key = rig.key(1, 2)
@@ -530,7 +532,7 @@ class PrefixCacheConformance(Conformance, ABC):
     # -- everything at once
 
     def test_any_history_agrees_with_a_dictionary(self, page_size: int) -> None:
-        """All of the above, after every step of random histories."""
+        """After each step of random histories, the cache agrees with a plain dictionary."""
         from graftlm.testing.prefix_cache_machine import check_random_histories
 
         check_random_histories(lambda: self.rig(page_size, RestlessOrder()), self.max_examples)

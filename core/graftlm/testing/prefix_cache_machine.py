@@ -13,23 +13,28 @@ from graftlm.testing.cache_rig import CacheRig, as_list, prompt
 
 __all__ = ["PrefixCacheMachine", "check_random_histories"]
 
-#: Letters and namespaces are few, so that prompts collide.
+#: There are only a few letters and namespaces, so that many prompts have common prefixes.
 _LETTERS = st.lists(st.integers(0, 2), max_size=7)
 _NAMESPACES = st.sampled_from(["", "tenant"])
 _PICKS = st.integers(0, 2**16)
 _NUM_PAGES = 64
 
-#: Steps of histories, short ones first: what they show can be read as it is, without minutes of shrinking.
+#: Numbers of steps in a history. Short histories come first: a failure in one is readable without shrinking, which can
+#: take minutes.
 _HISTORY_LENS = (8, 40)
 
 _Prefix = tuple[str, bytes]
 
 
 def check_random_histories(make_rig: Callable[[], CacheRig], max_examples: int) -> None:
-    """Run random histories on fresh caches.
+    """Run random histories, each on a new cache.
+
+    Args:
+        make_rig: returns a rig with a new cache.
+        max_examples: number of histories of each length.
 
     Raises:
-        AssertionError: the cache disagreed with the dictionary; hypothesis prints the history.
+        AssertionError: the cache and the dictionary differ. hypothesis prints the history.
     """
 
     class Machine(PrefixCacheMachine):
@@ -53,7 +58,7 @@ def check_random_histories(make_rig: Callable[[], CacheRig], max_examples: int) 
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """A request that holds a locked handle on a prefix of its key."""
+    """A request with a locked handle at the end of a cached prefix of its key."""
 
     key: PrefixKey
     handle: PrefixHandle
@@ -62,7 +67,7 @@ class _Request:
 
 @dataclass(slots=True)
 class _Dictionary:
-    """What the cache should hold: the page of every cached prefix, by namespace and the bytes of its tokens."""
+    """The expected contents of the cache: (namespace, bytes of a prefix's tokens) -> last page of the prefix."""
 
     page_size: int
     pages: dict[_Prefix, int] = field(default_factory=dict)
@@ -85,7 +90,7 @@ class _Dictionary:
 
 
 class PrefixCacheMachine(RuleBasedStateMachine):
-    """Requests come, match, insert, lock, unlock and go, while the cache evicts and resets."""
+    """Random requests begin, match, insert, lock, unlock and end, while the cache evicts and resets."""
 
     def __init__(self, rig: CacheRig) -> None:
         super().__init__()
@@ -99,34 +104,34 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         self.inserted: set[_Prefix] = set()
         self.seen = (self.cache.version, frozenset(self.model.pages))
 
-    # -- what happens
+    # -- rules: what can happen
 
     @rule(letters=_LETTERS, tail=st.integers(0, 3), namespace=_NAMESPACES, priority=st.integers(0, 2))
     def begin(self, letters: list[int], tail: int, namespace: str, priority: int) -> None:
-        """A request comes, matches and locks."""
+        """A request begins: it matches its key and locks the handle."""
         key = PrefixKey(prompt(self.page_size, *letters, tail=tail % self.page_size), namespace, priority)
         match = self.cache.match(key)
         expected = self.model.match(key)
         assert as_list(match.pages) == expected, "the match is not the longest cached prefix"
-        assert match.handle.num_pages == len(expected), "the handle is not where the match ends"
+        assert match.handle.num_pages == len(expected), "the handle is not at the end of the match"
         self.cache.lock(match.handle)
         self.requests.append(_Request(key, match.handle))
 
     @precondition(lambda self: self.requests)
     @rule(pick=_PICKS)
     def go_on(self, pick: int) -> None:
-        """A request looks again, from where it was; others may have cached more of its prompt."""
+        """A request matches again from its handle; other requests may have cached more of its prompt."""
         request = self._pick(pick)
         match = self.cache.match(request.key, request.handle)
         expected = self.model.match(request.key)
-        assert as_list(match.pages) == expected[request.handle.num_pages :], "resuming found something else"
-        assert match.handle.num_pages == len(expected), "the handle is not where the match ends"
+        assert as_list(match.pages) == expected[request.handle.num_pages :], "a resumed match found other pages"
+        assert match.handle.num_pages == len(expected), "the handle is not at the end of the match"
         self._move(request, match.handle)
 
     @precondition(lambda self: self.requests)
     @rule(pick=_PICKS, num_new_pages=st.integers(0, 7))
     def insert(self, pick: int, num_new_pages: int) -> None:
-        """A request offers the next chunk of its prompt."""
+        """A request inserts the next chunk of its prompt."""
         request = self._pick(pick)
         start = request.handle.num_pages
         end = min(start + num_new_pages, len(request.key.token_ids) // self.page_size)
@@ -137,11 +142,11 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         self.inserted.add((key.namespace, key.token_ids.tobytes()))
         held = self.model.match(key)
         result = self.cache.insert(key, np.array(own, dtype=np.int32), request.handle)
-        assert result.existing_pages == len(held), "existing_pages is not what the cache held"
+        assert result.existing_pages == len(held), "existing_pages is not the number of pages that were cached"
         assert result.existing_pages <= result.cached_pages <= end, "cached_pages is out of range"
         assert result.handle.num_pages == result.cached_pages, "the handle is not at cached_pages"
         taken = own[result.existing_pages - start : result.cached_pages - start]
-        assert as_list(result.pages) == held[start:] + taken, "the cache's pages differ"
+        assert as_list(result.pages) == held[start:] + taken, "insert() returned wrong pages"
         self.free += [page for page in own if page not in taken]
         for num_pages, page in enumerate(taken, start=result.existing_pages + 1):
             self.model.pages[self.model.prefix(key, num_pages)] = page
@@ -158,7 +163,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.requests)
     @rule(pick=_PICKS)
     def unlock_once(self, pick: int) -> None:
-        """A request unlocks once; with its last lock it is gone."""
+        """A request unlocks its handle once; it ends with its last lock."""
         request = self._pick(pick)
         self.cache.unlock(request.handle)
         request.num_locks -= 1
@@ -167,33 +172,33 @@ class PrefixCacheMachine(RuleBasedStateMachine):
 
     @rule(letters=_LETTERS, namespace=_NAMESPACES)
     def serve(self, letters: list[int], namespace: str) -> None:
-        """A request comes, inserts its whole prompt and goes."""
+        """A request begins, inserts its whole prompt and ends."""
         self.begin(letters, 0, namespace, 0)
         self.insert(len(self.requests) - 1, len(letters))
         self.unlock_once(len(self.requests) - 1)
 
     @rule(num_pages=st.integers(0, 3))
     def evict(self, num_pages: int) -> None:
-        """Memory is short."""
+        """The cache evicts some pages."""
         evictable = self.cache.evictable_pages
         order = _EvictionOrder(self.rig)
         self.rig.strategy.evicted.clear()
         gone = as_list(self.cache.evict(num_pages))
-        assert len(gone) >= min(num_pages, evictable), "evict() gave less than it could"
-        assert len(gone) == len(set(gone)), "evict() gave a page twice"
+        assert len(gone) >= min(num_pages, evictable), "evict() returned too few pages"
+        assert len(gone) == len(set(gone)), "evict() returned a page twice"
         order.check(self.rig.strategy.evicted)
         self._hand_back(gone)
 
     @precondition(lambda self: len(self.free) < _NUM_PAGES // 2)
     @rule()
     def reset(self) -> None:
-        """Everything that is not locked is forgotten."""
+        """The cache evicts everything that is not locked."""
         self._hand_back(as_list(self.cache.reset()))
         assert self.cache.evictable_pages == 0, "reset() left evictable pages"
 
     @rule(letters=_LETTERS, namespace=_NAMESPACES)
     def probe(self, letters: list[int], namespace: str) -> None:
-        """A scheduler asks."""
+        """A caller probes a key."""
         key = PrefixKey(prompt(self.page_size, *letters), namespace)
         before = self.rig.snapshot()
         assert self.cache.probe(key) == len(self.model.match(key)), "probe() disagrees with match()"
@@ -201,7 +206,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
 
     @rule(letters=_LETTERS, namespace=_NAMESPACES)
     def probe_again(self, letters: list[int], namespace: str) -> None:
-        """A scheduler asks for what it asked before."""
+        """A caller probes a key from the place where its last probe of this key ended."""
         key = PrefixKey(prompt(self.page_size, *letters), namespace)
         prefix = self.model.prefix(key, len(letters))
         before = self.rig.snapshot()
@@ -225,17 +230,19 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         assert self.rig.snapshot() == before, "continuation() changed something"
 
     @invariant()
-    def old_places_are_good_places(self) -> None:
-        """Wherever a probe ended before, the next one from there finds what a match would."""
+    def probes_from_old_places_are_correct(self) -> None:
+        """A probe from any earlier place finds as many pages as `match`."""
         for prefix, place in self.places.items():
             key = PrefixKey(np.frombuffer(prefix[1], np.int32), prefix[0])
             again = self.cache.probe_again(key, place)
-            assert (0 if again is None else again.num_pages) == len(self.model.match(key)), "a place was misleading"
+            assert (0 if again is None else again.num_pages) == len(self.model.match(key)), (
+                "probe_again() from an earlier place disagrees with match()"
+            )
 
     @precondition(lambda self: len(self.requests) > 3)
     @rule()
     def all_leave(self) -> None:
-        """Every request unlocks and goes; all pages come back."""
+        """Every request unlocks its handle and ends; the cache then evicts all its pages."""
         for request in self.requests:
             for _ in range(request.num_locks):
                 self.cache.unlock(request.handle)
@@ -244,54 +251,54 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         self._hand_back(as_list(self.cache.evict(_NUM_PAGES)))
         assert sorted(self.free) == list(range(_NUM_PAGES)), "pages were lost"
 
-    # -- what holds at any time
+    # -- invariants: what is true after each step
 
     @invariant()
     def pages_are_conserved(self) -> None:
-        """Every page is free or cached, once."""
+        """Every page is either free or cached, exactly once."""
         assert sorted(self.free + self.rig.cached_pages()) == list(range(_NUM_PAGES)), "a page is lost, or owned twice"
 
     @invariant()
-    def the_tree_spells_the_dictionary(self) -> None:
-        """`walk` shows each prefix with its page, and each node with its locks."""
-        spelled: dict[_Prefix, int] = {}
+    def the_tree_agrees_with_the_dictionary(self) -> None:
+        """`walk` yields each prefix with its page, and each node with its number of locks."""
+        walked: dict[_Prefix, int] = {}
         ends: dict[int, bytes] = {}
         for view in self.cache.walk():
             tokens = b"" if view.parent_id is None else ends[view.parent_id]
-            assert view.stats.depth == len(tokens) // 4, "stats.depth is not the tokens in front of the node"
-            assert view.stats.tokens == len(view.token_ids), "stats.tokens is not the node's tokens"
+            assert view.stats.depth == len(tokens) // 4, "stats.depth is not the number of tokens before the node"
+            assert view.stats.tokens == len(view.token_ids), "stats.tokens is not the number of the node's tokens"
             for page, run in zip(view.pages.tolist(), view.token_ids.reshape(-1, self.page_size), strict=True):
                 tokens += run.tobytes()
-                spelled[view.namespace, tokens] = page
+                walked[view.namespace, tokens] = page
             ends[view.node_id] = tokens
             assert view.num_locks == self._num_locks((view.namespace, tokens)), (
-                "num_locks is not the handles that hold it"
+                "num_locks is not the number of locks on or below the node"
             )
-        assert spelled == self.model.pages, "the tree and the dictionary differ"
+        assert walked == self.model.pages, "the tree and the dictionary differ"
 
     @invariant()
     def counters_are_right(self) -> None:
-        """`locked_pages` and `evictable_pages` are what the locked handles say."""
+        """`locked_pages` and `evictable_pages` agree with the locked handles."""
         num_locked = sum(self._num_locks(prefix) > 0 for prefix in self.model.pages)
         assert self.cache.locked_pages == num_locked, "locked_pages is wrong"
         assert self.cache.evictable_pages == len(self.model.pages) - num_locked, "evictable_pages is wrong"
 
     @invariant()
-    def the_version_tells_of_changes(self) -> None:
-        """`version` grows when prefixes come or go."""
+    def the_version_grows_with_changes(self) -> None:
+        """`version` grows when prefixes are added or evicted, and never decreases."""
         version, prefixes = self.seen
         self.seen = (self.cache.version, frozenset(self.model.pages))
-        assert self.cache.version >= version, "version went back"
+        assert self.cache.version >= version, "the version decreased"
         assert self.cache.version > version or self.seen[1] == prefixes, "the content changed, but not the version"
 
     @invariant()
     def the_strategy_knows_all_nodes(self) -> None:
-        """Hooks and `walk` speak of the same nodes."""
+        """The nodes that the strategy's hooks were called for are the nodes that `walk` yields."""
         assert {view.stats for view in self.cache.walk()} == self.rig.strategy.live, "hooks and walk() differ"
 
     @invariant()
-    def events_add_up(self) -> None:
-        """Who listens holds the tree that `walk` shows."""
+    def events_agree_with_the_tree(self) -> None:
+        """A replay of the events gives the tree that `walk` yields."""
         self.rig.check_mirror()
 
     # -- helpers
@@ -308,7 +315,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         request.handle = handle
 
     def _num_locks(self, prefix: _Prefix) -> int:
-        """Return how many locks keep a prefix: those of handles on or below it."""
+        """Return the number of locks that protect a prefix: the locks of handles on or below it."""
         namespace, tokens = prefix
         return sum(
             request.num_locks
@@ -319,14 +326,14 @@ class PrefixCacheMachine(RuleBasedStateMachine):
 
     def _hand_back(self, gone: list[int]) -> None:
         locked = [page for prefix, page in self.model.pages.items() if self._num_locks(prefix)]
-        assert not set(gone) & set(locked), "a locked page was given up"
-        assert set(gone) <= set(self.model.pages.values()), "a page was given up that was not cached"
+        assert not set(gone) & set(locked), "a locked page was evicted"
+        assert set(gone) <= set(self.model.pages.values()), "the cache returned a page that was not cached"
         self.model.forget(gone)
         self.free += gone
 
 
 class _EvictionOrder:
-    """The order in which a strategy wants leaves to go, from before the cache was asked."""
+    """The strategy's priorities of all nodes before an eviction, to check the order of the evicted nodes."""
 
     def __init__(self, rig: CacheRig) -> None:
         views = list(rig.cache.walk())
@@ -340,12 +347,12 @@ class _EvictionOrder:
         self._priority = {stats: rig.strategy.priority(stats) for stats in self._unlocked}
 
     def check(self, evicted: list[NodeStats]) -> None:
-        """Expect each node to have been an unlocked leaf of the lowest priority when it went."""
+        """Check that each evicted node was an unlocked leaf with the lowest priority when it was evicted."""
         for stats in evicted:
             leaves = [other for other in self._unlocked if self._num_children[other] == 0]
-            assert stats in leaves, "evict() took a node that was locked, or had children"
+            assert stats in leaves, "evict() took a node that was locked or had children"
             lowest = min(self._priority[leaf] for leaf in leaves)
-            assert self._priority[stats] == lowest, "evict() did not take the leaf of the lowest priority"
+            assert self._priority[stats] == lowest, "evict() did not take the leaf with the lowest priority"
             self._unlocked.remove(stats)
             parent_id = self._parent[stats]
             if parent_id is not None:

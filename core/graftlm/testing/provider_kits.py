@@ -1,4 +1,4 @@
-"""The conformance kit of a provider: its family's kit, around what the provider creates."""
+"""Creates the conformance kit of a provider: the kit of its family, applied to the objects that it creates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from graftlm.testing.conformance import Conformance
 
 __all__ = ["provider_kit"]
 
-#: Family -> module and class of its kit. Kits are imported when they are asked for: some import torch.
+#: Family -> module and class of its kit. A kit is imported only when it is used, because some kits import torch.
 _KITS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "attention": ("graftlm.testing.attention", "AttentionBackendConformance"),
@@ -43,20 +43,22 @@ def provider_kit(
     device: str = "cpu",
     checkpoint: Path | None = None,
 ) -> type[Conformance]:
-    """Return the kit that checks what a provider creates, for `run_conformance`.
+    """Return the kit that checks the objects that a provider creates, for `run_conformance`.
 
     Args:
         family: a key of `graftlm.registry.FAMILIES`.
-        provider: its `capabilities` narrow what the kits of caches and attention backends ask for.
-        create: makes what is checked, from the family's context.
+        provider: the provider; kits only test the features that its `capabilities` claim.
+        create: creates an object to check from the family's context.
         device: the torch device type that an attention kit uses.
-        checkpoint: folder of a small checkpoint, which the kit of models needs.
+        checkpoint: folder of a small checkpoint; required by the kit for models.
 
     Raises:
         ConfigError: the family has no kit, or its kit needs a checkpoint.
     """
     if family not in _KITS:
-        raise ConfigError(f"There is no conformance kit for '{family}'. There are for: {', '.join(sorted(_KITS))}.")
+        raise ConfigError(
+            f"There is no conformance kit for '{family}'. Families with a kit: {', '.join(sorted(_KITS))}."
+        )
     members: dict[str, Any] = {"create": lambda self, context: create(context)}
     if family == "cache":
         members["reuses"] = provider.capabilities.reuses
@@ -68,7 +70,7 @@ def provider_kit(
         if provider.capabilities.dtypes is not None:
             members["dtypes"] = provider.capabilities.dtypes
     if family == "model":
-        members["checkpoint"] = _giving(provider, checkpoint)
+        members["checkpoint"] = _checkpoint_method(provider, checkpoint)
     if family == "grammar":
         members["cases"] = cached_property(_known_cases)
     module, name = _KITS[family]
@@ -80,35 +82,43 @@ def provider_kit(
 
 
 def _known_cases(kit: Any) -> tuple[Any, ...]:
-    """Return the standard cases that a backend takes: it may refuse whole kinds of specifications.
+    """Return the standard cases that a grammar backend accepts. It may refuse some kinds of specifications.
 
     Raises:
-        SkipTest: it refuses all of them.
+        SkipTest: the backend refuses all cases.
     """
     from graftlm.testing.grammar import STANDARD_CASES
 
     def is_known(case: Any) -> bool:
         try:
-            left_out = kit.backend.check(case.spec)
+            unenforced = kit.backend.check(case.spec)
         except GrammarError:
             return False
-        return not case.unenforced or bool(left_out)  # what is left out differs from one backend to another
+        return not case.unenforced or bool(unenforced)  # backends differ in what they cannot enforce
 
     known = tuple(case for case in STANDARD_CASES if is_known(case))
     if not known:
-        raise SkipTest("it refuses every standard case; name `cases` of its own in a GrammarBackendConformance")
+        raise SkipTest(
+            "the backend refuses every standard case; define your own `cases` in a subclass of "
+            "GrammarBackendConformance"
+        )
     return known
 
 
-def _giving(provider: Provider[Any], checkpoint: Path | None) -> Callable[[object], Path]:
+def _checkpoint_method(provider: Provider[Any], checkpoint: Path | None) -> Callable[[object], Path]:
+    """Return the method `checkpoint` of a model kit.
+
+    Raises:
+        ConfigError: there is no checkpoint.
+    """
     if checkpoint is None:
         architectures = ", ".join(provider.capabilities.architectures) or "any"
         raise ConfigError(
-            f"The conformance kit of models needs a checkpoint of model '{provider.name}' (architectures: "
-            f"{architectures}), with at least 100 tokens in its vocabulary; a small one of random weights will do. "
-            "Give its folder with --checkpoint. Of families that graftlm serves itself, "
-            "graftlm.testing.tiny_models.write_tiny_checkpoint(Path('tiny'), 'llama') writes one."
+            f"The conformance kit for models needs a checkpoint of model '{provider.name}' (architectures: "
+            f"{architectures}) with at least 100 tokens in its vocabulary. A small one with random weights is enough. "
+            "Pass its folder with --checkpoint. For families that graftlm supports, you can write one with "
+            "graftlm.testing.tiny_models.write_tiny_checkpoint(Path('tiny'), 'llama')."
         )
     if not (checkpoint / "config.json").is_file():
-        raise ConfigError(f"--checkpoint: {checkpoint} is no folder of a checkpoint; it has no config.json.")
+        raise ConfigError(f"--checkpoint: {checkpoint} is not the folder of a checkpoint: it has no config.json.")
     return lambda kit: checkpoint

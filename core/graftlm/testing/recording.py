@@ -1,4 +1,4 @@
-"""Stand-ins that a cache is tested with: a clock that ticks, and a strategy that watches how it is called."""
+"""Test doubles for tests of caches: a clock, simple eviction strategies, and one that records and checks its calls."""
 
 from graftlm.contracts import EvictionStrategy, NodeStats
 
@@ -6,19 +6,23 @@ __all__ = ["OldestAccessFirst", "RecordingStrategy", "RestlessOrder", "TickingCl
 
 
 class TickingClock:
-    """A clock that moves on by one second whenever it is read, so that no two moments are equal."""
+    """A clock that advances by one second at each reading, so that no two readings are equal.
+
+    Attributes:
+        now: the last reading, in seconds.
+    """
 
     def __init__(self) -> None:
         self.now = 0.0
 
     def __call__(self) -> float:
-        """Return the next second."""
+        """Advance the clock by one second and return its time."""
         self.now += 1.0
         return self.now
 
 
 class OldestAccessFirst(EvictionStrategy):
-    """The plainest order that tells whether a cache keeps `last_access`."""
+    """Evicts the least recently used node first. Tests use it to check that a cache updates `last_access`."""
 
     def priority(self, node: NodeStats) -> tuple[float, ...]:
         """Return (last access)."""
@@ -26,7 +30,10 @@ class OldestAccessFirst(EvictionStrategy):
 
 
 class RestlessOrder(EvictionStrategy):
-    """An order in which every touch and every split moves a node: it finds caches that sort by old figures."""
+    """A strategy whose priority of a node changes with every access and every split of the node.
+
+    It finds caches that sort nodes by outdated priorities.
+    """
 
     def priority(self, node: NodeStats) -> tuple[float, ...]:
         """Return (parity of hits, tokens modulo 3, latest access first)."""
@@ -34,11 +41,14 @@ class RestlessOrder(EvictionStrategy):
 
 
 class RecordingStrategy(EvictionStrategy):
-    """Passes every call on to another strategy, and fails at once when a cache calls out of order.
+    """Forwards every call to another strategy. It raises AssertionError if a cache makes its calls in a wrong order.
+
+    Args:
+        inner: the other strategy; None: `OldestAccessFirst`.
 
     Attributes:
         live: nodes that were inserted and not evicted yet.
-        evicted: nodes that left, in order; the test may clear it.
+        evicted: evicted nodes in order; a test may clear the list.
         num_hits: calls of `on_hit` so far.
         num_priorities: calls of `priority` so far.
     """
@@ -51,27 +61,27 @@ class RecordingStrategy(EvictionStrategy):
         self.num_priorities = 0
 
     def priority(self, node: NodeStats) -> tuple[float, ...]:
-        """Return the other strategy's priority of a live node."""
-        assert node in self.live, "priority() was asked for a node that on_insert() never announced, or that is evicted"
+        """Return the other strategy's priority of a node, which must be live."""
+        assert node in self.live, "priority() was called for a node without an on_insert() before, or after on_evict()"
         self.num_priorities += 1
         return self._inner.priority(node)
 
     def on_insert(self, node: NodeStats) -> None:
-        """Expect a node that is not live."""
+        """Record a node as live; it must not be live yet."""
         assert node not in self.live, "on_insert() was called twice for a node"
         self.live.add(node)
         self._inner.on_insert(node)
 
     def on_hit(self, node: NodeStats) -> None:
-        """Expect a live node whose hits count this one."""
-        assert node in self.live, "on_hit() was called for a node that on_insert() never announced, or that is evicted"
-        assert node.hits > 0, "on_hit() was called before the hit was counted"
+        """Count a hit of a live node; its `hits` must already include this hit."""
+        assert node in self.live, "on_hit() was called for a node without an on_insert() before, or after on_evict()"
+        assert node.hits > 0, "on_hit() was called before the cache counted the hit"
         self.num_hits += 1
         self._inner.on_hit(node)
 
     def on_evict(self, node: NodeStats) -> None:
-        """Expect a live node, for the last time."""
-        assert node in self.live, "on_evict() was called for a node that on_insert() never announced, or twice"
+        """Record the eviction of a live node."""
+        assert node in self.live, "on_evict() was called twice for a node, or without an on_insert() before"
         self.live.remove(node)
         self.evicted.append(node)
         self._inner.on_evict(node)

@@ -1,4 +1,4 @@
-"""The oracle of attention: one query at a time, in float32, over exactly the slots it may see."""
+"""The oracle for attention: computes one query at a time, in float32, over exactly the slots that it may attend to."""
 
 import torch
 from torch import Tensor
@@ -11,10 +11,10 @@ __all__ = ["ReferenceAttention"]
 
 
 class ReferenceAttention(AttentionBackend):
-    """Attention as the contract's sentences say it, with no regard for speed.
+    """A direct implementation of the attention contract, without optimisations.
 
-    Each query gathers the keys and values of its own positions and nothing else, so that no mask, no padding and no
-    batching can hide a mistake in what is compared with it. A cache in 8 bits is read back into float32.
+    Each query gathers exactly the keys and values of its own positions. There is no mask, no padding and no batching
+    that could have the same error as a backend under test. A cache in 8 bits is converted to float32.
     """
 
     def __init__(self, context: AttentionContext) -> None:
@@ -23,11 +23,11 @@ class ReferenceAttention(AttentionBackend):
         self._batch: ForwardBatch | None = None
 
     def prepare(self, batch: ForwardBatch) -> None:
-        """Remember the batch."""
+        """Keep the batch for the calls of `forward`."""
         self._batch = batch
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer) -> Tensor:
-        """Write keys and values, then attend; shapes as in the contract.
+        """Write keys and values to the cache, then compute attention; shapes as in `AttentionBackend.forward`.
 
         Raises:
             InvariantError: `prepare` was not called first.
@@ -60,14 +60,24 @@ class ReferenceAttention(AttentionBackend):
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, layer: AttentionLayer) -> Tensor:
-    """Attend with one query [H, D] over float32 keys [S, H_kv, D] and values [S, H_kv, D_v]; float32 [H, D_v]."""
+    """Compute attention of one query.
+
+    Args:
+        q: query, [H, D].
+        keys: float32 [S, H_kv, D].
+        values: float32 [S, H_kv, D_v].
+        layer: the attention layer.
+
+    Returns:
+        float32 [H, D_v].
+    """
     groups = layer.num_heads // layer.num_kv_heads
     keys = keys.repeat_interleave(groups, dim=1)  # [S, H, D]
     values = values.repeat_interleave(groups, dim=1)
     scores = torch.einsum("hd,shd->hs", q.float(), keys) * layer.scale
     if layer.soft_cap is not None:
         scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
-    if layer.sinks is not None:  # one more score, with a value of zero
+    if layer.sinks is not None:  # a sink is one more score, with a value vector of zeros
         scores = torch.cat([scores, layer.sinks.float()[:, None]], dim=1)
         values = torch.cat([values, torch.zeros_like(values[:1])])
     return torch.einsum("hs,shd->hd", torch.softmax(scores, dim=-1), values)

@@ -1,4 +1,4 @@
-"""The conformance kit of scheduling policies."""
+"""The conformance kit for scheduling policies."""
 
 import random
 from abc import ABC, abstractmethod
@@ -14,7 +14,7 @@ __all__ = ["FakePrefixGroup", "FakeWaitingRequest", "SchedulingPolicyConformance
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FakePrefixGroup:
-    """A group of waiting requests that is nothing but its figures."""
+    """A `PrefixGroup` with fixed values."""
 
     num_tokens: int = 8
     num_waiting: int = 2
@@ -23,7 +23,7 @@ class FakePrefixGroup:
 
 @dataclass(frozen=True, slots=True)
 class FakeWaitingRequest:
-    """A waiting request that is nothing but its figures; it cannot be changed."""
+    """A `WaitingRequest` with fixed values; it cannot be changed."""
 
     request_id: str
     arrival_s: float = 0.0
@@ -35,14 +35,15 @@ class FakeWaitingRequest:
 
 
 class SchedulingPolicyConformance(Conformance, ABC):
-    """Checks what `SchedulingPolicy` says of every policy.
+    """Checks a scheduling policy against the contract of `SchedulingPolicy`.
 
         class TestMyPolicy(SchedulingPolicyConformance):
             def create(self, context):
                 return MyPolicy()
 
     Attributes:
-        parameters: `num_requests` wait; `seed` draws them, and is the policy's own.
+        parameters: `num_requests` is the number of waiting requests. `seed` is the seed of the random requests and
+            of the policy.
     """
 
     parameters: ClassVar[Mapping[str, Sequence[Any]]] = {"num_requests": (0, 1, 2, 40, 1000), "seed": (0, 1)}
@@ -52,33 +53,33 @@ class SchedulingPolicyConformance(Conformance, ABC):
         """Return a new policy."""
 
     def test_order_is_a_permutation(self, num_requests: int, seed: int) -> None:
-        """`order` returns a permutation of what it was given."""
+        """`order` returns a permutation of the waiting requests."""
         policy = self.create(SchedulingContext(seed))
         waiting = _draw(num_requests, seed)
         for now in (100.0, 101.0):
-            ordered = policy.order(list(waiting), now)  # one that changes it would else go unseen
+            ordered = policy.order(list(waiting), now)  # pass a copy: the policy might change its argument
             assert len(ordered) == num_requests, f"order() returned {len(ordered)} of {num_requests} requests"
             assert {id(request) for request in ordered} == {id(request) for request in waiting}, (
-                "order() lost or repeated a request"
+                "order() left out or repeated a request"
             )
 
     def test_order_returns_a_new_list_and_changes_nothing(self, num_requests: int, seed: int) -> None:
-        """`order` returns a new list, and changes nothing."""
+        """`order` returns a new list and does not change its argument."""
         waiting = _draw(num_requests, seed)
         given = list(waiting)
         ordered = self.create(SchedulingContext(seed)).order(given, 100.0)
         assert isinstance(ordered, list), f"order() returned {type(ordered).__name__}, expected a list"
-        assert ordered is not given, "order() returned the list it was given"
-        assert given == waiting, "order() changed the list it was given"
+        assert ordered is not given, "order() returned its argument instead of a new list"
+        assert given == waiting, "order() changed its argument"
 
     def test_order_takes_any_sequence(self, num_requests: int, seed: int) -> None:
-        """`waiting` is a `Sequence`, not always a list."""
+        """`order` accepts any `Sequence`, for example a tuple."""
         waiting = _draw(num_requests, seed)
         from_list = self.create(SchedulingContext(seed)).order(list(waiting), 100.0)
         assert self.create(SchedulingContext(seed)).order(tuple(waiting), 100.0) == from_list
 
     def test_order_is_deterministic(self, num_requests: int, seed: int) -> None:
-        """`order` is deterministic for equal input, clock reading and seed."""
+        """`order` gives the same result for the same requests, clock reading and seed."""
         one, other = (self.create(SchedulingContext(seed)) for _ in range(2))
         for now in (100.0, 100.5):
             orders = [policy.order(_draw(num_requests, seed), now) for policy in (one, other)]
@@ -86,7 +87,7 @@ class SchedulingPolicyConformance(Conformance, ABC):
             assert first == second, f"order() differs for equal input, seed {seed} and now={now}"
 
     def test_who_reorders_says_how_long_one_may_wait(self, num_requests: int, seed: int) -> None:
-        """`max_wait_s` is None for policies that never reorder."""
+        """`max_wait_s` is None for a policy that never reorders, and a number above 0 for other policies."""
         policy = self.create(SchedulingContext(seed))
         waiting = _draw(num_requests, seed)
         if policy.max_wait_s is None:
@@ -99,11 +100,11 @@ class SchedulingPolicyConformance(Conformance, ABC):
         preemption = self.create(SchedulingContext(seed)).preemption
         if preemption is not None:
             assert isinstance(preemption, Preemption), f"preemption is a {type(preemption).__name__}"
-            assert preemption.min_difference >= 1, "equals would take each other's place for ever"
+            assert preemption.min_difference >= 1, "requests of equal priority would preempt each other again and again"
 
 
 def _draw(num_requests: int, seed: int) -> list[FakeWaitingRequest]:
-    """Return requests in order of arrival, with ties in everything they may be ordered by."""
+    """Return random requests in order of arrival. Several requests share each value that a policy may order by."""
     draw = random.Random(seed)
     outer = FakePrefixGroup(num_tokens=1, num_waiting=num_requests)
     groups = [None, outer, FakePrefixGroup(16, 3, outer), FakePrefixGroup(16, 3, outer), FakePrefixGroup(8, 2)]

@@ -1,4 +1,4 @@
-"""An endpoint like OpenAI's, on a free port, whose model writes what a test says."""
+"""A server with OpenAI's endpoints on a free port. A test defines the answers of its model."""
 
 import asyncio
 import json
@@ -18,7 +18,10 @@ _TOKEN: Final = re.compile(r"\s?\w+|\W")
 
 
 def writes_on(*documents: str) -> Callable[[str], str]:
-    """Return a model that goes on with a prompt as the first document that begins with it does, if there is one."""
+    """Return a function that continues a prompt with the rest of the first document that starts with the prompt.
+
+    If no document starts with the prompt, the function returns an empty text.
+    """
 
     def says(prompt: str) -> str:
         return next((d[len(prompt) :] for d in documents if d.startswith(prompt)), "")
@@ -28,14 +31,15 @@ def writes_on(*documents: str) -> Callable[[str], str]:
 
 @dataclass(frozen=True, slots=True)
 class ScriptedModel:
-    """What a scripted endpoint answers with.
+    """Defines the answers of a scripted endpoint.
 
     Attributes:
-        says: from a prompt to all that the model writes behind it, until it ends by itself. The prompt of a chat is
-            its last user message, and the answer the whole message of the assistant.
-        reasons: what it says in a chat's `reasoning_content`, from the same prompt.
-        logprob: from the text so far and a token behind it to the token's log-probability.
-        alternatives: tokens told besides the one that was written, as the likeliest at each place.
+        says: maps a prompt to the model's full answer, without a length limit. In a chat, the prompt is the last user
+            message, and the answer is the whole message of the assistant.
+        reasons: maps the same prompt to the `reasoning_content` of a chat's answer.
+        logprob: maps the text so far and the next token to the log-probability of this token.
+        alternatives: tokens that are listed at each position as the most likely ones, in addition to the token that
+            was generated.
     """
 
     says: Callable[[str], str]
@@ -44,13 +48,13 @@ class ScriptedModel:
     alternatives: Sequence[str] = ()
 
     def tokens(self, text: str) -> list[str]:
-        """Return a text's tokens: words with the white space before them, and single other characters."""
+        """Return the tokens of a text: words with the white space before them, and other characters one by one."""
         return _TOKEN.findall(text)
 
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """One completion: its text, the tokens it took, and why it ended."""
+    """One completion: its text, its generated tokens, and its finish_reason."""
 
     text: str
     tokens: list[str]
@@ -58,18 +62,18 @@ class _Written:
 
 
 class ScriptedApi:
-    """Serves `/v1/chat/completions` and `/v1/completions`, whole and streamed, in a thread of its own.
+    """Serves `/v1/chat/completions` and `/v1/completions`, with and without streaming, in its own thread.
 
         with ScriptedApi(ScriptedModel(writes_on("1 + 1 = 2"))) as api:
             OpenAI("any", base_url=api.url)
 
     Attributes:
-        url: of the API.
-        refused: fields of a body that are answered with 400.
-        ignored: fields of a body that are not read.
-        bodies: of the requests so far, in order.
-        prompt_tokens: of all answers together.
-        under_way: requests that have come and not been answered.
+        url: URL of the API, with `/v1`.
+        refused: fields of a request body. A request with such a field gets the status 400.
+        ignored: fields of a request body that have no effect.
+        bodies: bodies of all requests so far, in order.
+        prompt_tokens: total number of prompt tokens of all answers.
+        under_way: number of requests that have arrived and are not answered yet.
     """
 
     def __init__(
@@ -83,15 +87,16 @@ class ScriptedApi:
         dies_after: int | None = None,
         hangs: bool = False,
     ) -> None:
-        """Start it.
+        """Start the server.
 
         Args:
-            refused: as the attribute, which may change.
-            ignored: as the attribute.
-            tells_logprobs: otherwise the field is accepted, and null in the answer.
-            tells_usage: otherwise no answer has token counts.
-            dies_after: events of a stream after which the connection breaks.
-            hangs: never answer.
+            model: defines the answers.
+            refused: initial value of the attribute.
+            ignored: initial value of the attribute.
+            tells_logprobs: whether answers have log-probabilities. If not, a request may ask for them, but gets null.
+            tells_usage: whether answers have token counts.
+            dies_after: number of text events of a stream after which the connection breaks; None: it does not break.
+            hangs: whether the server never answers.
         """
         self._model = model
         self.refused = frozenset(refused)
@@ -110,7 +115,7 @@ class ScriptedApi:
         self.url = f"{self._server.url}/v1"
 
     def close(self) -> None:
-        """End it; requests under way are broken off."""
+        """Stop the server and abort requests that are not answered yet."""
         self._server.close()
 
     def __enter__(self) -> Self:
@@ -127,7 +132,8 @@ class ScriptedApi:
             body = await request.json()
             self.bodies.append(body)
             if refused := self.refused & body.keys():
-                return web.json_response({"error": {"message": f"no {', '.join(sorted(refused))} here"}}, status=400)
+                message = f"this server does not support {', '.join(sorted(refused))}"
+                return web.json_response({"error": {"message": message}}, status=400)
             body = {name: value for name, value in body.items() if name not in self.ignored}
             if self._hangs:
                 await asyncio.Event().wait()
@@ -157,7 +163,7 @@ class ScriptedApi:
         pieces = _pieces(written)
         for i, piece in enumerate(pieces):
             if i == self._dies_after:
-                assert request.transport is not None  # it is open, the answer is under way
+                assert request.transport is not None  # the connection is open: the answer is not complete
                 request.transport.abort()
                 return response
             content = {"delta": {"content": piece}} if is_chat else {"text": piece}
@@ -204,7 +210,7 @@ class ScriptedApi:
     ) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": index, "finish_reason": written.finish_reason, "logprobs": None}
         echo = prompt if body.get("echo") else ""
-        wanted = body.get("logprobs")  # of completions, a number that may be 0
+        wanted = body.get("logprobs")  # for completions, a number, which may be 0
         if wanted is not None and wanted is not False and self._tells_logprobs:
             tokens = self._model.tokens(echo) + written.tokens
             choice["logprobs"] = self._logprobs("" if echo else prompt, tokens, is_chat)
@@ -214,33 +220,33 @@ class ScriptedApi:
         return choice | {"text": echo + written.text}
 
     def _logprobs(self, before: str, tokens: Sequence[str], is_chat: bool) -> dict[str, Any]:
-        numbers, places, offsets, at = list[float](), list[dict[str, float]](), list[int](), 0
+        numbers, tops, offsets, offset = list[float](), list[dict[str, float]](), list[int](), 0
         for token in tokens:
             numbers.append(self._model.logprob(before, token))
             likely = {t: self._model.logprob(before, t) for t in (token, *self._model.alternatives)}
-            places.append(dict(sorted(likely.items(), key=lambda pair: -pair[1])))
-            offsets.append(at)
-            at, before = at + len(token), before + token
+            tops.append(dict(sorted(likely.items(), key=lambda pair: -pair[1])))
+            offsets.append(offset)
+            offset, before = offset + len(token), before + token
         if not is_chat:
-            return {"tokens": list(tokens), "token_logprobs": numbers, "top_logprobs": places, "text_offset": offsets}
-        rows = zip(tokens, numbers, places, strict=True)
+            return {"tokens": list(tokens), "token_logprobs": numbers, "top_logprobs": tops, "text_offset": offsets}
+        rows = zip(tokens, numbers, tops, strict=True)
         return {
             "content": [
-                {"token": t, "logprob": p, "top_logprobs": [{"token": k, "logprob": v} for k, v in place.items()]}
-                for t, p, place in rows
+                {"token": t, "logprob": p, "top_logprobs": [{"token": k, "logprob": v} for k, v in top.items()]}
+                for t, p, top in rows
             ]
         }
 
 
 def _prompts(body: Mapping[str, Any], is_chat: bool) -> list[str]:
-    """Return what the model is asked: of a chat, its last user message."""
+    """Return the prompts of a request; a chat has one: its last user message."""
     if is_chat:
         return [message["content"] for message in body["messages"] if message["role"] == "user"][-1:]
     return [body["prompt"]] if isinstance(body["prompt"], str) else list(body["prompt"])
 
 
 def _pieces(written: _Written) -> list[str]:
-    """Return a completion's text, cut where its tokens are; the last of them may be part of a stop string."""
+    """Return a completion's text, cut at its token boundaries. The last piece is short if a stop string was removed."""
     pieces, rest = list[str](), written.text
     for token in written.tokens:
         pieces.append(rest[: len(token)])

@@ -1,4 +1,4 @@
-"""A `graftlm serve` of its own process tree: for tests, benchmarks and examples."""
+"""Runs `graftlm serve` in its own process tree, for tests, benchmarks and examples."""
 
 import os
 import re
@@ -22,27 +22,33 @@ _READY = re.compile(r"^serving on (http://\S+)$")
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = 30.0, what: str = "the condition") -> None:
-    """Wait for a condition.
+    """Wait until a condition is true.
+
+    Args:
+        condition: returns whether the condition is true.
+        timeout_s: longest wait in seconds.
+        what: name of the condition, for the error message.
 
     Raises:
-        TimeoutError: it has not come true in time.
+        TimeoutError: the condition is still false after `timeout_s`.
     """
     end_s = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > end_s:
-            raise TimeoutError(f"{what} has not come true within {timeout_s} s")
+            raise TimeoutError(f"waited {timeout_s} s in vain for {what}")
         time.sleep(0.01)
 
 
 class ServerProcess:
-    """Runs `graftlm serve` on a free port, and ends it.
+    """Runs `graftlm serve` on a free port and stops it at the end.
 
         with ServerProcess({"model": "demo"}) as server:
             openai.OpenAI(base_url=server.url + "/v1", api_key="none")
 
     Attributes:
-        url: where it listens.
-        start_s: seconds until it took requests.
+        process: the process of `graftlm serve`.
+        url: URL of the server.
+        start_s: seconds from the start of the process until it accepted requests.
     """
 
     def __init__(
@@ -54,16 +60,17 @@ class ServerProcess:
         timeout_s: float = 120.0,
         on_log: Callable[[str], None] | None = None,
     ) -> None:
-        """Start it and wait until it takes requests.
+        """Start the server and wait until it accepts requests.
 
         Args:
-            config: as a YAML file would hold it; the port is added.
-            arguments: further ones of the command line.
-            environment: variables beside this process's own.
-            on_log: takes each line that it writes to standard error before it takes requests.
+            config: contents of the YAML file; a free port is added if it has no port.
+            arguments: additional command-line arguments.
+            environment: environment variables, in addition to those of this process.
+            timeout_s: longest time until the server must accept requests, in seconds.
+            on_log: called with each line that the server writes to standard error before it accepts requests.
 
         Raises:
-            RuntimeError: it ended, or took too long; the message holds what it wrote.
+            RuntimeError: the server ended, or did not accept requests in time. The message contains its log.
         """
         self._folder = tempfile.TemporaryDirectory(prefix="graftlm-server-")
         folder = Path(self._folder.name)
@@ -86,11 +93,11 @@ class ServerProcess:
 
     @property
     def log(self) -> str:
-        """What it has written to standard error."""
+        """Everything that the server has written to standard error."""
         return self._log_path.read_text(errors="replace")
 
     def children(self) -> dict[str, int]:
-        """Return the processes behind it by role: "scheduler-0", "detokenizer", with their ids."""
+        """Return the server's running child processes: role, such as "scheduler-0" or "detokenizer" -> process id."""
         found: dict[str, int] = {}
         for line in self.log.splitlines():
             match = re.search(r"(scheduler-\d+|detokenizer) runs as pid (\d+)", line)
@@ -99,13 +106,20 @@ class ServerProcess:
         return {name: pid for name, pid in found.items() if psutil.pid_exists(pid)}
 
     def stop(self, timeout_s: float = 60.0) -> int:
-        """Send SIGTERM and wait for the end; returns the exit status."""
+        """Send SIGTERM and wait until the server has ended.
+
+        Returns:
+            The exit status of the process.
+
+        Raises:
+            subprocess.TimeoutExpired: the server has not ended after `timeout_s`.
+        """
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout_s)
 
     def close(self) -> None:
-        """End it, by force if need be, and remove its files."""
+        """Stop the server and remove its files. A server that does not stop within 20 s is killed."""
         try:
             self.stop(20.0)
         except subprocess.TimeoutExpired:
@@ -125,7 +139,7 @@ class ServerProcess:
 
     def _wait_for_url(self, timeout_s: float, on_log: Callable[[str], None] | None) -> str:
         stdout = self.process.stdout
-        assert stdout is not None  # it is a pipe
+        assert stdout is not None  # because stdout is a pipe
         found: list[str] = []
 
         def read() -> None:
@@ -140,7 +154,7 @@ class ServerProcess:
             nonlocal num_shown
             ended = bool(found) or self.process.poll() is not None
             if on_log is not None:
-                lines = self.log.split("\n")[:-1]  # the last one may still be written
+                lines = self.log.split("\n")[:-1]  # the last line may not be complete yet
                 for line in lines[num_shown:]:
                     on_log(line)
                 num_shown = len(lines)

@@ -1,4 +1,4 @@
-"""A Llama checkpoint of any size that takes no disk: its weights are a hole in a file, and read as zeros."""
+"""Writes a Llama checkpoint of any size that needs almost no disk space: all weights are zeros in a sparse file."""
 
 import json
 import shutil
@@ -12,13 +12,13 @@ from graftlm.demo import demo_checkpoint
 
 __all__ = ["LlamaShape", "write_sparse_checkpoint"]
 
-_BYTES = 2  # of a bfloat16
+_BYTES = 2  # bytes of a bfloat16
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
 
 @dataclass(frozen=True, slots=True)
 class LlamaShape:
-    """A Llama's sizes; weights are bfloat16."""
+    """The sizes of a Llama model; its weights are bfloat16."""
 
     hidden_size: int
     intermediate_size: int
@@ -29,7 +29,7 @@ class LlamaShape:
     vocab_size: int
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Yield every tensor's name and size."""
+        """Yield the name and shape of every tensor."""
         hidden, inner = self.hidden_size, self.intermediate_size
         q_size, kv_size = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         yield "model.embed_tokens.weight", (self.vocab_size, hidden)
@@ -62,11 +62,12 @@ def write_sparse_checkpoint(directory: Path, shape: LlamaShape, *, max_position_
     """Write config.json, weights of zeros, and the bundled model's tokenizer.
 
     Args:
-        directory: exists.
-        shape: with a vocabulary that holds the bundled tokenizer's.
+        directory: an existing folder.
+        shape: sizes of the model. Its vocabulary must not be smaller than that of the bundled tokenizer.
         max_position_embeddings: longest context in tokens.
 
-    Returns: the directory.
+    Returns:
+        `directory`.
     """
     header: dict[str, Any] = {}
     end = 0

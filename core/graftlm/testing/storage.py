@@ -1,4 +1,4 @@
-"""The conformance kit of KV storages."""
+"""The conformance kit for KV storages."""
 
 import random
 import secrets
@@ -22,18 +22,19 @@ _KEYS = (b"a", b"\0", b"\0\0", b"../a", b"A", bytes(16), bytes(range(32)), bytes
 
 
 class KVStorageConformance(Conformance, ABC):
-    """Checks what `KVStorage` says of every storage.
+    """Checks a KV storage against the contract of `KVStorage`.
 
         class TestMyStorage(KVStorageConformance):
             def create(self, context):
                 return MyStorage(context, self.medium)
 
-    The kit uses fingerprints that nobody had before, so the medium may hold other things. The methods after `create`
-    are for what a contract cannot reach; a storage that does not override them has their tests skipped.
+    The kit uses new random fingerprints, so the medium may already contain other blocks. The methods
+    `create_limited`, `damage` and `break_medium` do what the contract of `KVStorage` has no method for. The tests that
+    use such a method are skipped if you do not override it.
 
     Attributes:
-        parameters: `block_bytes` to try.
-        damages: names of what `damage` can do.
+        parameters: `block_bytes` is the number of bytes in a block.
+        damages: names of the kinds of damage that `damage` supports.
     """
 
     parameters: ClassVar[Mapping[str, Sequence[Any]]] = {"block_bytes": (1, 1000, 65_537)}
@@ -41,31 +42,31 @@ class KVStorageConformance(Conformance, ABC):
 
     @abstractmethod
     def create(self, context: StorageContext) -> KVStorage:
-        """Return a new storage. All that one test creates lie over one medium."""
+        """Return a new storage. All storages of one test must use the same medium."""
 
     def create_limited(self, context: StorageContext, num_blocks: int) -> KVStorage:
-        """Return a storage over an empty medium of its own, whose size limit leaves room for so many blocks."""
-        raise SkipTest("the kit was not told how to set a size limit (create_limited)")
+        """Return a storage with a new, empty medium and a size limit of `num_blocks` blocks."""
+        raise SkipTest("the kit cannot set a size limit: it does not override create_limited()")
 
     def damage(self, name: str, context: StorageContext, key: bytes) -> None:
-        """Do to the stored block of a key what one of `damages` says."""
-        raise SkipTest("the kit was not told how to damage a block (damages, damage)")
+        """Damage the stored block of a key; `name` is one of `damages`."""
+        raise SkipTest("the kit cannot damage a block: it does not override damages and damage()")
 
     def break_medium(self) -> None:
-        """Let the medium refuse everything from now on."""
-        raise SkipTest("the kit was not told how to break the medium (break_medium)")
+        """Make all later operations on the medium fail."""
+        raise SkipTest("the kit cannot break the medium: it does not override break_medium()")
 
     @cached_property
     def fingerprint(self) -> bytes:
-        """This test's own."""
+        """The fingerprint of this test, 24 random bytes."""
         return secrets.token_bytes(24)
 
     def context(self, block_bytes: int = 1000) -> StorageContext:
-        """Return the context of this test."""
+        """Return a context with the fingerprint of this test."""
         return StorageContext(self.fingerprint, block_bytes)
 
     def test_get_fills_in_exactly_what_was_put(self, block_bytes: int) -> None:
-        """`get` fills `out` with exactly what `put` was given for that key."""
+        """`get` fills `out` with exactly the bytes that were passed to `put` with the same key."""
         storage = self.create(self.context(block_bytes))
         for key in _KEYS:
             assert storage.put(key, _block(key, block_bytes)) is True, f"put({key!r}) was refused"
@@ -74,7 +75,7 @@ class KVStorageConformance(Conformance, ABC):
         storage.close()
 
     def test_a_block_that_was_never_put_is_a_miss(self, block_bytes: int) -> None:
-        """`get` of a key that is not held returns False, and is counted."""
+        """`get` of a key that is not stored returns False and is counted as a miss."""
         storage = self.create(self.context(block_bytes))
         storage.put(b"other", _block(b"other", block_bytes))
         before = storage.stats()
@@ -83,7 +84,7 @@ class KVStorageConformance(Conformance, ABC):
         storage.close()
 
     def test_a_block_that_is_held_is_not_written_again(self, block_bytes: int) -> None:
-        """A block that is held already is not written again, and `put` says that it is held."""
+        """`put` of a block that is already stored does not write it again, and returns True."""
         storage = self.create(self.context(block_bytes))
         storage.put(b"key", _block(b"key", block_bytes))
         before = storage.stats()
@@ -93,7 +94,7 @@ class KVStorageConformance(Conformance, ABC):
         storage.close()
 
     def test_the_storage_keeps_copies(self, block_bytes: int) -> None:
-        """What becomes of the arrays after `put` and `get` changes nothing that is stored."""
+        """Changes to the arrays after `put` and `get` do not change the stored blocks."""
         storage = self.create(self.context(block_bytes))
         data = _block(b"key", block_bytes)
         storage.put(b"key", data)
@@ -105,7 +106,7 @@ class KVStorageConformance(Conformance, ABC):
         storage.close()
 
     def test_arrays_may_be_read_only_or_views(self, block_bytes: int) -> None:
-        """`put` takes contiguous views that cannot be written, and `get` fills contiguous views."""
+        """`put` accepts contiguous read-only views, and `get` fills contiguous views."""
         storage = self.create(self.context(block_bytes))
         data = np.stack([_block(b"one", block_bytes), _block(b"two", block_bytes)])
         data.flags.writeable = False
@@ -118,7 +119,7 @@ class KVStorageConformance(Conformance, ABC):
         storage.close()
 
     def test_contains_counts_from_the_front(self) -> None:
-        """`contains` returns how many keys from the front on are held; the first one missing ends the count."""
+        """`contains` returns the number of leading keys that are stored; the first missing key ends the count."""
         storage = self.create(self.context())
         for key in (b"1", b"2", b"4"):
             storage.put(key, _block(key, 1000))
@@ -128,7 +129,7 @@ class KVStorageConformance(Conformance, ABC):
         storage.close()
 
     def test_stats_add_up(self) -> None:
-        """`stats` counts answers, writes, and what is held."""
+        """`stats` returns the correct numbers of hits, misses, writes, stored blocks and bytes."""
         storage = self.create(self.context())
         out = np.empty(1000, np.uint8)
         for key in (b"1", b"2", b"3"):
@@ -142,7 +143,7 @@ class KVStorageConformance(Conformance, ABC):
         storage.close()
 
     def test_what_was_stored_outlives_the_storage(self, block_bytes: int) -> None:
-        """A storage made anew over the same medium, with the same fingerprint, has what was stored before."""
+        """A new storage with the same medium and fingerprint has the blocks that were stored before."""
         first = self.create(self.context(block_bytes))
         for key in _KEYS:
             first.put(key, _block(key, block_bytes))
@@ -155,7 +156,7 @@ class KVStorageConformance(Conformance, ABC):
         second.close()
 
     def test_two_fingerprints_never_share(self) -> None:
-        """Two fingerprints never share a block, on one medium; nor do two sizes of blocks."""
+        """Storages with different fingerprints, or different block sizes, never share a block on one medium."""
         mine = self.fingerprint
         others = [b"", mine[:-1], mine + b"\0", mine * 100, mine.hex().encode(), mine[:-1] + bytes([mine[-1] ^ 1])]
         owner = self.create(self.context())
@@ -163,7 +164,8 @@ class KVStorageConformance(Conformance, ABC):
         contexts = [StorageContext(other, 1000) for other in others] + [StorageContext(mine, 999)]
         for context in contexts:
             stranger = self.create(context)
-            key = b"key" if context.fingerprint else secrets.token_bytes(16)  # others may have used the empty one
+            # The empty fingerprint is not random, so the medium may have blocks of it.
+            key = b"key" if context.fingerprint else secrets.token_bytes(16)
             assert stranger.contains([key]) == 0, f"{context} has a block of {mine!r}"
             assert not stranger.get(key, np.empty(context.block_bytes, np.uint8))
             stranger.put(key, _block(b"another", context.block_bytes))
@@ -172,7 +174,7 @@ class KVStorageConformance(Conformance, ABC):
         owner.close()
 
     def test_clear_forgets_this_fingerprint_alone(self) -> None:
-        """`clear` forgets every block of this fingerprint, and none of another."""
+        """`clear` deletes every block of this fingerprint, and no block of another one."""
         mine, other = self.create(self.context()), self.create(StorageContext(self.fingerprint + b"other", 1000))
         for storage in (mine, other):
             storage.put(b"key", _block(b"key", 1000))
@@ -181,35 +183,36 @@ class KVStorageConformance(Conformance, ABC):
         assert not mine.get(b"key", np.empty(1000, np.uint8))
         assert (mine.stats().num_blocks, mine.stats().num_bytes) == (0, 0)
         _assert_held(other, b"key", 1000)
-        assert mine.put(b"key", _block(b"key", 1000)), "nothing can be stored after clear()"
+        assert mine.put(b"key", _block(b"key", 1000)), "put() was refused after clear()"
         _assert_held(mine, b"key", 1000)
         for storage in (mine, other):
             storage.close()
 
     def test_a_size_limit_holds_after_every_put(self) -> None:
-        """A size limit holds after every `put`, and what is held is intact."""
+        """The size limit holds after every `put`, and the stored blocks are intact."""
         context = self.context()
         storage = self.create_limited(context, num_blocks=4)
         keys = [str(number).encode() for number in range(20)]
         for key in keys:
             storage.put(key, _block(key, 1000))
-            assert storage.stats().num_blocks <= 4, f"room for 4 blocks, but there are {storage.stats().num_blocks}"
+            num_blocks = storage.stats().num_blocks
+            assert num_blocks <= 4, f"the size limit is 4 blocks, but {num_blocks} are stored"
         held = [key for key in keys if storage.contains([key])]
         assert len(held) == storage.stats().num_blocks > 0
         for key in held:
             _assert_held(storage, key, 1000)
         stats = storage.stats()
-        assert stats.stored - stats.evicted == stats.num_blocks, f"stored less evicted is not what is held: {stats}"
+        assert stats.stored - stats.evicted == stats.num_blocks, f"stored - evicted is not num_blocks: {stats}"
         storage.close()
 
     def test_methods_may_be_called_from_several_threads(self, block_bytes: int) -> None:
-        """Methods may be called from several threads at once: nothing raises, and no answer is wrong."""
+        """Methods may be called from several threads at once: no method raises, and all results are correct."""
         storage = self.create(self.context(block_bytes))
         _assert_no_thread_fails(lambda seed: _use_at_random([storage], seed, block_bytes))
         storage.close()
 
     def test_several_storages_may_share_a_medium(self) -> None:
-        """Storages over one medium, at work at once, give each other's blocks or none."""
+        """Several storages may use one medium at the same time; `get` returns a correct block or a miss."""
         storages = [self.create(self.context()) for _ in range(3)]
         _assert_no_thread_fails(lambda seed: _use_at_random(storages, seed, 1000))
         storages[0].put(b"key", _block(b"key", 1000))
@@ -218,7 +221,7 @@ class KVStorageConformance(Conformance, ABC):
             storage.close()
 
     def test_threads_keep_the_size_limit(self) -> None:
-        """A size limit holds after every `put`, whichever thread it came from."""
+        """The size limit holds after every `put` of every thread."""
         storage = self.create_limited(self.context(), num_blocks=4)
 
         def work(seed: int) -> None:
@@ -231,14 +234,14 @@ class KVStorageConformance(Conformance, ABC):
         storage.close()
 
     def test_damage_is_a_miss(self) -> None:
-        """A damaged, foreign or missing block is a miss, is counted, and is dropped; then it can be stored anew."""
+        """A damaged, foreign or missing block is counted as a miss and deleted; it can then be stored again."""
         if not self.damages:
             self.damage("", self.context(), b"")
         for name in self.damages:
             self._check_damage(name)
 
     def test_damage_while_nobody_looked_is_a_miss(self) -> None:
-        """Damage done between the end of one storage and the start of the next is a miss, and never raises."""
+        """A block that was damaged while no storage was open is a miss; no method raises."""
         if not self.damages:
             self.damage("", self.context(), b"")
         for name in self.damages:
@@ -248,21 +251,21 @@ class KVStorageConformance(Conformance, ABC):
             first.close()
             self.damage(name, context, name.encode())
             second = self.create(context)
-            assert not second.get(name.encode(), np.empty(1000, np.uint8)), f"served after: {name}"
+            assert not second.get(name.encode(), np.empty(1000, np.uint8)), f"get() returned a block after: {name}"
             second.close()
 
     def test_a_medium_that_refuses_raises_nothing(self) -> None:
-        """No method raises for anything the medium does; it is counted."""
+        """If the medium fails, no method raises, and `failures` counts it."""
         storage = self.create(self.context())
         storage.put(b"held", _block(b"held", 1000))
         self.break_medium()
         out = np.empty(1000, np.uint8)
-        assert storage.put(b"new", _block(b"new", 1000)) is False, "put() says a block is held that cannot be"
+        assert storage.put(b"new", _block(b"new", 1000)) is False, "put() returned True, but the medium is broken"
         if storage.get(b"held", out):
             assert np.array_equal(out, _block(b"held", 1000))
         storage.contains([b"held", b"new"])
         storage.clear()
-        assert storage.stats().failures > 0, "the medium refused, and `failures` is 0"
+        assert storage.stats().failures > 0, "the medium failed, but `failures` is 0"
         storage.close()
         self.create(self.context()).close()
 
@@ -273,30 +276,30 @@ class KVStorageConformance(Conformance, ABC):
         storage.put(b"bystander", _block(b"bystander", 1000))
         before = storage.stats()
         self.damage(name, context, key)
-        assert storage.get(key, np.empty(1000, np.uint8)) is False, f"served after: {name}"
+        assert storage.get(key, np.empty(1000, np.uint8)) is False, f"get() returned a block after: {name}"
         after = storage.stats()
         assert after.misses == before.misses + 1, f"not counted as a miss: {name}"
-        assert after.num_blocks == before.num_blocks - 1, f"still held after: {name}"
-        assert storage.contains([key]) == 0, f"not dropped after: {name}"
-        assert storage.put(key, _block(key, 1000)), f"cannot be stored anew after: {name}"
+        assert after.num_blocks == before.num_blocks - 1, f"still in num_blocks after: {name}"
+        assert storage.contains([key]) == 0, f"not deleted after: {name}"
+        assert storage.put(key, _block(key, 1000)), f"cannot be stored again after: {name}"
         for intact in (key, b"bystander"):
             _assert_held(storage, intact, 1000)
         storage.close()
 
 
 def _block(key: bytes, block_bytes: int) -> NDArray[np.uint8]:
-    """Return the content that belongs to a key, in all tests."""
+    """Return the content of a key's block, uint8 [block_bytes]; it is the same in all tests."""
     return np.frombuffer(random.Random(key).randbytes(block_bytes), np.uint8).copy()
 
 
 def _assert_held(storage: KVStorage, key: bytes, block_bytes: int) -> None:
     out = np.empty(block_bytes, np.uint8)
     assert storage.get(key, out) is True, f"get({key!r}) is a miss"
-    assert np.array_equal(out, _block(key, block_bytes)), f"get({key!r}) gave other bytes than put() was given"
+    assert np.array_equal(out, _block(key, block_bytes)), f"get({key!r}) returned other bytes than put() stored"
 
 
 def _use_at_random(storages: Sequence[KVStorage], seed: int, block_bytes: int) -> None:
-    """Call everything in random order; what is read must be what belongs to the key."""
+    """Call all methods in random order and check that each block that is read has the content of its key."""
     draw, out = random.Random(seed), np.empty(block_bytes, np.uint8)
     for _ in range(60):
         storage, key = draw.choice(storages), bytes([draw.randrange(6)])
@@ -311,9 +314,9 @@ def _use_at_random(storages: Sequence[KVStorage], seed: int, block_bytes: int) -
                 assert storage.put(key, _block(key, block_bytes)) is True, f"put({key!r}) was refused"
             case _:
                 if storage.get(key, out):
-                    assert np.array_equal(out, _block(key, block_bytes)), f"get({key!r}) gave wrong bytes"
+                    assert np.array_equal(out, _block(key, block_bytes)), f"get({key!r}) returned wrong bytes"
     failures = sum(storage.stats().failures for storage in storages)
-    assert failures == 0, f"{failures} failures of a medium that works"
+    assert failures == 0, f"`failures` is {failures}, but the medium works"
 
 
 def _assert_no_thread_fails(work: Callable[[int], None]) -> None:

@@ -1,4 +1,4 @@
-"""Small random low-rank adapters, saved by the `peft` library, and the models that result from merging them."""
+"""Writes small random low-rank adapters with the library `peft`, and merges them into models."""
 
 import warnings
 from pathlib import Path
@@ -13,25 +13,27 @@ __all__ = ["write_tiny_adapter"]
 def write_tiny_adapter(
     directory: Path, checkpoint: Path, seed: int = 0, *, deviation: float = 0.2, **config: Any
 ) -> nn.Module:
-    """Write an adapter of a checkpoint, and return the checkpoint's model with the adapter merged into it.
+    """Write a random adapter for a checkpoint, and return the checkpoint's model with the adapter merged into it.
 
-    Both factors are drawn, wide, so that the adapter changes most tokens; training would begin with one of them zero.
+    Both low-rank factors have large random values, so that the adapter changes most tokens. In training, one of the
+    factors starts as zeros.
 
     Args:
-        directory: is created; files in it are replaced.
-        checkpoint: folder of the model, which is left as it is.
-        seed: of the factors. Equal arguments give equal adapters.
+        directory: folder of the adapter. It is created if necessary, and its files are replaced.
+        checkpoint: folder of the model; its files are not changed.
+        seed: seed of the random factors. Equal arguments give equal adapters.
         deviation: standard deviation of the factors.
         config: arguments of `peft.LoraConfig`: r, lora_alpha, target_modules and so on.
 
-    Returns: a model of Transformers in float32, with the weights that the adapter makes of it.
+    Returns:
+        A model of Transformers in float32 with the merged weights.
     """
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
     base = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="eager").eval()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # peft asks Transformers for an attribute by its old name
+        warnings.simplefilter("ignore", FutureWarning)  # peft uses the old name of an attribute of Transformers
         model = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", **config))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Small random checkpoints of real architectures, written as Hugging Face would write them."""
+"""Writes small random checkpoints of real architectures in the format of Hugging Face."""
 
 import json
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ Family: TypeAlias = Literal[
     "gpt_oss",
 ]
 
-#: What the two versions of DeepSeek share of the next.
+#: Entries of `_FAMILY_CONFIG` that the two DeepSeek versions have in common.
 _DEEPSEEK_CONFIG: dict[str, Any] = {
     "num_key_value_heads": None,
     "kv_lora_rank": 32,
@@ -44,7 +44,8 @@ _DEEPSEEK_CONFIG: dict[str, Any] = {
     "num_experts_per_tok": 2,
 }
 
-#: Entries of a family's configuration that its defaults, made for large models, would leave without effect.
+#: Family -> entries of its configuration. The defaults are for large models: in a small model, a feature with its
+#: default value would have no effect.
 _FAMILY_CONFIG: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 16},
     "ministral": {"sliding_window": 16},
@@ -110,34 +111,37 @@ def write_tiny_checkpoint(
     num_labels: int | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write config.json, generation_config.json, safetensors, and tokenizer files if asked for.
+    """Write config.json, generation_config.json, safetensors files, and optionally tokenizer files.
 
-    The weights are drawn wide, norms and biases included, so that the most likely token stands clear of the next ones
-    and a mistake in any layer shows.
+    The random weights, including norms and biases, have a large standard deviation. The most likely token is
+    therefore clearly more likely than the others, and an error in any layer changes the output.
 
     Args:
-        directory: is created; files in it are replaced.
-        family: which architecture. Windows have 16 tokens where `config` says nothing else.
-        seed: of the weights. Equal arguments give equal files.
-        hidden_size: a multiple of num_heads, as Hugging Face asks of Llama.
-        intermediate_size: of the feed-forward layer.
-        num_layers: decoder layers.
-        num_heads: query heads.
-        num_kv_heads: key/value heads; num_heads is a multiple of it.
-        head_dim: even; need not be hidden_size / num_heads.
-        vocab_size: rows of the embedding.
+        directory: folder of the checkpoint. It is created if necessary, and its files are replaced.
+        family: the architecture. Sliding windows have 16 tokens unless `config` has another value.
+        seed: seed of the weights. Equal arguments give equal files.
+        hidden_size: size of hidden states; Hugging Face requires a multiple of num_heads for Llama.
+        intermediate_size: size of the feed-forward layer.
+        num_layers: number of decoder layers.
+        num_heads: number of query heads.
+        num_kv_heads: number of key/value heads; num_heads must be a multiple of it.
+        head_dim: size of a head; an even number, which may differ from hidden_size / num_heads.
+        vocab_size: number of rows of the embedding.
         max_position_embeddings: longest context in tokens.
-        tie_word_embeddings: whether the embedding is the output projection.
-        rope_parameters: such as {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}; None: the default type.
-        eos_token_id: ends an answer; None: the tokenizer's if there is one, else no token does.
-        shards: how many safetensors files; with more than one there is an index.
-        dtype: of the tensors.
-        initializer_range: standard deviation of matrices and embeddings.
+        tie_word_embeddings: whether the embedding is also the output projection.
+        rope_parameters: for example {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}; None: the default
+            type.
+        eos_token_id: token that ends an answer; None: the tokenizer's end token, or no token if there is no tokenizer.
+        shards: number of safetensors files; if it is above 1, an index is written, too.
+        dtype: dtype of the tensors.
+        initializer_range: standard deviation of all weights.
         tokenizer: whether to write a byte-level tokenizer with a chat template.
-        num_labels: of a score head, in the place of the output projection; None: the model generates.
+        num_labels: number of labels of a classification head, which replaces the output projection; None: the model
+            generates text.
         config: other entries of the Hugging Face configuration class.
 
-    Returns: the directory.
+    Returns:
+        `directory`.
 
     Raises:
         ValueError: the vocabulary is too small for the tokenizer.
@@ -161,7 +165,7 @@ def write_tiny_checkpoint(
         **({} if num_labels is None else {"num_labels": num_labels}),
     }
     hf_config = AutoConfig.for_model(family, **{**entries, **_FAMILY_CONFIG.get(family, {}), **(config or {})})
-    with torch.random.fork_rng(devices=[]):  # building draws weights, which are replaced
+    with torch.random.fork_rng(devices=[]):  # the constructor draws random weights, which are replaced below
         kind = AutoModelForCausalLM if num_labels is None else AutoModelForSequenceClassification
         model = kind.from_config(hf_config, dtype=dtype)
     _draw_weights(model, seed, initializer_range, norm_mean=0 if family.startswith("gemma") else 1)
@@ -183,17 +187,19 @@ def write_random_checkpoint(
     initializer_range: float = 0.2,
     tokenizer: bool = False,
 ) -> str:
-    """Write a float32 checkpoint of any language model that Transformers has, its weights drawn wide.
+    """Write a random float32 checkpoint of any language model that Transformers supports.
 
     Args:
-        directory: is created; files in it are replaced.
-        model_type: as in config.json.
-        config: entries of its configuration class.
-        seed: of the weights.
+        directory: folder of the checkpoint. It is created if necessary, and its files are replaced.
+        model_type: `model_type` of config.json.
+        config: entries of the configuration class.
+        seed: seed of the weights.
         initializer_range: standard deviation of all weights.
-        tokenizer: whether to write a byte-level tokenizer; config then needs a vocab_size and max_position_embeddings.
+        tokenizer: whether to write a byte-level tokenizer; `config` must then have vocab_size and
+            max_position_embeddings.
 
-    Returns: the name of the model's class, as in `architectures`.
+    Returns:
+        The name of the model's class, as in `architectures` of config.json.
 
     Raises:
         ValueError: Transformers has no such model type, or the vocabulary is too small for the tokenizer.
@@ -223,7 +229,7 @@ def _draw_weights(model: nn.Module, seed: int, initializer_range: float, norm_me
 
 
 def _split_weights(directory: Path, shards: int) -> None:
-    """Deal the tensors of model.safetensors out to several files, with an index."""
+    """Distribute the tensors of model.safetensors over several files, and write an index."""
     tensors = load_file(directory / "model.safetensors")
     (directory / "model.safetensors").unlink()
     weight_map: dict[str, str] = {}
@@ -243,7 +249,7 @@ def _write_tokenizer(directory: Path, vocab_size: int, max_len: int) -> None:
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     smallest = len(alphabet) + len(_SPECIAL_TOKENS)
     if vocab_size < smallest:
-        raise ValueError(f"A tokenizer over bytes needs vocab_size of at least {smallest}, got {vocab_size}")
+        raise ValueError(f"A byte-level tokenizer needs a vocab_size of at least {smallest}, got {vocab_size}")
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()

@@ -1,7 +1,7 @@
-"""Compiles Triton kernels for devices that are not here; importing this module imports Triton.
+"""Compiles Triton kernels for devices that this machine does not have. Importing this module imports Triton.
 
-Triton's interpreter takes more than its compiler does, so a kernel whose tests are all interpreted is not known to
-compile. Nothing is run.
+Triton's interpreter accepts more than its compiler does. A kernel that passes its tests in the interpreter may
+therefore not compile. This module only compiles kernels and does not run them.
 """
 
 from collections.abc import Mapping
@@ -20,16 +20,18 @@ def compile_kernel(
     """Compile a kernel for CUDA.
 
     Args:
-        kernel: a function under `triton.jit`, in a process without TRITON_INTERPRET.
-        arguments: every parameter's type, such as "*bf16" or "i32", or, if it is not a string, its constant value.
-            Pointers, and integers whose name ends in `stride`, are taken to be multiples of 16.
-        capability: the device's compute capability, 90 for 9.0.
-        options: `num_warps` and the like.
+        kernel: a function decorated with `triton.jit`, in a process without TRITON_INTERPRET.
+        arguments: parameter -> its type, such as "*bf16" or "i32", or its constant value, which is not a string.
+            The compiler may assume that pointers, and integers whose name ends in `stride`, are multiples of 16.
+        capability: compute capability of the device, e.g. 90 for 9.0.
+        options: options of Triton's compiler, such as `num_warps`.
 
-    Returns: Triton's compiled kernel: `asm["ptx"]` is its code, `metadata.shared` the bytes of shared memory it takes.
+    Returns:
+        Triton's compiled kernel. `asm["ptx"]` is its code, and `metadata.shared` is the number of bytes of shared
+        memory that it needs.
 
     Raises:
-        triton.CompilationError: it does not compile.
+        triton.CompilationError: the kernel does not compile.
     """
     names = kernel.arg_names
     types = {name: value if isinstance(value := arguments[name], str) else "constexpr" for name in names}

@@ -1,4 +1,4 @@
-"""The conformance kit of prefix caches that keep windows apart."""
+"""The conformance kit for prefix caches with window pages."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from graftlm.testing.window_cache_machine import FakeWindows, check_random_windo
 
 __all__ = ["WindowCacheConformance"]
 
-#: Which pages of a prompt of eight have window pages, how far a window reaches, where the longest match ends.
+#: For a prompt of eight pages: which pages have a window page ("1"), `reach_pages`, and the pages of the longest match.
 _MATCHES = [
     ("11111111", 3, 8),
     ("00000111", 3, 8),
@@ -28,15 +28,19 @@ _MATCHES = [
 
 
 class WindowCacheConformance(Conformance, ABC):
-    """Checks what `PrefixCache` says of a cache that declares `window` and reuses; `PrefixCacheConformance` the rest.
+    """Checks the window pages of a cache whose capabilities have `window` and `reuses`.
+
+    `PrefixCacheConformance` checks the other parts of the contract of `PrefixCache`.
 
         class TestMyCacheWithWindows(WindowCacheConformance):
             def create(self, context):
                 return MyCache(context)
 
     Attributes:
-        parameters: `reach_pages` is how many pages a window reaches back.
-        max_window_examples: how many random histories the last test tries for each of them.
+        parameters: `page_size` is the number of tokens in a page. `reach_pages` is the number of pages before the end
+            of a match that must have window pages.
+        max_window_examples: number of random histories that the last test tries for each parameter combination and
+            history length.
     """
 
     parameters: ClassVar[Mapping[str, Sequence[Any]]] = {"page_size": (1, 4), "reach_pages": (0, 1, 2, 5)}
@@ -47,28 +51,29 @@ class WindowCacheConformance(Conformance, ABC):
         """Return a new, empty cache; `context.window` is set."""
 
     def window_rig(self, windows: FakeWindows, page_size: int = 1) -> CacheRig:
-        """Return a new cache on the test bench."""
+        """Return a test rig with a new cache."""
         return CacheRig(lambda context: LentArrays(self.create(replace(context, window=windows))), page_size)
 
     def test_a_match_ends_where_its_window_is_whole(self, page_size: int) -> None:
-        """A request can go on only where the `reach_pages` pages in front (or all) have window pages."""
+        """A match can only end where the `reach_pages` pages before its end, or all pages, have window pages."""
         for held, reach_pages, usable in _MATCHES:
             windows = FakeWindows(reach_pages, {page for page, bit in enumerate(held) if bit == "1"})
             rig = self.window_rig(windows, page_size)
             key = rig.key(*range(1, 9))
             assert rig.insert(key).cached_pages == 8
-            assert rig.cache.probe(key) == usable, f"{held}, reach {reach_pages}"
-            assert rig.matched(key) == list(range(usable)), f"{held}, reach {reach_pages}"
+            case = f"window pages {held}, reach_pages {reach_pages}"
+            assert rig.cache.probe(key) == usable, case
+            assert rig.matched(key) == list(range(usable)), case
 
     def test_walk_shows_what_has_window_pages(self, page_size: int) -> None:
-        """What a new page has is read from the view when it is inserted."""
+        """`insert` asks the window view which new pages have a window page, and `walk` shows the answer."""
         rig = self.window_rig(FakeWindows(2, {1, 2, 5}), page_size)
         rig.insert(rig.key(*range(1, 7)))
         shown = {page: view.has_window for view in rig.cache.walk() for page in view.pages.tolist()}
         assert [page for page in sorted(shown) if shown[page]] == [1, 2, 5]
 
     def test_a_locked_window_stays(self, page_size: int, reach_pages: int) -> None:
-        """`lock_window` keeps the last pages before a handle; locking the handle alone keeps no window page."""
+        """`lock_window` protects the window pages before a handle; `lock` alone protects no window page."""
         rig = self.window_rig(FakeWindows(reach_pages), page_size)
         rig.insert(rig.key(1, 2, 3, 4, 5))
         handle = rig.hold(rig.key(1, 2, 3, 4, 5))
@@ -83,7 +88,7 @@ class WindowCacheConformance(Conformance, ABC):
         assert rig.cached_pages() == [0, 1, 2, 3, 4]
 
     def test_offered_window_pages_are_taken_over(self, page_size: int) -> None:
-        """A cached page without a window page takes over that of the page it is offered; `version` tells of it."""
+        """A cached page without a window page takes the window page of the offered page, and `version` grows."""
         windows = FakeWindows(2, set())
         rig = self.window_rig(windows, page_size)
         rig.insert(rig.key(1, 2, 3, 4, 5, 6))
@@ -95,7 +100,7 @@ class WindowCacheConformance(Conformance, ABC):
         assert rig.cache.probe(rig.key(1, 2, 3, 4, 5, 6)) == 4
 
     def test_lost_windows_shorten_matches(self, page_size: int) -> None:
-        """`version` grows when the answer of `probe` may have changed."""
+        """Evicted window pages shorten later matches, and `version` grows."""
         rig = self.window_rig(FakeWindows(2), page_size)
         key = rig.key(1, 2, 3, 4)
         rig.insert(key)
@@ -105,5 +110,5 @@ class WindowCacheConformance(Conformance, ABC):
         assert rig.cache.probe(key) == rig.cache.evictable_window_pages == 0
 
     def test_random_histories_with_windows(self, page_size: int, reach_pages: int) -> None:
-        """All of it, in any order."""
+        """After each step of random histories, the cache agrees with a plain dictionary."""
         check_random_windows(lambda windows: self.window_rig(windows, page_size), reach_pages, self.max_window_examples)

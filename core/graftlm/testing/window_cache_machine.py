@@ -1,4 +1,4 @@
-"""Random histories of a prefix cache that keeps windows apart, compared with a dictionary after every step."""
+"""Random histories of a prefix cache with window pages, compared with a dictionary after every step."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,17 +20,18 @@ _PICKS = st.integers(0, 2**16)
 _LENGTHS = st.integers(0, 4)
 _NUM_PAGES = 64
 
-#: Steps of histories, short ones first: what they show can be read as it is, without minutes of shrinking.
+#: Numbers of steps in a history. Short histories come first: a failure in one is readable without shrinking, which can
+#: take minutes.
 _HISTORY_LENS = (8, 40)
 
 _Prefix = tuple[int, ...]
 
 
 class FakeWindows:
-    """A `WindowView` in which a test says which pages have window pages.
+    """A `WindowView` for tests, which define the pages that have window pages.
 
     Attributes:
-        held: those that have; None for all.
+        held: ids of the pages that have a window page; None: all pages have one.
     """
 
     def __init__(self, reach_pages: int, held: set[int] | None = None) -> None:
@@ -39,19 +40,24 @@ class FakeWindows:
 
     @property
     def reach_pages(self) -> int:
-        """How many pages in front of the end of a match must have a window page."""
+        """Number of pages before the end of a match that must have a window page."""
         return self._reach_pages
 
     def holds(self, pages: PageIds) -> NDArray[np.bool_]:
-        """Return which of some pages have a window page."""
+        """Return whether each page has a window page, bool [len(pages)]."""
         return np.array([self.held is None or page in self.held for page in pages.tolist()], dtype=np.bool_)
 
 
 def check_random_windows(make_rig: Callable[[FakeWindows], CacheRig], reach_pages: int, max_examples: int) -> None:
-    """Run random histories on fresh caches.
+    """Run random histories, each on a new cache.
+
+    Args:
+        make_rig: returns a rig with a new cache that uses the given window view.
+        reach_pages: number of pages before the end of a match that must have a window page.
+        max_examples: number of histories of each length.
 
     Raises:
-        AssertionError: the cache disagreed with the dictionary; hypothesis prints the history.
+        AssertionError: the cache and the dictionary differ. hypothesis prints the history.
     """
 
     class Machine(WindowCacheMachine):
@@ -76,7 +82,7 @@ def check_random_windows(make_rig: Callable[[FakeWindows], CacheRig], reach_page
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """A request that holds a locked handle, and the windows of the last pages before it."""
+    """A request with a locked handle and locked window pages of the last `window_len` pages before it."""
 
     tokens: _Prefix
     handle: PrefixHandle
@@ -84,7 +90,7 @@ class _Request:
 
 
 class WindowCacheMachine(RuleBasedStateMachine):
-    """Requests come with any window pages and go, while the cache gives up pages and window pages."""
+    """Random requests begin, insert pages with or without window pages, and end, while the cache evicts both kinds."""
 
     def __init__(self, rig: CacheRig, windows: FakeWindows) -> None:
         super().__init__()
@@ -98,11 +104,11 @@ class WindowCacheMachine(RuleBasedStateMachine):
         self.places: dict[_Prefix, ProbePlace | None] = {}
         windows.held = self.held
 
-    # -- what happens
+    # -- rules: what can happen
 
     @rule(letters=_LETTERS, window_len=_LENGTHS)
     def begin(self, letters: list[int], window_len: int) -> None:
-        """A request comes, matches and locks."""
+        """A request begins: it matches its key, and locks the handle and some window pages."""
         tokens = tuple(letters)
         match = self.cache.match(self._key(tokens))
         expected = self._usable(tokens)
@@ -117,17 +123,17 @@ class WindowCacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.requests)
     @rule(pick=_PICKS, window_len=_LENGTHS)
     def go_on(self, pick: int, window_len: int) -> None:
-        """A request looks again, from where it was."""
+        """A request matches again from its handle."""
         request = self.requests[pick % len(self.requests)]
         expected = self._usable(request.tokens, request.handle.num_pages)
         match = self.cache.match(self._key(request.tokens), request.handle)
-        assert match.handle.num_pages == expected, "resuming found something else"
+        assert match.handle.num_pages == expected, "a resumed match found other pages"
         self._move(request, match.handle, window_len)
 
     @precondition(lambda self: self.requests)
     @rule(pick=_PICKS, offered=st.lists(st.booleans(), max_size=9), window_len=_LENGTHS)
     def insert(self, pick: int, offered: list[bool], window_len: int) -> None:
-        """A request offers pages, with or without window pages; those of duplicates move."""
+        """A request inserts pages with or without window pages. Cached pages take the window pages of duplicates."""
         request = self.requests[pick % len(self.requests)]
         start = request.handle.num_pages
         offered = offered[: min(len(request.tokens) - start, len(self.free))]
@@ -138,7 +144,7 @@ class WindowCacheMachine(RuleBasedStateMachine):
         assert result.cached_pages == result.handle.num_pages == len(tokens), "the cache did not take everything"
         for end, (page, has) in enumerate(zip(own, offered, strict=True), start=start + 1):
             cached = self.pages.setdefault(tokens[:end], page)
-            assert int(result.pages[end - start - 1]) == cached, "the cache's pages differ"
+            assert int(result.pages[end - start - 1]) == cached, "insert() returned a wrong page"
             if cached != page:
                 self.held.discard(page)
                 self.held.update([cached] if has else [])
@@ -148,14 +154,14 @@ class WindowCacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.requests)
     @rule(pick=_PICKS)
     def leave(self, pick: int) -> None:
-        """A request unlocks and goes."""
+        """A request unlocks its window pages and its handle, and ends."""
         request = self.requests.pop(pick % len(self.requests))
         self.cache.unlock_window(request.handle, request.window_len)
         self.cache.unlock(request.handle)
 
     @rule(letters=_LETTERS, num_held=st.integers(0, 9))
     def serve(self, letters: list[int], num_held: int) -> None:
-        """A request comes, computes its whole prompt, keeps the window pages of the last pages, and goes."""
+        """A request begins, inserts its whole prompt with window pages for the last pages only, and ends."""
         self.begin(letters, 0)
         num_new = len(letters) - self.requests[-1].handle.num_pages
         self.insert(len(self.requests) - 1, [i >= num_new - num_held for i in range(num_new)], 0)
@@ -163,64 +169,66 @@ class WindowCacheMachine(RuleBasedStateMachine):
 
     @rule(num_pages=st.integers(0, 4))
     def evict(self, num_pages: int) -> None:
-        """Pages are short."""
+        """The cache evicts some pages."""
         evictable = self.cache.evictable_pages
         gone = as_list(self.cache.evict(num_pages))
-        assert len(gone) >= min(num_pages, evictable), "evict() gave less than it could"
+        assert len(gone) >= min(num_pages, evictable), "evict() returned too few pages"
         self._forget(gone)
 
     @rule(num_pages=st.integers(0, 6))
     def evict_window(self, num_pages: int) -> None:
-        """Window pages are short."""
+        """The cache evicts some window pages."""
         evictable, num_held = self.cache.evictable_window_pages, len(self.held)
         locked = {page for prefix, page in self.pages.items() if self._is_window_locked(prefix)}
         evicted = self.cache.evict_window(num_pages)
-        stripped = set(as_list(evicted.window_pages))
-        assert stripped <= self.held, "a window page was given up that is not there"
-        assert not locked & stripped, "a locked window page was given up"
-        self.held -= stripped
+        without_window = set(as_list(evicted.window_pages))
+        assert without_window <= self.held, "evict_window() returned a page that has no window page"
+        assert not locked & without_window, "evict_window() returned a locked window page"
+        self.held -= without_window
         self._forget(as_list(evicted.pages))
-        assert num_held - len(self.held) >= min(num_pages, evictable), "evict_window() gave less than it could"
+        assert num_held - len(self.held) >= min(num_pages, evictable), "evict_window() returned too few pages"
 
     @precondition(lambda self: len(self.free) < _NUM_PAGES // 2)
     @rule()
     def reset(self) -> None:
-        """Everything that is not locked is forgotten."""
+        """The cache evicts everything that is not locked."""
         self._forget(as_list(self.cache.reset()))
         assert self.cache.evictable_pages == 0, "reset() left evictable pages"
 
     @rule(letters=_LETTERS)
     def probe(self, letters: list[int]) -> None:
-        """A scheduler asks."""
+        """A caller probes a key."""
         before = self.rig.snapshot()
-        assert self.cache.probe(self._key(tuple(letters))) == self._usable(tuple(letters)), "probe() is not match()"
+        usable = self._usable(tuple(letters))
+        assert self.cache.probe(self._key(tuple(letters))) == usable, "probe() disagrees with match()"
         assert self.rig.snapshot() == before, "probe() changed something"
 
     @rule(letters=_LETTERS)
     def probe_again(self, letters: list[int]) -> None:
-        """A scheduler asks for what it asked before."""
+        """A caller probes a key from the place where its last probe of this key ended."""
         tokens = tuple(letters)
         self.places[tokens] = place = self.cache.probe_again(self._key(tokens), self.places.get(tokens))
-        assert (0 if place is None else place.num_pages) == self._usable(tokens), "probe_again() is not match()"
+        num_pages = 0 if place is None else place.num_pages
+        assert num_pages == self._usable(tokens), "probe_again() disagrees with match()"
 
-    # -- what holds at any time
+    # -- invariants: what is true after each step
 
     @invariant()
     def both_kinds_of_pages_are_conserved(self) -> None:
-        """Every page is free or cached, once; what has a window page is cached."""
+        """Every page is either free or cached, exactly once; every page with a window page is cached."""
         assert sorted([*self.free, *self.pages.values()]) == list(range(_NUM_PAGES)), "a page is lost, or owned twice"
-        assert self.rig.cached_pages() == sorted(self.pages.values()), "walk() shows other pages"
-        assert self.held <= set(self.pages.values()), "a page left the cache, but its window page did not"
+        assert self.rig.cached_pages() == sorted(self.pages.values()), "walk() yields other pages"
+        assert self.held <= set(self.pages.values()), "a page was evicted, but not its window page"
 
     @invariant()
     def the_tree_shows_what_has_window_pages(self) -> None:
-        """A node's pages all have window pages, or none has, as `has_window` says."""
+        """Either all pages of a node have window pages or none has; `has_window` is correct."""
         for view in self.cache.walk():
             assert (self.windows.holds(view.pages) == view.has_window).all(), "has_window is wrong"
 
     @invariant()
     def counters_are_right(self) -> None:
-        """The counts are what the locked handles and windows say."""
+        """The three page counts agree with the locked handles and window pages."""
         num_locked = sum(self._is_locked(prefix) for prefix in self.pages)
         assert self.cache.locked_pages == num_locked, "locked_pages is wrong"
         assert self.cache.evictable_pages == len(self.pages) - num_locked, "evictable_pages is wrong"
@@ -228,16 +236,18 @@ class WindowCacheMachine(RuleBasedStateMachine):
         assert self.cache.evictable_window_pages == len(idle), "evictable_window_pages is wrong"
 
     @invariant()
-    def events_add_up(self) -> None:
-        """Who listens holds the tree that `walk` shows."""
+    def events_agree_with_the_tree(self) -> None:
+        """A replay of the events gives the tree that `walk` yields."""
         self.rig.check_mirror()
 
     @invariant()
-    def old_places_are_good_places(self) -> None:
-        """Wherever a probe ended before, the next one from there finds what a match would."""
+    def probes_from_old_places_are_correct(self) -> None:
+        """A probe from any earlier place finds as many pages as `match`."""
         for tokens, place in self.places.items():
             again = self.cache.probe_again(self._key(tokens), place)
-            assert (0 if again is None else again.num_pages) == self._usable(tokens), "a place was misleading"
+            assert (0 if again is None else again.num_pages) == self._usable(tokens), (
+                "probe_again() from an earlier place disagrees with match()"
+            )
 
     # -- helpers
 
@@ -245,7 +255,7 @@ class WindowCacheMachine(RuleBasedStateMachine):
         return PrefixKey(prompt(self.rig.page_size, *tokens))
 
     def _usable(self, tokens: _Prefix, resumed: int = 0) -> int:
-        """Return the pages of the longest cached prefix that has a whole window; at least `resumed`."""
+        """Return the number of pages of the longest cached prefix with a whole window, but at least `resumed`."""
         usable = resumed
         for end in range(1, len(tokens) + 1):
             if tokens[:end] not in self.pages:
@@ -265,9 +275,9 @@ class WindowCacheMachine(RuleBasedStateMachine):
         )
 
     def _forget(self, gone: list[int]) -> None:
-        assert len(gone) == len(set(gone)), "a page was given up twice"
+        assert len(gone) == len(set(gone)), "a page was evicted twice"
         for prefix in [prefix for prefix, page in self.pages.items() if page in gone]:
-            assert not self._is_locked(prefix), "a locked page was given up"
+            assert not self._is_locked(prefix), "a locked page was evicted"
             del self.pages[prefix]
         self.free += gone
         self.held -= set(gone)

@@ -102,7 +102,7 @@ def test_a_large_number_of_draft_layers_costs_no_time(tmp_path: Path, new_contex
         ("deepseek_v2", {"kv_lora_rank": None}, CheckpointError, "kv_lora_rank as a whole number above 0"),
         ("deepseek_v2", {"first_k_dense_replace": -1}, CheckpointError, "first_k_dense_replace .* 0 or more, got -1"),
         ("deepseek_v2", {"num_experts_per_tok": 9}, CheckpointError, "num_experts_per_tok 9, but n_routed_experts 4"),
-        ("deepseek_v2", {"moe_layer_freq": 2}, UnsupportedArchitectureError, "moe_layer_freq 2; only 1"),
+        ("deepseek_v2", {"moe_layer_freq": 2}, UnsupportedArchitectureError, "moe_layer_freq 2, but only 1"),
         ("deepseek_v2", {"norm_topk_prob": True}, UnsupportedArchitectureError, "norm_topk_prob true"),
         ("deepseek_v2", {"topk_method": "noaux_tc"}, UnsupportedArchitectureError, "topk_method 'noaux_tc'"),
         ("deepseek_v2", {"scoring_func": "sigmoid"}, UnsupportedArchitectureError, "only 'softmax'"),

@@ -33,7 +33,7 @@ def test_blocks_and_scales_are_joined_in_either_order(order):
 
 def test_a_missing_half_of_a_pair_is_an_error_with_its_name():
     blocks, _ = draw(2, 4, 1)
-    with pytest.raises(WeightError, match="holds 'w_blocks', but not 'w_scales'"):
+    with pytest.raises(WeightError, match="'w_blocks', but not 'w_scales'"):
         list(plain_weights([("w_blocks", blocks)]))
 
 

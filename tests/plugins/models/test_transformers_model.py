@@ -121,7 +121,12 @@ REFUSED = {
         {},
         "No model serves LamaForCausalLM.*no language model of model_type 'lama'",
     ),
-    "another head": ("llama", "LlamaForSequenceClassification", {}, "LlamaForCausalLM runs.*correct architectures"),
+    "another head": (
+        "llama",
+        "LlamaForSequenceClassification",
+        {},
+        "LlamaForCausalLM of.*correct architectures",
+    ),
     "an encoder": ("bert", "BertModel", {}, "model_type 'bert' is an encoder.*Encoders are not supported"),
     "code not trusted": (
         "own",
@@ -129,7 +134,12 @@ REFUSED = {
         {"auto_map": {"AutoModelForCausalLM": "a.B"}},
         "set model.trust_remote_code",
     ),
-    "rope by the longest context": ("olmo", "OlmoForCausalLM", {"rope_parameters": LONG}, "model.context_len to 32"),
+    "rope by the longest context": (
+        "olmo",
+        "OlmoForCausalLM",
+        {"rope_parameters": LONG},
+        "context_len to at most 32",
+    ),
     "a recurrent state": ("mamba", "MambaForCausalLM", {}, "no argument for the positions.*recurrent state"),
     "distance biases": ("bloom", "BloomForCausalLM", {}, "distance bias in attention"),
     "convolutions": (
