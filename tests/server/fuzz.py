@@ -4,8 +4,10 @@ python tests/server/fuzz.py [--cases 5000] [--seed 0]
 """
 
 import argparse
+import atexit
 import copy
 import random
+import shutil
 import sys
 import tempfile
 import time
@@ -23,7 +25,8 @@ from schemathesis import GenerationMode
 from graftlm.testing.server_process import ServerProcess
 
 #: Removed at the end of the process.
-FILES = tempfile.TemporaryDirectory(prefix="graftlm-fuzz-")
+FILES = tempfile.mkdtemp(prefix="graftlm-fuzz-")
+atexit.register(shutil.rmtree, FILES, ignore_errors=True)
 #: A short context keeps what a request without a limit generates short.
 CONFIG = {
     "model": {"path": "demo", "context_len": 96},
@@ -34,7 +37,7 @@ CONFIG = {
         "profile_dir": "build/fuzz-profiles",
         "open_admin": True,
         "checkpoint_roots": ["build"],
-        "files": {"path": FILES.name},
+        "files": {"path": FILES},
     },
 }
 #: Pauses generation, so that no request is answered; tests/server/test_native_control.py tests it.

@@ -121,6 +121,10 @@ class TokenizerManager:
         """Number of prompts that have not ended."""
         return len(self._in_flight)
 
+    def num_requests_above(self, priority: int) -> int:
+        """Return the number of prompts under way with a higher priority."""
+        return sum(item.generation.request.options.priority > priority for item in self._in_flight)
+
     async def prepare(
         self,
         prompt: Prompt | TextPair,

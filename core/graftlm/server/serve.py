@@ -208,7 +208,7 @@ class _Service:
         metrics.watch(manager.replicas)
         listener = _bind(self._config)
         api = openai.make_router(manager)
-        batches = make_batch_service(self._config, create_local_app(api))
+        batches = make_batch_service(manager, create_local_app(api))
         routers = [
             make_metrics_router(metrics),
             make_dashboard_router(manager),

@@ -1,12 +1,14 @@
 """Files of requests, and the batches that answer them."""
 
 import time
+from functools import partial
 from pathlib import Path
 
 from fastapi import APIRouter
 from starlette.types import ASGIApp
 
 from graftlm.config import EngineConfig
+from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.server.batches.files_routes import FILES_PATH
 from graftlm.server.batches.folder import BatchFolder
 from graftlm.server.batches.local_calls import LocalCalls
@@ -16,7 +18,7 @@ from graftlm.server.batches.service import BatchService
 __all__ = ["FILES_PATH", "BatchService", "make_batch_router", "make_batch_service"]
 
 
-def make_batch_service(config: EngineConfig, api: ASGIApp) -> BatchService | None:
+def make_batch_service(manager: TokenizerManager, api: ASGIApp) -> BatchService | None:
     """Return what runs batches; None where the configuration names no folder.
 
     Args:
@@ -25,10 +27,12 @@ def make_batch_service(config: EngineConfig, api: ASGIApp) -> BatchService | Non
     Raises:
         ConfigError: the folder cannot be used.
     """
-    path = config.server.files.path
+    server = manager.config.server
+    path = server.files.path
     if path is None:
         return None
-    return BatchService(BatchFolder(Path(path), time.time), LocalCalls(api), config.server.batches)
+    num_others = partial(manager.num_requests_above, server.batches.priority)
+    return BatchService(BatchFolder(Path(path), time.time), LocalCalls(api), server.batches, num_others)
 
 
 def make_batch_router(service: BatchService | None, config: EngineConfig) -> APIRouter:

@@ -9,6 +9,7 @@ from typing import Any, Final
 from graftlm.server.batches.input_lines import BatchLine
 from graftlm.server.batches.local_calls import LocalCalls
 from graftlm.server.batches.result_files import ResultFiles
+from graftlm.server.batches.running_limit import RunningLimit
 
 __all__ = ["BatchJob"]
 
@@ -28,21 +29,21 @@ class BatchJob:
         lines: Iterator[BatchLine],
         results: ResultFiles,
         *,
-        max_running: int,
+        limit: RunningLimit,
         priority: int,
         on_result: Callable[[], None] = lambda: None,
     ) -> None:
         """Take the parts.
 
         Args:
-            max_running: requests at a time.
+            limit: of the requests that run at a time.
             priority: the highest that a request may have.
             on_result: called after each result.
         """
         self._calls = calls
         self._lines = lines
         self._results = results
-        self._max_running = max_running
+        self._limit = limit
         self._priority = priority
         self._on_result = on_result
 
@@ -53,13 +54,14 @@ class BatchJob:
             ExceptionGroup: with an OSError: a result cannot be written.
         """
         async with asyncio.TaskGroup() as group:
-            for _ in range(self._max_running):
+            for _ in range(self._limit.alone):
                 group.create_task(self._work())
 
     async def _work(self) -> None:
         for line in self._lines:
             if not self._results.has(line.custom_id):
-                await self._answer(line)
+                async with self._limit.slot():
+                    await self._answer(line)
                 self._on_result()
 
     async def _answer(self, line: BatchLine) -> None:

@@ -23,6 +23,7 @@ from graftlm.server.batches.input_lines import check_input, read_lines
 from graftlm.server.batches.job import BatchJob
 from graftlm.server.batches.local_calls import LocalCalls
 from graftlm.server.batches.result_files import ResultFiles
+from graftlm.server.batches.running_limit import RunningLimit
 from graftlm.server.metrics import ServerMetrics
 
 __all__ = ["FileResult", "answer_file"]
@@ -109,7 +110,8 @@ async def _run(
         manager = await assembly.assemble_manager(config, registry, launcher, ServerMetrics(), None)
         calls = LocalCalls(create_local_app(openai.make_router(manager)))
         max_running = config.scheduling.max_running_requests * config.parallel.data
-        job = BatchJob(calls, read_lines(requests), results, max_running=max_running, priority=0, on_result=advance)
+        limit = RunningLimit(max_running, max_running)
+        job = BatchJob(calls, read_lines(requests), results, limit=limit, priority=0, on_result=advance)
         answering = asyncio.ensure_future(job.run())
         either: set[asyncio.Future[Any]] = {answering, launcher.fatal}
         try:

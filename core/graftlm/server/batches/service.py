@@ -25,6 +25,7 @@ from graftlm.server.batches.records import (
     new_record_id,
 )
 from graftlm.server.batches.result_files import ResultFiles
+from graftlm.server.batches.running_limit import RunningLimit
 
 __all__ = ["BatchService"]
 
@@ -54,16 +55,19 @@ class BatchService:
         folder: BatchFolder,
         calls: LocalCalls,
         settings: BatchSettings,
+        num_others: Callable[[], int] = lambda: 0,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Take the parts; `start` begins the work.
 
         Args:
+            num_others: the number of requests under way that are no batch's.
             clock: Unix time in seconds.
         """
         self.folder = folder
         self._calls = calls
         self._settings = settings
+        self._num_others = num_others
         self._clock = clock
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -216,7 +220,7 @@ class BatchService:
             self._calls,
             read_lines(self.folder.content(record.body.input_file_id)),
             results,
-            max_running=self._settings.max_running,
+            limit=RunningLimit(self._settings.max_running, self._settings.max_running_beside, self._num_others),
             priority=self._settings.priority,
         )
         task = asyncio.create_task(job.run())
