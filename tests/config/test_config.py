@@ -101,7 +101,7 @@ def test_defaults_are_the_documented_ones():
             "kv_events": None,
             "record_trace": None,
             "files": {"path": None, "max_file_bytes": 2**29, "max_bytes": 2**34},
-            "batches": {"max_running": 16, "max_running_beside": 1, "priority": -1000, "max_requests": 50000},
+            "batches": {"max_running": 16, "max_running_beside": 0, "priority": -1000, "max_requests": 50000},
             "response_store": {"kind": "memory", "path": None, "max_responses": 1000, "max_bytes": 268435456},
             "log_format": "text",
             "log_level": "info",

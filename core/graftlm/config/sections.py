@@ -422,9 +422,10 @@ class BatchSettings(Section):
     """How the requests of batches run beside others."""
 
     max_running: PositiveInt = Field(default=16, description="Requests of batches that run at a time.")
-    max_running_beside: PositiveInt = Field(
-        default=1,
-        description="The same while other requests run, and for a second after; more make other requests slower.",
+    max_running_beside: Annotated[int, Field(ge=0), BeforeValidator(_refuse_bool)] = Field(
+        default=0,
+        description="The same while other requests run, and for a second after. More make other requests slower; with "
+        "0, one request of a batch runs every five seconds.",
     )
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1), BeforeValidator(_refuse_bool)] = Field(
         default=-1000, description="The highest priority of a batch's request; other requests have 0 by default."

@@ -11,9 +11,9 @@ from graftlm.server.batches.running_limit import RunningLimit
 class World:
     """A clock, and the number of other requests."""
 
-    def __init__(self):
+    def __init__(self, beside=2):
         self.now_s, self.others = 100.0, 0
-        self.limit = RunningLimit(4, 2, lambda: self.others, lambda: self.now_s)
+        self.limit = RunningLimit(4, beside, lambda: self.others, lambda: self.now_s)
         self.stack = AsyncExitStack()
 
     async def enter(self):
@@ -53,3 +53,12 @@ async def test_a_freed_slot_is_taken_by_one_that_waits(world):
         waiting = asyncio.ensure_future(world.enter())
         await asyncio.sleep(0)
     assert await waiting
+
+
+async def test_with_a_limit_of_zero_one_request_runs_every_five_seconds():
+    world = World(beside=0)
+    world.others = 1
+    async with world.stack:
+        assert not await world.enter()
+        world.now_s += 5
+        assert [await world.enter() for _ in range(2)] == [True, False]

@@ -10,6 +10,8 @@ __all__ = ["RunningLimit"]
 
 #: For so long after the last other request, the lower limit holds.
 _BUSY_S: Final = 1.0
+#: With a limit of 0, one request runs after so long without any, so that batches end under constant traffic.
+_MAX_WAIT_S: Final = 5.0
 #: A waiting request looks for other requests so often.
 _POLL_S: Final = 0.05
 
@@ -31,7 +33,7 @@ class RunningLimit:
 
         Args:
             alone: while no other request runs.
-            beside: while others run.
+            beside: while others run; 0 lets one run every five seconds.
             num_others: the number of other requests.
             clock: seconds; never goes back.
         """
@@ -41,6 +43,7 @@ class RunningLimit:
         self._clock = clock
         self._busy_until_s: float | None = None
         self._running = 0
+        self._last_end_s = clock()
         self._freed = asyncio.Event()
 
     @asynccontextmanager
@@ -57,10 +60,13 @@ class RunningLimit:
             yield
         finally:
             self._running -= 1
+            self._last_end_s = self._clock()
             self._freed.set()
 
     def _limit(self) -> int:
         now_s = self._clock()
         if self._num_others() > 0:
             self._busy_until_s = now_s + _BUSY_S
-        return self._beside if self._busy_until_s is not None and now_s < self._busy_until_s else self.alone
+        if self._busy_until_s is None or now_s >= self._busy_until_s:
+            return self.alone
+        return max(self._beside, int(now_s - self._last_end_s >= _MAX_WAIT_S))
