@@ -106,8 +106,8 @@ class Intake:
         if len(prompt) + num_output > self.limits.context_len:
             share = ", one of them for output" if num_output else ""
             raise PromptTooLongError(
-                f"the prompt has {len(prompt)} tokens; the context holds {self.limits.context_len}{share}. Shorten the "
-                "prompt."
+                f"this model's maximum context length is {self.limits.context_len} tokens{share}; the prompt has "
+                f"{len(prompt)} tokens. Shorten the prompt."
             )
         return prompt.astype(np.int32)  # a copy: the caller may change its own
 

@@ -100,6 +100,7 @@ def test_defaults_are_the_documented_ones():
             "profile_dir": "profiles",
             "kv_events": None,
             "record_trace": None,
+            "clip_max_tokens": False,
             "files": {"path": None, "max_file_bytes": 2**29, "max_bytes": 2**34},
             "batches": {"max_running": 16, "max_running_beside": 0, "priority": -1000, "max_requests": 50000},
             "response_store": {"kind": "memory", "path": None, "max_responses": 1000, "max_bytes": 268435456},

@@ -44,7 +44,11 @@ BAD_PROMPTS = [
     (7, InvalidPromptError, "a prompt is text"),
     (b"bytes", InvalidPromptError, "a prompt is text"),
     ([["a", "b"]], InvalidPromptError, "a flat list of token ids"),
-    ([[1] * 2048], PromptTooLongError, "has 2048 tokens; the context holds 2048"),
+    (
+        [[1] * 2048],
+        PromptTooLongError,
+        "maximum context length is 2048 tokens, one of them for output; the prompt has 2048",
+    ),
     ([[{"role": "user", "content": "a"}, "b"]], InvalidPromptError, "chat message 1 needs a role"),
 ]
 
@@ -151,7 +155,7 @@ def test_a_context_len_above_the_models_is_refused():
 
 def test_context_len_limits_requests():
     with Engine(model={"path": "demo", "context_len": 32}) as engine:
-        with pytest.raises(PromptTooLongError, match="holds 32"):
+        with pytest.raises(PromptTooLongError, match="length is 32"):
             engine.generate([[5] * 32])
         assert len(engine.generate([[5] * 30], SamplingParams(max_tokens=9, ignore_eos=True))[0].token_ids) == 2
 

@@ -91,9 +91,9 @@ def test_a_prompt_may_fill_the_whole_context_and_memory(checkpoint, pooling):
         np.testing.assert_allclose(
             output.embedding, hidden.mean(axis=0) if pooling == "mean" else hidden[-1], atol=2e-4, rtol=2e-4
         )
-        with pytest.raises(PromptTooLongError, match=r"has 1025 tokens; the context holds 1024\. Shorten"):
+        with pytest.raises(PromptTooLongError, match=r"length is 1024 tokens; the prompt has 1025 tokens\. Shorten"):
             engine.embed([[*prompt.tolist(), 5]], pooling=pooling)
-        with pytest.raises(PromptTooLongError, match="1024, one of them for output"):
+        with pytest.raises(PromptTooLongError, match="1024 tokens, one of them for output"):
             engine.generate([prompt.tolist()])
 
 

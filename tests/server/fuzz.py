@@ -33,6 +33,7 @@ CONFIG = {
     "memory": {"kv_tokens": 8192},
     "server": {
         "request_timeout_s": 5.0,
+        "clip_max_tokens": True,
         "log_level": "warning",
         "profile_dir": "build/fuzz-profiles",
         "open_admin": True,

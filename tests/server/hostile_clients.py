@@ -42,6 +42,7 @@ FOREIGN_HOSTS = ("evil.example", "evil.example:{port}", "127.0.0.1.evil.example"
 #: A request without a Host field.
 MALFORMED_HOSTS = ("127.0.0.1@evil.example", "evil.example/127.0.0.1", "127.0.0.1:port", "[::1", "a b", "")
 REFUSALS = {"host_not_allowed", "invalid_host"}
+ANOTHER = "this server is not"
 
 
 @dataclass
@@ -296,7 +297,12 @@ def _is_host_refusal(method, answer):
     if method == "HEAD":
         return status in (b"400", b"403")
     try:
-        return status in (b"400", b"403") and json.loads(body)["error"]["code"] in REFUSALS
+        error = json.loads(body)["error"]
+        # Anthropic's errors have no code.
+        refuses = (
+            error["code"] in REFUSALS if "code" in error else "Host" in error["message"] or ANOTHER in error["message"]
+        )
+        return status in (b"400", b"403") and refuses
     except (ValueError, KeyError, TypeError):
         return False
 

@@ -20,6 +20,7 @@ ADMIN = {
     "/update_weights_from_disk": b'{"model_path": "demo"}',
     "/update_weights_from_tensor": b"",
     "/get_weights_by_name": b'{"name": "a"}',
+    "/update_weight_version": b'{"new_version": "a"}',
     "/load_lora_adapter": b'{"lora_name": "a", "lora_path": "/a"}',
     "/unload_lora_adapter": b'{"lora_name": "a"}',
 }
@@ -39,6 +40,7 @@ CLIENT = {
     *("/v1/detokenize", "/generate", "/classify", "/score", "/rerank", "/v2/rerank", "/tokenize", "/detokenize"),
     *("/v1/responses", "/v1/responses/input_tokens", "/v1/responses/{response_id}/cancel"),
     *("/v1/messages", "/v1/messages/count_tokens", "/v1/files", "/v1/batches", "/v1/batches/{batch_id}/cancel"),
+    *("/encode", "/v1/classify", "/parse_function_call", "/separate_reasoning"),
     # Also single aborts.
     "/abort_request",
 }

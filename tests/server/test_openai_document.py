@@ -77,7 +77,7 @@ def test_every_route_documents_its_errors(document):
         for route in routes.values()
         if path.startswith("/v1/") and "openai" in route["tags"]
     ]
-    assert len(routes) == 15
+    assert len(routes) == 16
     for route in routes:
         assert {"400", "404", "408", "413", "429", "503"} <= route["responses"].keys()
         assert "422" not in route["responses"]

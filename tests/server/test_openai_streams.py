@@ -63,7 +63,7 @@ def test_the_stream_helper_joins_an_answer(client):
         texts = [event.delta for event in events if event.type == "content.delta"]
         answer = events.get_final_completion()
     assert "".join(texts) == answer.choices[0].message.content == "2 + 2 = 4."
-    assert len(answer.choices[0].logprobs.content) == 9
+    assert len(answer.choices[0].logprobs.content) == 8
 
 
 def test_the_stream_helper_parses_an_answer(client):

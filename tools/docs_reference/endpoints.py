@@ -20,9 +20,9 @@ _HEAD = """\
 # Endpoint reference
 
 This page lists every public route of the server's `/openapi.json`. [The server](../server.md) has examples and explains
-the behaviour under load and failure. For SGLang's clients, `PUT /generate`, `GET /flush_cache`, `GET /get_model_info`
-and `GET /get_server_info` are aliases of `POST /generate`, `POST /flush_cache`, `GET /model_info` and
-`GET /server_info`.
+the behaviour under load and failure. For SGLang's clients, `PUT /generate`, `GET /flush_cache`, `GET /start_profile`,
+`GET /stop_profile`, `GET /get_model_info` and `GET /get_server_info` are aliases of `POST /generate`,
+`POST /flush_cache`, `POST /start_profile`, `POST /stop_profile`, `GET /model_info` and `GET /server_info`.
 """
 
 

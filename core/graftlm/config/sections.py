@@ -480,6 +480,11 @@ class ServerSettings(Section):
     request_timeout_s: PositiveFloat | None = Field(
         default=None, description="Maximum time of a request; then it is aborted. Null: no limit."
     )
+    clip_max_tokens: bool = Field(
+        default=False,
+        description="Cut `max_tokens` of a request to the room in the context; otherwise a request for more is "
+        "refused.",
+    )
     max_body_bytes: PositiveInt = Field(
         default=32 * 2**20, description="Maximum size of a request's body; larger ones are refused."
     )

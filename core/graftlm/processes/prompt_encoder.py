@@ -85,8 +85,8 @@ class PromptEncoder:
         most = self._tokenizer.most_characters(self._context_len)
         if most is not None and len(text) > most:
             raise PromptTooLongError(
-                f"the prompt has {len(text):,} characters, but {self._context_len} tokens, the length of the context, "
-                f"have at most {most:,} characters. Shorten the prompt."
+                f"this model's maximum context length is {self._context_len} tokens, which have at most {most:,} "
+                f"characters; the prompt has {len(text):,} characters. Shorten the prompt."
             )
 
 

@@ -48,6 +48,7 @@ class RequestPreparer:
         request_id: str | None = None,
         template_args: Mapping[str, Any] | None = None,
         adapt: Callable[[TokenIds], SamplingParams] | None = None,
+        keep_last: int | None = None,
     ) -> PreparedRequest:
         """Tokenize and check a prompt in a thread.
 
@@ -59,6 +60,7 @@ class RequestPreparer:
             template_args: further variables of the chat template.
             adapt: returns the sampling parameters for the prompt's token ids. They must have a grammar if and only if
                 `params` has one. It is called in the thread.
+            keep_last: number of the prompt's last tokens to keep; -1: as many as the context can hold; None: all.
 
         Raises:
             RequestError: the prompt or its parameters are not valid.
@@ -67,7 +69,11 @@ class RequestPreparer:
 
         def check() -> PreparedRequest:
             pooling, intake = options.pooling, self._intake
-            token_ids = intake.check_prompt(self._encoder.encode(prompt, template_args or {}), pooling=pooling)
+            encoded = self._encoder.encode(prompt, template_args or {})
+            if keep_last is not None:
+                most = intake.limits.context_len - (1 if pooling is None else 0)
+                encoded = encoded[-(most if keep_last == -1 else keep_last) :]
+            token_ids = intake.check_prompt(encoded, pooling=pooling)
             checked, unenforced = intake.check_params(params if adapt is None else adapt(token_ids))
             intake.check_room(len(token_ids), checked, pooling=pooling)
             return PreparedRequest(

@@ -25,12 +25,14 @@ class ServedWeights:
 
     Attributes:
         version: name of the weights in answers; "default" until an update sets another name.
+        path: of the checkpoint that the last update loaded; None: no update has loaded a checkpoint.
     """
 
     def __init__(
         self, calls: ProcessCalls, replicas: ReplicaSet, in_flight: InFlightRequests, abort_all: Callable[[], None]
     ) -> None:
         self.version = "default"
+        self.path: str | None = None
         self._calls = calls
         self._replicas = replicas
         self._in_flight = in_flight
@@ -72,6 +74,7 @@ class ServedWeights:
                 processes = [replica.name for replica in self._replicas.up]
                 outcomes = await self._calls.call_each(processes, "update_weights", arguments, UPDATE_TIMEOUT_S)
                 self._record(outcomes, version)
+                self.path = path or self.path
             finally:
                 self._replicas.release()
         return num_paused

@@ -134,6 +134,7 @@ class TokenizerManager:
         request_id: str | None = None,
         template_args: Mapping[str, Any] | None = None,
         adapt: Callable[[TokenIds], SamplingParams] | None = None,
+        keep_last: int | None = None,
     ) -> PreparedRequest:
         """Tokenize and check a prompt. `start` then finds only errors that cannot be found earlier.
 
@@ -151,7 +152,13 @@ class TokenizerManager:
         self._check_id(request_id)
         options = options.limited_to(self.config.server.request_timeout_s)
         return await self.preparer.prepare(
-            prompt, params, options, request_id=request_id, template_args=template_args, adapt=adapt
+            prompt,
+            params,
+            options,
+            request_id=request_id,
+            template_args=template_args,
+            adapt=adapt,
+            keep_last=keep_last,
         )
 
     async def start(self, request: PreparedRequest) -> Generation:

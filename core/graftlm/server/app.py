@@ -24,7 +24,7 @@ _HEALTH_PATHS: Final = frozenset({"/health", "/health_generate", "/ready", "/pin
 OPEN_PATHS: Final = _HEALTH_PATHS | PAGE_PATHS
 
 #: Paths whose GET has an effect, as SGLang's clients expect.
-_CHANGING_GETS: Final = frozenset({"/flush_cache"})
+_CHANGING_GETS: Final = frozenset({"/flush_cache", "/start_profile", "/stop_profile"})
 
 #: A form around an uploaded file takes no more.
 _FORM_BYTES: Final = 1 << 16

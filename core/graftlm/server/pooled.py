@@ -25,19 +25,22 @@ async def prepare_pooled(
     prompts: Sequence[Prompt | TextPair],
     options: RequestOptions,
     request_ids: Sequence[str | None] | None = None,
+    *,
+    keep_last: int | None = None,
 ) -> list[PreparedRequest]:
     """Tokenize and check prompts.
 
     Args:
         options: options of every prompt, with `pooling` set.
         request_ids: one for each prompt; None: the server creates it.
+        keep_last: as of `RequestPreparer.prepare`.
 
     Raises:
         RequestError: a prompt or an option is not valid.
     """
     ids = [None] * len(prompts) if request_ids is None else request_ids
     preparing = [
-        manager.prepare(prompt, POOLED, options, request_id=request_id)
+        manager.prepare(prompt, POOLED, options, request_id=request_id, keep_last=keep_last)
         for prompt, request_id in zip(prompts, ids, strict=True)
     ]
     return list(await asyncio.gather(*preparing))

@@ -143,6 +143,18 @@ def test_the_stop_reason_says_why_an_answer_ended(client, fields, reason, sequen
         assert "comes" not in answer.content[0].text or sequence is None
 
 
+def test_a_full_context_ends_an_answer(server, client):
+    context_len = httpx2.get(server.url + "/v1/models").json()["data"][0]["max_model_len"]
+    many = "2 " * ((context_len - 40) // 2)
+    used = client.messages.count_tokens(model="demo", messages=[{"role": "user", "content": many}]).input_tokens
+    assert context_len / 2 < used < context_len
+    bias = {"1": -100, "6": -100}  # no end
+    message = ask(
+        client, [{"role": "user", "content": many}], max_tokens=100_000, timeout=60, extra_body={"logit_bias": bias}
+    )
+    assert message.stop_reason == "model_context_window_exceeded"
+
+
 def test_the_token_counts_separate_cached_tokens(client):
     text = "A question that no other test has asked, long enough for a page of the cache: what is two plus two?"
     first = ask(client, [{"role": "user", "content": text}], max_tokens=1).usage

@@ -250,7 +250,7 @@ def test_the_text_follows_a_format(client):
 def test_log_probabilities_come_with_the_text(client):
     response = ask(client, include=["message.output_text.logprobs"], top_logprobs=2)
     tokens = response.output[0].content[0].logprobs
-    assert len(tokens) == response.usage.output_tokens
+    assert "".join(token.token for token in tokens) == response.output_text  # without the end token
     assert {len(token.top_logprobs) for token in tokens} == {2}
     events = events_of(client, include=["message.output_text.logprobs"], top_logprobs=2)
     deltas = [event for event in events if event.type == "response.output_text.delta"]
@@ -324,6 +324,7 @@ def test_the_stored_responses_survive_a_restart_with_sqlite(tmp_path):
         ({"conversation": "conv_1"}, "conversation"),
         ({"truncation": "auto"}, "truncation"),
         ({"max_output_token": 5}, "max_output_token"),
+        ({"max_output_tokens": 100_000}, "max_output_tokens"),
     ],
 )
 def test_a_wrong_request_names_its_field(server, fields, param):

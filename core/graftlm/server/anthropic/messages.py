@@ -51,8 +51,8 @@ def make_router(manager: TokenizerManager) -> APIRouter:
     async def messages(request: Request, body: MessagesRequest) -> Response:
         message_id = body.request_id or new_item_id("msg")
         with fields_named(ANTHROPIC_NAMES):
-            chat = await until_disconnect(request, start_chat(manager, chat_request(body), message_id))
-        answer = _Answer(manager, message_id, chat, _display(body.thinking))
+            chat = await until_disconnect(request, start_chat(manager, chat_request(body), message_id, clips=True))
+        answer = _Answer(manager, message_id, chat, _display(body.thinking), body.max_tokens)
         if body.stream:
             return EventStream(answer.events(), close=chat.generation.abort, event_format=_EVENTS)
         whole = await until_disconnect(request, answer.whole())
@@ -83,6 +83,7 @@ class _Answer:
     id: str
     chat: StartedChat
     display: ThinkingDisplay
+    max_tokens: int
 
     async def whole(self) -> MessageBody:
         """Wait for the end and return the message."""
@@ -136,7 +137,9 @@ class _Answer:
         if reason is FinishReason.STOP:
             return MessageChange("end_turn", None)
         if reason is FinishReason.LENGTH:
-            return MessageChange("max_tokens", None)
+            num_tokens = self.chat.generation.num_output_tokens
+            is_cut = num_tokens < self.max_tokens  # the context was full before
+            return MessageChange("model_context_window_exceeded" if is_cut else "max_tokens", None)
         return MessageChange(None if reason is None else reason.value, None)
 
     async def _final_usage(self, usage: Usage) -> MessageUsage:

@@ -53,6 +53,7 @@ def make_router(manager: TokenizerManager) -> APIRouter:
         return Done(message="generation continues")
 
     @router.post("/start_profile", summary="Record a trace of the steps", dependencies=_OPERATOR)
+    @router.get("/start_profile", summary="As POST", dependencies=_OPERATOR, include_in_schema=False)
     async def start_profile(body: ProfileRequest | None = None) -> ProfileStarted:
         settings = body or ProfileRequest()
         folder = _profile_folder(manager.config.server.profile_dir, settings.output_dir)
@@ -67,6 +68,7 @@ def make_router(manager: TokenizerManager) -> APIRouter:
         return ProfileStarted(output_dir=str(folder))
 
     @router.post("/stop_profile", summary="End the recording; the answer lists the trace files", dependencies=_OPERATOR)
+    @router.get("/stop_profile", summary="As POST", dependencies=_OPERATOR, include_in_schema=False)
     async def stop_profile() -> TracesWritten:
         written = await manager.calls.call_schedulers("stop_profile")
         return TracesWritten(files=[file for files in written for file in files])

@@ -19,6 +19,7 @@ from graftlm.server.native.answers import AnswerWriter
 from graftlm.server.native.prompts import NativePrompt, is_list, split_request
 from graftlm.server.native.requests import GenerateRequest
 from graftlm.server.native.responses import AnswerBody
+from graftlm.server.output_room import check_output_room
 from graftlm.server.sse import EventStream, until_disconnect
 
 __all__ = ["make_router"]
@@ -59,7 +60,10 @@ async def _answers(manager: TokenizerManager, body: GenerateRequest) -> dict[str
 
 async def _prepare(manager: TokenizerManager, prompt: NativePrompt) -> PreparedRequest:
     with grammar_of(prompt.grammar_field):
-        return await manager.prepare(prompt.prompt, prompt.params, prompt.options, request_id=prompt.request_id)
+        prepared = await manager.prepare(prompt.prompt, prompt.params, prompt.options, request_id=prompt.request_id)
+    num_prompt = len(prepared.prompt_token_ids)
+    check_output_room(manager, num_prompt, prompt.given_max_tokens, "sampling_params.max_new_tokens")
+    return prepared
 
 
 class _Call:

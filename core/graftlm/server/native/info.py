@@ -91,7 +91,7 @@ def make_router(manager: TokenizerManager) -> APIRouter:
 def _model_info(manager: TokenizerManager) -> ModelInfo:
     model = manager.model
     return ModelInfo(
-        model_path=model.path,
+        model_path=manager.weights.path or model.path,
         tokenizer_path=model.path,
         served_model_name=model.name,
         architectures=list(model.architectures),

@@ -33,6 +33,7 @@ class NativePrompt:
         request_id: the client's id; None: the server creates one.
         logprob_start: index of the first prompt token whose log-probability is reported; None: none are reported.
         prompt_only: the client asks for no output. The engine generates one token, which the answer omits.
+        given_max_tokens: the client's limit of output tokens; None: the client set none.
     """
 
     prompt: str | TokenIds
@@ -41,6 +42,7 @@ class NativePrompt:
     request_id: str | None = None
     logprob_start: int | None = None
     prompt_only: bool = False
+    given_max_tokens: int | None = None
 
     @property
     def grammar_field(self) -> str | None:
@@ -149,6 +151,7 @@ def _prompt(
         request_id=request_id,
         logprob_start=start,
         prompt_only=prompt_only,
+        given_max_tokens=sampling.max_new_tokens if "max_new_tokens" in sampling.model_fields_set else None,
     )
 
 

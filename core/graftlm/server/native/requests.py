@@ -40,6 +40,7 @@ __all__ = [
     "UnloadAdapterRequest",
     "UpdateFromDiskRequest",
     "WeightRequest",
+    "WeightVersionRequest",
 ]
 
 _Id = Annotated[str, Field(min_length=1, max_length=256), UNICODE]
@@ -312,6 +313,15 @@ class UpdateFromDiskRequest(WireModel):
     load_format: Literal["auto"] | None = Field(
         default=None, description="Accepted without effect: the format is detected."
     )
+
+
+class WeightVersionRequest(WireModel):
+    """A name for the weights."""
+
+    new_version: Annotated[str, Field(min_length=1, max_length=256), UNICODE] = Field(
+        description="What answers call the weights from now on."
+    )
+    abort_all_requests: bool | None = Field(default=True, description="End requests under way.")
 
 
 class WeightRequest(WireModel):

@@ -25,6 +25,7 @@ __all__ = [
     "TracesWritten",
     "Unpinned",
     "VersionBody",
+    "WeightsNamed",
     "WeightsUpdated",
 ]
 
@@ -217,6 +218,14 @@ class ClassifyBody(_Body):
     embedding: list[float] = Field(description="One score for each label: logits, or a reward.")
     label: str = Field(description="The label with the highest score, by its name in config.json.")
     meta_info: ClassifyMeta
+
+
+class WeightsNamed(_Body):
+    """The weights have another name."""
+
+    success: bool = True
+    message: str
+    new_version: str
 
 
 class WeightsUpdated(_Body):

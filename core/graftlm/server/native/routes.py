@@ -3,7 +3,7 @@
 from fastapi import APIRouter
 
 from graftlm.processes.tokenizer_manager import TokenizerManager
-from graftlm.server.native import adapters, cache, classify, control, generate, info, weights
+from graftlm.server.native import adapters, cache, classify, control, encode, generate, info, parsing, weights
 
 __all__ = ["make_router"]
 
@@ -11,6 +11,6 @@ __all__ = ["make_router"]
 def make_router(manager: TokenizerManager) -> APIRouter:
     """Return the routes of SGLang's HTTP interface."""
     router = APIRouter()
-    for part in (generate, classify, info, control, cache, weights, adapters):
+    for part in (generate, classify, encode, info, parsing, control, cache, weights, adapters):
         router.include_router(part.make_router(manager))
     return router

@@ -8,8 +8,8 @@ from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.server.errors import ERROR_RESPONSES
 from graftlm.server.middleware import require_admin
 from graftlm.server.native.checkpoint_paths import CheckpointPaths
-from graftlm.server.native.requests import UpdateFromDiskRequest, WeightRequest
-from graftlm.server.native.responses import WeightsUpdated
+from graftlm.server.native.requests import UpdateFromDiskRequest, WeightRequest, WeightVersionRequest
+from graftlm.server.native.responses import WeightsNamed, WeightsUpdated
 
 __all__ = ["make_router"]
 
@@ -71,6 +71,13 @@ def make_router(manager: TokenizerManager) -> APIRouter:
             None, tensors, flush_cache=flush_cache, abort_all=abort_all_requests, version=weight_version
         )
         return _updated(f"{len(tensors):,} bytes", num_paused)
+
+    @router.post("/update_weight_version", summary="Name the weights, without a change of them")
+    async def update_weight_version(body: WeightVersionRequest) -> WeightsNamed:
+        if body.abort_all_requests is not False:
+            manager.abort_all()
+        manager.weights.version = body.new_version
+        return WeightsNamed(message=f"the weights are called {body.new_version}", new_version=body.new_version)
 
     @router.post("/get_weights_by_name", summary="The first rows of a weight, as numbers")
     async def get_weight(body: WeightRequest) -> Any:

@@ -35,6 +35,7 @@ __all__ = [
     "Ranking",
     "ScoreBody",
     "ScoreList",
+    "ScoreUsage",
     "TokenBody",
     "TokenList",
     "TokenText",
@@ -156,13 +157,13 @@ class ToolCallPart(msgspec.Struct, frozen=True, omit_defaults=True):
     function: FunctionDelta | None = None
 
 
-class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The new part of a chat's answer."""
+class Delta(msgspec.Struct, frozen=True):
+    """The new part of a chat's answer. `reasoning_content` is always present, since some clients require it."""
 
-    role: str | None = None
-    content: str | None = None
+    role: str | msgspec.UnsetType = msgspec.UNSET
+    content: str | msgspec.UnsetType | None = msgspec.UNSET
     reasoning_content: str | None = None
-    tool_calls: Sequence[ToolCallPart] | None = None
+    tool_calls: Sequence[ToolCallPart] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True):
@@ -256,6 +257,12 @@ class EmbeddingUsage(msgspec.Struct, frozen=True):
     total_tokens: int
 
 
+class ScoreUsage(EmbeddingUsage, frozen=True):
+    """Token counts of scores; nothing is generated."""
+
+    completion_tokens: int = 0
+
+
 class EmbeddingList(msgspec.Struct, frozen=True, kw_only=True):
     """The vectors, in the order of the texts."""
 
@@ -280,7 +287,7 @@ class ScoreList(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     object: str
     created: int
     model: str
-    usage: EmbeddingUsage
+    usage: ScoreUsage
     data: Sequence[ScoreBody] | None = None
     scores: Sequence[Sequence[float]] | None = None
 
@@ -305,7 +312,7 @@ class Ranking(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     model: str
     results: Sequence[RankedDocument]
-    usage: EmbeddingUsage
+    usage: ScoreUsage
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,7 +23,7 @@ from graftlm.server.openai.answers import (
     unenforced_of,
 )
 from graftlm.server.openai.document import described
-from graftlm.server.openai.logprobs import chat_logprobs
+from graftlm.server.openai.logprobs import chat_logprobs, shown_logprobs
 from graftlm.server.openai.requests import ChatRequest
 from graftlm.server.openai.started_chat import StartedChat, start_chat
 from graftlm.server.sse import EventStream, until_disconnect
@@ -119,7 +119,9 @@ class _Answer:
         return ChatChoice(
             index=completion.index,
             message=reader.message(),
-            logprobs=None if completion.logprobs is None else self._logprobs(completion.logprobs),
+            logprobs=None
+            if completion.logprobs is None
+            else self._logprobs(completion.logprobs, completion.matched_stop),
             finish_reason=reader.finish_name(completion.finish_reason, completion.matched_stop),
             matched_stop=completion.matched_stop,
         )
@@ -130,7 +132,7 @@ class _Answer:
         parts = reader.push(delta.text)
         if delta.finish_reason is not None:
             parts += reader.finish(delta.finish_reason, delta.matched_stop)
-        logprobs = self._logprobs(delta.logprobs) if delta.logprobs else None
+        logprobs = self._logprobs(delta.logprobs, delta.matched_stop) if delta.logprobs else None
         if delta.finish_reason is None:
             parts = parts or ([Delta(content="")] if logprobs else [])
             return [ChatChunkChoice(index, part, None if i else logprobs) for i, part in enumerate(parts)]
@@ -140,5 +142,6 @@ class _Answer:
         last = msgspec.structs.replace(choices[-1], finish_reason=finish, matched_stop=delta.matched_stop)
         return [*choices[:-1], last]
 
-    def _logprobs(self, logprobs: tuple[TokenLogprob, ...]) -> ChatLogprobs:
-        return chat_logprobs(self._manager.tokenizer, logprobs)
+    def _logprobs(self, logprobs: tuple[TokenLogprob, ...], matched_stop: str | int | None) -> ChatLogprobs:
+        keeps_stop = bool(self._body.include_stop_str_in_output)
+        return chat_logprobs(self._manager.tokenizer, shown_logprobs(logprobs, matched_stop, keeps_stop=keeps_stop))

@@ -29,6 +29,7 @@ from graftlm.server.openai.logprobs import CompletionLogprobs
 from graftlm.server.openai.params import completion_params, grammar_field, request_adapter
 from graftlm.server.openai.prompts import split_prompts
 from graftlm.server.openai.requests import CompletionRequest
+from graftlm.server.output_room import check_output_room
 from graftlm.server.sse import EventStream, until_disconnect
 from graftlm.types import Completion as RawCompletion
 from graftlm.types import PromptLogprobs, TokenLogprob
@@ -90,10 +91,14 @@ class _Answer:
                         params,
                         options,
                         request_id=self._id if len(prompts) == 1 else f"{self._id}-{i}",
+                        keep_last=body.truncate_prompt_tokens,
                     )
                     for i, prompt in enumerate(prompts)
                 ]
             )
+        given = body.max_tokens if "max_tokens" in body.model_fields_set else None
+        for request in prepared:
+            check_output_room(manager, len(request.prompt_token_ids), given, "max_tokens")
         return await manager.start_all(prepared)
 
     async def whole(self, generations: Sequence[Generation]) -> bytes:

@@ -39,7 +39,7 @@ async def _embed(manager: TokenizerManager, body: EmbeddingRequest) -> bytes:
     options = RequestOptions(
         priority=body.priority or 0, cache_salt=body.cache_salt or "", adapter=adapter, pooling=form.pooling
     )
-    prepared = await prepare_pooled(manager, split_prompts(body.input), options)
+    prepared = await prepare_pooled(manager, split_prompts(body.input), options, keep_last=body.truncate_prompt_tokens)
     vectors = [form.finish(vector) for vector in await pooled_vectors(manager, prepared)]
     return _answer(manager, body, prepared, vectors)
 

@@ -7,12 +7,25 @@ from graftlm.server.openai.answers import ChatLogprobs, CompletionTokens, Conten
 from graftlm.tokenization import Tokenizer
 from graftlm.types import TokenLogprob
 
-__all__ = ["CompletionLogprobs", "chat_logprobs"]
+__all__ = ["CompletionLogprobs", "chat_logprobs", "shown_logprobs"]
 
 
 def chat_logprobs(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob]) -> ChatLogprobs:
     """Return the `logprobs` of a chat's choice or of a chunk of it."""
     return ChatLogprobs([_sampled_token(tokenizer, logprob) for logprob in logprobs])
+
+
+def shown_logprobs(
+    logprobs: Sequence[TokenLogprob], matched_stop: str | int | None, *, keeps_stop: bool
+) -> Sequence[TokenLogprob]:
+    """Return the log-probabilities of the tokens in a chat's answer: of all tokens but the end token.
+
+    Args:
+        logprobs: of the last tokens of a completion that has ended.
+        matched_stop: the token's id if a token ended the completion.
+        keeps_stop: whether the text includes the end.
+    """
+    return logprobs[:-1] if isinstance(matched_stop, int) and not keeps_stop else logprobs
 
 
 def _sampled_token(tokenizer: Tokenizer, logprob: TokenLogprob) -> ContentToken:

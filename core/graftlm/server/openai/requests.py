@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from graftlm.config.problems import nearest
@@ -39,6 +39,7 @@ __all__ = [
     "DetokenizeRequest",
     "EmbeddingRequest",
     "OpenAIModel",
+    "PromptsField",
     "SamplingFields",
     "StreamOptions",
     "TokenizeRequest",
@@ -68,7 +69,7 @@ def _shape_of_prompts(value: Any) -> str:
     return "one_of_ids" if isinstance(first, int | float) else "many"
 
 
-_Prompts = Annotated[
+PromptsField = Annotated[
     Annotated[Text, Tag("one")]
     | Annotated[list[Text], Field(fail_fast=True, max_length=MAX_PROMPTS), Tag("many")]
     | Annotated[PromptIds, Tag("one_of_ids")]
@@ -77,6 +78,18 @@ _Prompts = Annotated[
 ]
 _Penalty: TypeAlias = Annotated[float, Field(ge=-2, le=2), NUMBER]
 _NumTokens: TypeAlias = Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE]
+
+
+def _check_truncation(value: int) -> int:
+    if value == 0:
+        raise PydanticCustomError("no_tokens", "must be a number of tokens, or -1 for as many as the context holds")
+    return value
+
+
+_Truncation: TypeAlias = Annotated[
+    Annotated[int, Field(ge=-1, le=2**31 - 1), WHOLE, AfterValidator(_check_truncation)] | None,
+    Field(description="Keep so many of the prompt's last tokens; -1: as many as the context holds."),
+]
 
 
 class OpenAIModel(BaseModel):
@@ -263,6 +276,7 @@ class SamplingFields(OpenAIModel):
     response_format: ResponseFormat | None = Field(
         default=None, description="The format that the answer has to follow."
     )
+    truncate_prompt_tokens: _Truncation = None
 
     @model_validator(mode="before")
     @classmethod
@@ -384,7 +398,7 @@ class CompletionRequest(SamplingFields):
 
     known_at: ClassVar[str | None] = "/v1/completions"
 
-    prompt: _Prompts = Field(description="Text or token ids, one prompt or several.")
+    prompt: PromptsField = Field(description="Text or token ids, one prompt or several.")
     max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE] | None = Field(
         default=16, description="Most tokens to generate."
     )
@@ -406,7 +420,7 @@ class EmbeddingRequest(OpenAIModel):
 
     known_at: ClassVar[str | None] = "/v1/embeddings"
 
-    input: _Prompts = Field(description="Text or token ids, one input or several.")
+    input: PromptsField = Field(description="Text or token ids, one input or several.")
     model: Text | None = Field(default=None, description="The model's name; null: the served model.")
     encoding_format: Literal["float", "base64"] | None = Field(
         default="float", description="`float`: lists of numbers; `base64`: float32, little-endian, in base64."
@@ -416,6 +430,7 @@ class EmbeddingRequest(OpenAIModel):
         description="Keep only this number of elements at the start of each vector; for models trained for it.",
     )
     user: Text | None = Field(default=None, description="Accepted without effect.")
+    truncate_prompt_tokens: _Truncation = None
     pooling: Literal["mean", "last"] | None = Field(
         default=None,
         description="`mean`: the mean of the final hidden states; `last`: the last token's hidden state; null: the "

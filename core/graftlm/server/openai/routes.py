@@ -4,7 +4,7 @@ from fastapi import APIRouter, Response
 
 from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.server.errors import ERROR_RESPONSES
-from graftlm.server.openai import chat, completions, embeddings, responses, scoring, tokens
+from graftlm.server.openai import chat, classification, completions, embeddings, responses, scoring, tokens
 from graftlm.server.openai.answers import ModelCard, ModelList, encode
 from graftlm.server.openai.document import described
 from graftlm.server.openai.params import check_model
@@ -15,7 +15,7 @@ __all__ = ["make_router"]
 def make_router(manager: TokenizerManager) -> APIRouter:
     """Return the routes of OpenAI's HTTP interface."""
     router = APIRouter(tags=["openai"], responses=ERROR_RESPONSES)
-    for part in (chat, completions, responses, embeddings, scoring, tokens):
+    for part in (chat, completions, responses, embeddings, scoring, classification, tokens):
         router.include_router(part.make_router(manager))
 
     @router.get("/v1/models", summary="The served models", responses=described(ModelList))

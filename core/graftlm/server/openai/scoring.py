@@ -19,11 +19,11 @@ from graftlm.request_options import RequestOptions
 from graftlm.server.errors import ApiError
 from graftlm.server.openai.answers import (
     DocumentBody,
-    EmbeddingUsage,
     RankedDocument,
     Ranking,
     ScoreBody,
     ScoreList,
+    ScoreUsage,
     encode,
 )
 from graftlm.server.openai.document import described
@@ -72,9 +72,9 @@ class _Scored:
     vectors: Sequence[NDArray[np.float32]]
 
     @property
-    def usage(self) -> EmbeddingUsage:
+    def usage(self) -> ScoreUsage:
         num_tokens = sum(len(request.prompt_token_ids) for request in self.prepared)
-        return EmbeddingUsage(num_tokens, num_tokens)
+        return ScoreUsage(num_tokens, num_tokens)
 
 
 async def _run(

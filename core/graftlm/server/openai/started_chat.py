@@ -13,6 +13,7 @@ from graftlm.server.openai.message_reader import MessageReader
 from graftlm.server.openai.params import request_adapter
 from graftlm.server.openai.plan import NUM_LAST_TOKENS, plan_answer, settled
 from graftlm.server.openai.requests import ChatRequest
+from graftlm.server.output_room import check_output_room
 from graftlm.types import SamplingParams, TokenIds
 
 __all__ = ["StartedChat", "count_prompt_tokens", "start_chat"]
@@ -62,8 +63,13 @@ class StartedChat:
             self.generation.abort()
 
 
-async def start_chat(manager: TokenizerManager, body: ChatRequest, request_id: str) -> StartedChat:
+async def start_chat(
+    manager: TokenizerManager, body: ChatRequest, request_id: str, *, clips: bool = False
+) -> StartedChat:
     """Check a chat request and queue it.
+
+    Args:
+        clips: whether the context cuts an output limit that is too high, as `server.clip_max_tokens` does.
 
     Raises:
         GraftlmError: the request is wrong, or no replica takes it.
@@ -92,7 +98,11 @@ async def start_chat(manager: TokenizerManager, body: ChatRequest, request_id: s
             request_id=request_id,
             template_args=plan.template_args,
             adapt=adapt,
+            keep_last=body.truncate_prompt_tokens,
         )
+    if not clips:
+        field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+        check_output_room(manager, len(prepared.prompt_token_ids), prepared.params.max_tokens, field)
     unenforced = plan.unenforced(prepared.unenforced)
     readers = [plan.reader() for _ in range(prepared.params.n)]
     generation = await manager.start(prepared)

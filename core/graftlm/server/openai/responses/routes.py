@@ -13,7 +13,7 @@ from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.server.errors import ApiError, code_of, message_of
 from graftlm.server.openai.answers import ContentToken, encode, new_item_id, now_s, unenforced_of
 from graftlm.server.openai.document import described
-from graftlm.server.openai.logprobs import chat_logprobs
+from graftlm.server.openai.logprobs import chat_logprobs, shown_logprobs
 from graftlm.server.openai.reasoning_tokens import num_reasoning_tokens
 from graftlm.server.openai.responses.answers import (
     DeletedResponse,
@@ -219,7 +219,7 @@ class _Answer:
         output = await self.chat.ended()
         (completion,), (reader,) = output.completions, self.chat.readers
         parts = reader.push(completion.text) + reader.finish(completion.finish_reason, completion.matched_stop)
-        logprobs = self._logprobs(completion.logprobs or ())
+        logprobs = self._logprobs(completion.logprobs or (), completion.matched_stop)
         for part in parts:
             for _ in self.writer.add(part, logprobs if part.content else ()):
                 pass
@@ -244,7 +244,7 @@ class _Answer:
                     if delta.finish_reason is not None:
                         parts += reader.finish(delta.finish_reason, delta.matched_stop)
                         reason = delta.finish_reason
-                    logprobs = self._logprobs(delta.logprobs)
+                    logprobs = self._logprobs(delta.logprobs, delta.matched_stop)
                     for part in parts:
                         for event in writer.add(part, logprobs if part.content else ()):
                             yield _event(event)
@@ -281,8 +281,9 @@ class _Answer:
             await self.store.put(StoredResponse(response.id, encode(response), encode(self.items)))
         return response
 
-    def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> Sequence[ContentToken]:
-        return chat_logprobs(self.manager.tokenizer, logprobs).content if logprobs else ()
+    def _logprobs(self, logprobs: Sequence[TokenLogprob], matched_stop: str | int | None) -> Sequence[ContentToken]:
+        shown = shown_logprobs(logprobs, matched_stop, keeps_stop=False)
+        return chat_logprobs(self.manager.tokenizer, shown).content if shown else ()
 
 
 def _last_event(number: int, response: ResponseBody) -> ResponseEvent:

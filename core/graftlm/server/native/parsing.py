@@ -1,0 +1,149 @@
+"""/parse_function_call and /separate_reasoning: the server's chat formats, applied to a text."""
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Final
+
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field
+
+from graftlm.contracts import ContentDelta, ReasoningDelta, Tool, ToolCallDelta
+from graftlm.processes.tokenizer_manager import TokenizerManager
+from graftlm.server.errors import ERROR_RESPONSES, ApiError
+from graftlm.server.openai.tool_requests import ToolRequest
+from graftlm.server.wire import Text, WireModel
+
+__all__ = ["make_router"]
+
+#: SGLang's name of a parser -> graftlm's format.
+_TOOL_CALLS: Final[Mapping[str, str]] = {
+    "llama3": "llama3_json",
+    "qwen": "hermes",
+    "qwen25": "hermes",
+}
+_REASONING: Final[Mapping[str, str]] = {
+    "deepseek-r1": "think",
+    "deepseek-v3": "think",
+    "glm45": "think",
+    "qwen3": "think",
+    "qwen3-thinking": "think",
+}
+#: Of a tool that names none.
+_NO_PARAMETERS: Final = {"type": "object", "properties": {}}
+
+
+class ParseCallsRequest(WireModel):
+    """A text to read for tool calls."""
+
+    known_at: ClassVar[str | None] = "/parse_function_call"
+
+    text: Text = Field(description="A model's output.")
+    tools: Annotated[list[ToolRequest], Field(max_length=128)] = Field(description="The functions that it may call.")
+    tool_call_parser: Text | None = Field(
+        default=None, description="The format of the calls: the server's (`chat.tool_call_format`), or its SGLang name."
+    )
+
+
+class SeparateRequest(WireModel):
+    """A text to divide into reasoning and the rest."""
+
+    known_at: ClassVar[str | None] = "/separate_reasoning"
+
+    text: Text = Field(description="A model's output.")
+    reasoning_parser: Text | None = Field(
+        default=None,
+        description="The format of the reasoning: the server's (`chat.reasoning_format`), or its SGLang name.",
+    )
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class ParsedCall(_Body):
+    """A call; its parameters are the text of a JSON object."""
+
+    tool_index: int
+    name: str
+    parameters: str
+
+
+class ParsedCalls(_Body):
+    """The calls of a text, and what is left of it."""
+
+    normal_text: str
+    calls: list[ParsedCall]
+
+
+class Separated(_Body):
+    """The parts of a text."""
+
+    reasoning_text: str
+    text: str
+
+
+def make_router(manager: TokenizerManager) -> APIRouter:
+    """Return the routes."""
+    router = APIRouter(tags=["information"], responses={400: ERROR_RESPONSES[400]})
+
+    @router.post("/parse_function_call", summary="Read a text for tool calls")
+    async def parse_function_call(body: ParseCallsRequest) -> ParsedCalls:
+        _check_format(manager, "tool_calls", body.tool_call_parser, _TOOL_CALLS, "tool_call_parser")
+        return _calls(manager, body)
+
+    @router.post("/separate_reasoning", summary="Divide a text into reasoning and the rest")
+    async def separate_reasoning(body: SeparateRequest) -> Separated:
+        _check_format(manager, "reasoning", body.reasoning_parser, _REASONING, "reasoning_parser")
+        return _separated(manager, body.text)
+
+    return router
+
+
+def _check_format(
+    manager: TokenizerManager, family: str, wanted: str | None, names: Mapping[str, str], param: str
+) -> None:
+    """Refuse the name of another format than the server's, and a server without any.
+
+    Raises:
+        ApiError: 400.
+    """
+    own = manager.model.resolved.get(family, {}).get("name")
+    if own is None:
+        raise ApiError(400, f"this server reads no {family.replace('_', ' ')}: no format is configured", param=param)
+    if wanted and names.get(wanted, wanted) != own:
+        raise ApiError(400, f"{param}: this server reads the format {own!r}, not {wanted!r}", param=param)
+
+
+def _calls(manager: TokenizerManager, body: ParseCallsRequest) -> ParsedCalls:
+    call_format = manager.chat_formats.tool_calls
+    assert call_format is not None
+    functions = [tool.function for tool in body.tools]
+    tools = [
+        Tool(it.name, it.description or "", it.parameters or dict(_NO_PARAMETERS), strict=bool(it.strict))
+        for it in functions
+    ]
+    parser = call_format.parser(tools, enforced=False)
+    text, calls = "", list[ParsedCall]()
+    for delta in [*parser.push(body.text), *parser.finish()]:
+        match delta:
+            case ContentDelta(more):
+                text += more
+            case ToolCallDelta(_, str(name), arguments):
+                index = next((i for i, it in enumerate(functions) if it.name == name), -1)
+                calls.append(ParsedCall(tool_index=index, name=name, parameters=arguments))
+            case ToolCallDelta(index, _, arguments):
+                calls[index].parameters += arguments
+    return ParsedCalls(normal_text=text, calls=calls)
+
+
+def _separated(manager: TokenizerManager, text: str) -> Separated:
+    reasoning_format = manager.chat_formats.reasoning
+    assert reasoning_format is not None
+    # An output whose prompt opened the reasoning only has the end of it.
+    begin, end = reasoning_format.begin, reasoning_format.end
+    is_open = bool(begin) and begin not in text and bool(end) and end in text
+    parser = reasoning_format.parser(is_open=is_open)
+    deltas = [*parser.push(text), *parser.finish()]
+    reasoning = "".join(delta.text for delta in deltas if isinstance(delta, ReasoningDelta))
+    return Separated(
+        reasoning_text=reasoning, text="".join(delta.text for delta in deltas if isinstance(delta, ContentDelta))
+    )

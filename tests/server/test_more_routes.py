@@ -1,0 +1,161 @@
+"""Further routes and fields of SGLang and vLLM: embeddings, classes, parsers, names of weights, cut prompts."""
+
+import shutil
+
+import httpx2
+import numpy as np
+import pytest
+
+from graftlm.demo import demo_checkpoint
+from graftlm.testing.server_process import ServerProcess
+from graftlm.testing.thinking_checkpoint import write_thinking_checkpoint
+from graftlm.testing.tiny_models import write_tiny_checkpoint
+
+CALLS = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+TOOLS = [
+    {"type": "function", "function": {"name": "other"}},
+    {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}},
+]
+
+
+def post(server, path, status=200, **body):
+    answer = httpx2.post(server.url + path, json=body, timeout=60)
+    assert answer.status_code == status, answer.text
+    return answer.json() if status == 200 else answer.json()["error"]
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory):
+    """Serve a model whose reasoning has tags; other checkpoints may be loaded from its folder."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    write_thinking_checkpoint(folder / "thinker")
+    shutil.copytree(demo_checkpoint(), folder / "other")
+    server = {"open_admin": True, "checkpoint_roots": [str(folder)], "profile_dir": str(folder / "profiles")}
+    config = {"model": str(folder / "thinker"), "memory": {"kv_tokens": 8192}, "server": server}
+    with ServerProcess(config, environment={"OMP_NUM_THREADS": "1"}) as it:
+        it.folder = folder
+        yield it
+
+
+def test_encode_gives_the_vectors_of_embeddings(server):
+    expected = [entry["embedding"] for entry in post(server, "/v1/embeddings", input=["a fox", "a dog"])["data"]]
+    many = post(server, "/encode", text=["a fox", "a dog"], rid=["a", "b"])
+    assert [entry["meta_info"]["id"] for entry in many] == ["a", "b"]
+    np.testing.assert_allclose([entry["embedding"] for entry in many], expected, rtol=1e-4, atol=1e-6)
+    one = post(server, "/encode", text="a fox", dimensions=8)
+    assert len(one["embedding"]) == 8
+    ids = post(server, "/v1/tokenize", prompt="a fox")["tokens"]
+    assert post(server, "/encode", input_ids=ids)["embedding"] == pytest.approx(expected[0], rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("body", [{}, {"text": "a", "input_ids": [5]}, {"text": []}, {"text": ["a", "b"], "rid": "x"}])
+def test_encode_refuses_what_is_no_text(server, body):
+    assert post(server, "/encode", 400, **body)["message"]
+
+
+@pytest.mark.parametrize("num_labels", [1, 3])
+def test_classes_have_probabilities(tmp_path, num_labels):
+    path = write_tiny_checkpoint(tmp_path, "qwen3", 5, num_labels=num_labels, tokenizer=True)
+    config = {"model": str(path), "memory": {"kv_tokens": 1024}, "server": {"served_model_name": "tiny"}}
+    with ServerProcess(config, environment={"OMP_NUM_THREADS": "1"}) as server:
+        raw = [entry["embedding"] for entry in post(server, "/classify", text=["a fox", "a dog"])]
+        answer = post(server, "/v1/classify", input=["a fox", "a dog"], model="tiny")
+        scores = post(server, "/v1/classify", input="a fox", use_activation=False)["data"][0]
+    powers = np.exp(raw)
+    expected = powers / (1 + powers) if num_labels == 1 else powers / powers.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose([entry["probs"] for entry in answer["data"]], expected, rtol=1e-3)
+    assert {entry["num_classes"] for entry in answer["data"]} == {num_labels}
+    assert scores["probs"] == pytest.approx(raw[0], rel=1e-3)
+    assert answer["data"][0]["label"].startswith("LABEL_")
+    assert answer["usage"]["completion_tokens"] == 0
+
+
+def test_a_model_without_a_score_head_does_not_classify(server):
+    assert "score head" in post(server, "/v1/classify", 400, input="a")["message"]
+
+
+@pytest.mark.parametrize("name", [None, "hermes", "qwen25", ""])
+def test_calls_are_read_from_a_text(server, name):
+    answer = post(server, "/parse_function_call", text=f"Yes. {CALLS}", tools=TOOLS, tool_call_parser=name)
+    (call,) = answer["calls"]
+    assert (call["tool_index"], call["name"], call["parameters"].replace(" ", "")) == (1, "add", '{"a":1}')
+    assert answer["normal_text"].strip() == "Yes."
+    assert post(server, "/parse_function_call", text="No.", tools=TOOLS) == {"normal_text": "No.", "calls": []}
+
+
+@pytest.mark.parametrize(
+    ("text", "reasoning", "rest"),
+    [
+        ("<think>\nEasy.\n</think>\n\nFriday.", "Easy.", "Friday."),
+        ("Easy.\n</think>\n\nFriday.", "Easy.", "Friday."),
+        ("Friday.", "", "Friday."),
+    ],
+)
+@pytest.mark.parametrize("name", [None, "qwen3"])
+def test_reasoning_is_separated_from_a_text(thinker, text, reasoning, rest, name):
+    answer = post(thinker, "/separate_reasoning", text=text, reasoning_parser=name)
+    assert {key: value.strip() for key, value in answer.items()} == {"reasoning_text": reasoning, "text": rest}
+
+
+def test_another_format_is_refused_by_name(server, thinker):
+    error = post(server, "/parse_function_call", 400, text="a", tools=TOOLS, tool_call_parser="mistral")
+    assert (error["param"], "'hermes'" in error["message"]) == ("tool_call_parser", True)
+    error = post(thinker, "/separate_reasoning", 400, text="a", reasoning_parser="step3")
+    assert (error["param"], "'think'" in error["message"]) == ("reasoning_parser", True)
+    assert post(server, "/separate_reasoning", 400, text="a")["param"] == "reasoning_parser"
+
+
+def test_the_weights_have_the_name_and_the_path_of_the_last_update(thinker):
+    def info():
+        return httpx2.get(thinker.url + "/get_model_info").json()
+
+    assert info()["model_path"] == str(thinker.folder / "thinker")
+    answer = post(thinker, "/update_weight_version", new_version="step-1", abort_all_requests=False)
+    assert (answer["success"], answer["new_version"], info()["weight_version"]) == (True, "step-1", "step-1")
+    assert post(thinker, "/generate", text="One")["meta_info"]["weight_version"] == "step-1"
+    other = str(thinker.folder / "other")
+    post(thinker, "/update_weights_from_disk", model_path=other)
+    assert (info()["model_path"], info()["weight_version"]) == (other, "step-1")
+
+
+def test_a_get_profiles_too_but_not_for_a_page(thinker):
+    foreign = {"Origin": "http://elsewhere.example"}
+    for path in ("/start_profile", "/stop_profile"):
+        assert httpx2.get(thinker.url + path, headers=foreign).status_code == 403
+    assert httpx2.get(thinker.url + "/start_profile", timeout=60).status_code == 200
+    post(thinker, "/generate", text="One", sampling_params={"max_new_tokens": 2})
+    assert httpx2.get(thinker.url + "/stop_profile", timeout=60).json()["files"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "2 " * 1500, "max_tokens": 1}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "2 " * 1500}], "max_tokens": 1}),
+        ("/v1/embeddings", {"input": "2 " * 1500}),
+    ],
+)
+def test_a_prompt_is_cut_to_its_last_tokens(server, path, body):
+    context_len = httpx2.get(server.url + "/v1/models").json()["data"][0]["max_model_len"]
+    assert "maximum context length" in post(server, path, 400, **body)["message"]
+    assert post(server, path, truncate_prompt_tokens=7, **body)["usage"]["prompt_tokens"] == 7
+    most = context_len - (path != "/v1/embeddings")
+    assert post(server, path, truncate_prompt_tokens=-1, **body)["usage"]["prompt_tokens"] == most
+    assert post(server, path, 400, truncate_prompt_tokens=0, **body)["param"] == "truncate_prompt_tokens"
+
+
+def test_the_tokens_that_are_kept_are_the_last(server):
+    long = post(
+        server, "/v1/completions", prompt="Seven. One, two,", max_tokens=6, temperature=0, truncate_prompt_tokens=4
+    )
+    ids = post(server, "/v1/tokenize", prompt="Seven. One, two,")["tokens"][-4:]
+    short = post(server, "/v1/completions", prompt=ids, max_tokens=6, temperature=0)
+    assert long["choices"][0]["text"] == short["choices"][0]["text"]
+
+
+def test_every_delta_has_reasoning_content(server):
+    body = {"messages": [{"role": "user", "content": "What is 2 plus 2?"}], "stream": True, "max_tokens": 8}
+    text = httpx2.post(server.url + "/v1/chat/completions", json=body, timeout=60).text
+    events = [line for line in text.splitlines() if line.startswith("data: {")]
+    assert len(events) > 1
+    assert all('"reasoning_content":null' in event for event in events)
