@@ -226,7 +226,7 @@ def test_a_whole_chat_message_takes_one_call():
 def test_a_message_in_another_format_is_an_error():
     with (
         ScriptedApi(ScriptedModel(lambda prompt: "Here you are:\n" + ANSWER)) as api,
-        pytest.raises(ProgramError, match="begins with the program's text 'Name:', and wrote 'Here you are:") as caught,
+        pytest.raises(ProgramError, match="start with the program's text 'Name:', but it is 'Here you are:") as caught,
     ):
         run(write_message, api, num_tokens=64, is_chat=True)
     assert isinstance(caught.value.__cause__, RequestFailedError)

@@ -108,5 +108,5 @@ def test_more_choices_than_the_queue_holds_are_scored_one_after_the_other(narrow
 
 
 def test_more_completions_than_the_queue_holds_are_refused_at_once(narrow_engine):
-    with pytest.raises(ProgramError, match="n=5: this engine's queue takes 4"):
+    with pytest.raises(ProgramError, match="n=5: this engine's queue has room for 4"):
         function(lambda s: s.__iadd__("1 + 1 =" + gen("x", n=5))).run(backend=narrow_engine)

@@ -89,7 +89,7 @@ def test_a_bound_argument_is_not_an_argument_any_more(in_process):
 )
 def test_arguments_without_a_name_are_refused(program, what):
     for use in (function(program).bind, function(program).trace, function(program).compile):
-        with pytest.raises(RequestError, match=rf"cannot be bound, traced or compiled: {what} has no name"):
+        with pytest.raises(RequestError, match=rf"traced or compiled: {what} cannot be passed by name"):
             use()
 
 

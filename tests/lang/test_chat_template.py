@@ -58,7 +58,7 @@ def test_text_that_the_backend_adds_is_left_out():
     ("source", "roles", "says"),
     [
         (PAIRS, ["system"], "only users and assistants"),
-        (DROPS, ["system"], "leaves out a message of role 'system'"),
+        (DROPS, ["system"], "omits a message of role 'system'"),
         (CHAT_TEMPLATES["gemma"].source, ["system"], "no system message"),
     ],
 )
@@ -80,7 +80,7 @@ def test_a_models_name_selects_the_template(model, opening):
 
 
 def test_unknown_formats_are_refused():
-    with pytest.raises(UnsupportedFeatureError, match="name one of chatml, gemma, llama-3"):
+    with pytest.raises(UnsupportedFeatureError, match="one of chatml, gemma, llama-3"):
         find_template(None, "some/model")
     with pytest.raises(ConfigError, match="no chat template 'vicuna'"):
         find_template("vicuna", "some/model")

@@ -124,7 +124,7 @@ def test_without_a_reported_template_the_models_name_selects_it(info_path):
 def test_a_server_without_a_model_name_needs_a_template(options):
     program = function(lambda s: s.__iadd__(user("1 + 1?") + assistant(gen("x"))))
     with AppServer(sglang(**options)) as server:
-        with RuntimeEndpoint(server.url) as endpoint, pytest.raises(ProgramError, match="name one of") as caught:
+        with RuntimeEndpoint(server.url) as endpoint, pytest.raises(ProgramError, match="to the backend") as caught:
             program.run(backend=endpoint)
         assert isinstance(caught.value.__cause__, UnsupportedFeatureError)
         with RuntimeEndpoint(server.url, chat_template="gemma") as endpoint:
@@ -165,8 +165,8 @@ def event(text, reason=None):
         ([event("a"), event("b", {"type": "stop"})], "streams pieces of text", UnsupportedFeatureError),
         ([event("a"), '{"error": {"message": "out of memory"}}'], "out of memory", RequestFailedError),
         ([event("a", {"type": "abort", "message": "shutting down"})], "shutting down", RequestFailedError),
-        ([event("a"), "{"], "no JSON", EngineError),
-        (["{}"], "answered no completion", EngineError),
+        ([event("a"), "{"], "not JSON", EngineError),
+        (["{}"], "must answer /generate with text and meta_info", EngineError),
     ],
 )
 def test_a_stream_that_breaks_is_an_error(events, says, kind):
@@ -201,11 +201,11 @@ GOOD = {"text": "2", "meta_info": {"finish_reason": None}}
 @pytest.mark.parametrize(
     ("answer", "match"),
     [
-        (GOOD, "1 completions of /generate, expected 3"),
-        ([GOOD] * 4, "4 completions of /generate, expected 3"),
-        ([GOOD, GOOD, GOOD | {"text": None}], "no completion"),
-        ([GOOD, GOOD, GOOD | {"meta_info": None}], "no completion"),
-        ([GOOD, GOOD, GOOD | {"meta_info": {"finish_reason": "stop"}}], "no completion"),
+        (GOOD, "1 completions to /generate, expected 3"),
+        ([GOOD] * 4, "4 completions to /generate, expected 3"),
+        ([GOOD, GOOD, GOOD | {"text": None}], "with text and meta_info"),
+        ([GOOD, GOOD, GOOD | {"meta_info": None}], "with text and meta_info"),
+        ([GOOD, GOOD, GOOD | {"meta_info": {"finish_reason": "stop"}}], "with text and meta_info"),
     ],
 )
 def test_missing_completions_are_an_error(answer, match):
@@ -277,10 +277,10 @@ def test_the_choice_with_the_higher_score_is_selected():
         ],
         ({"tokenize": TOKENS, "generate": scores(-1.0, "-1.0, 2], [-1.0")}, "/generate answered input_token_logprobs"),
         *[
-            ({"tokenize": bad}, "/v1/tokenize answered no tokens")
+            ({"tokenize": bad}, "/v1/tokenize must answer with tokens")
             for bad in ("[]", "{}", '{"tokens": 3}', '{"tokens": [[1], [1, "a"], [1]]}', '{"tokens": [[1]]}')
         ],
-        ({"tokenize": DEEP}, "/v1/tokenize answered no JSON"),
+        ({"tokenize": DEEP}, "/v1/tokenize must answer with JSON"),
     ],
 )
 def test_malformed_scores_are_an_error(routes, says):

@@ -156,7 +156,7 @@ def test_an_unreachable_server_is_reported():
 
 
 def test_unknown_chat_templates_are_refused(server):
-    with pytest.raises(ConfigError, match="known are chatml"):
+    with pytest.raises(ConfigError, match="the names are chatml"):
         RuntimeEndpoint(server.url, chat_template="chatmI")
 
 
@@ -283,7 +283,7 @@ async def is_both(s):
 
 @pytest.mark.parametrize("func", [is_coroutine, is_generator, is_both])
 def test_functions_whose_call_runs_no_code_are_refused(func):
-    with pytest.raises(RequestError, match=f"{func.__name__}.. is a.*of which a call runs nothing"):
+    with pytest.raises(RequestError, match=f"{func.__name__}.. is a.*: a call does not run its body"):
         function(func)
 
 

@@ -204,7 +204,7 @@ def test_a_list_needs_one_expression_for_each_fork(in_process):
         forks = s.fork(2)
         forks += ["a"]
 
-    with pytest.raises(RequestError, match="1 expressions are given for 2 forks"):
+    with pytest.raises(RequestError, match="got 1 expressions for 2 forks"):
         program.run(backend=in_process)
 
 
@@ -272,7 +272,7 @@ def test_join_gathers_only_variables_by_default(in_process):
         return s["answer"]
 
     assert len(program.run("gather_variable", backend=in_process).ret_value) == 2
-    with pytest.raises(RequestError, match="'gather_variable' and 'concate_and_append', got 'other'"):
+    with pytest.raises(RequestError, match="'gather_variable' or 'concate_and_append', got 'other'"):
         program.run("other", backend=in_process)
 
 

@@ -17,7 +17,7 @@ from graftlm.errors import (
     UnavailableError,
     UnsupportedFeatureError,
 )
-from graftlm.lang.backends.http import HttpClient, _watched_socket, refusal
+from graftlm.lang.backends.http import HttpClient, _keepalive_socket, refusal
 from graftlm.lang.event_loop import shared_loop
 from graftlm.testing.app_server import AppServer
 
@@ -51,7 +51,7 @@ def test_the_first_existing_page_is_found(client):
 
 
 def test_an_answer_that_is_not_json_is_an_error(client):
-    with pytest.raises(EngineError, match="/text answered no JSON but '<html>'"):
+    with pytest.raises(EngineError, match="/text must answer with JSON, got '<html>'"):
         get(client.json("GET", "/text"))
 
 
@@ -63,7 +63,7 @@ def test_a_closed_client_can_be_closed_again_and_reopened(client):
 
 
 def test_a_connection_detects_that_the_other_machine_is_gone():
-    with _watched_socket((socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ("127.0.0.1", 1))) as made:
+    with _keepalive_socket((socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ("127.0.0.1", 1))) as made:
         assert made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         if hasattr(socket, "TCP_KEEPIDLE"):
             assert 0 < made.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) < 60

@@ -159,11 +159,11 @@ def test_the_models_name_selects_chat_or_completion(model, is_chat):
         (gen("x", json_schema={}), False, "json_schema: this endpoint", UnsupportedFeatureError),
         (gen("x", top_k=3, min_tokens=2), True, "min_tokens, top_k: this endpoint", UnsupportedFeatureError),
         (gen("x", return_logprob=True, logprob_start_len=0), True, "logprob_start_len", UnsupportedFeatureError),
-        (gen("x", dtype=int, regex="a"), True, "dtype 'int' is a constraint of its own", SamplingParamsError),
-        (select("x", ["a"], choices_method="unconditional_likelihood_normalized"), False, "take another",
+        (gen("x", dtype=int, regex="a"), True, "dtype 'int' cannot be combined", SamplingParamsError),
+        (select("x", ["a"], choices_method="unconditional_likelihood_normalized"), False, "use another",
          UnsupportedFeatureError),
         (gen("x", json_schema="{"), True, "is not JSON", SamplingParamsError),
-        ("So: " + gen("x", stop="."), True, "cannot go on with the beginning of a message", UnsupportedFeatureError),
+        ("So: " + gen("x", stop="."), True, "cannot continue a partial message", UnsupportedFeatureError),
     ],
 )  # fmt: skip
 def test_unsupported_features_are_refused_before_a_request(expr, is_chat, says, kind, sums):
@@ -180,7 +180,7 @@ def test_unsupported_features_are_refused_before_a_request(expr, is_chat, says, 
         (lambda s: s.__iadd__("1 + 1 =" + gen("x")), "a chat endpoint answers messages"),
         (lambda s: s.__iadd__(user("1 + 1 =" + gen("x"))), "a chat endpoint answers messages"),
         (lambda s: s.__iadd__(user("1 + 1?") + gen("x")), "a chat endpoint answers messages"),
-        (lambda s: s.__iadd__("Hi! " + user("1 + 1?") + assistant(gen("x"))), "no text between"),
+        (lambda s: s.__iadd__("Hi! " + user("1 + 1?") + assistant(gen("x"))), "no text outside of"),
     ],
 )
 def test_a_chat_endpoint_takes_only_messages(write, says, sums):
@@ -247,9 +247,9 @@ def test_a_choice_is_compared_with_the_answer_token_by_token(choices, chosen):
 @pytest.mark.parametrize(
     ("choices", "options", "says", "kind"),
     [
-        ([" pink"], {}, "leads to none of", RequestFailedError),
-        ([" redder", " red"], {}, "begin alike", UnsupportedFeatureError),
-        ([" red"], {"tells_logprobs": False}, "tells no log-probabilities", UnsupportedFeatureError),
+        ([" pink"], {}, "matches none of", RequestFailedError),
+        ([" redder", " red"], {}, "have the same beginning", UnsupportedFeatureError),
+        ([" red"], {"tells_logprobs": False}, "reports no log-probabilities", UnsupportedFeatureError),
     ],
 )
 def test_choices_that_the_answer_cannot_distinguish_are_an_error(choices, options, says, kind):
@@ -326,7 +326,7 @@ def test_an_unreferenced_run_leaves_no_request(ends, num_api_spec_tokens):
 def test_a_url_that_is_not_an_openai_endpoint_is_reported(server):
     with (
         OpenAI("demo", base_url=f"{server.url}/health", is_chat=False) as backend,
-        pytest.raises(ProgramError, match=r"404.*/health/completions; base_url ends in /v1 at most endpoints"),
+        pytest.raises(ProgramError, match=r"404.*/health/completions; for most endpoints, base_url ends in /v1"),
     ):
         completion_program(gen("x")).run(backend=backend)
 
@@ -370,7 +370,7 @@ def test_a_fork_sends_an_endpoint_only_the_requests_of_its_gens():
         (True, chat_program, [{"message": {"content": "2"}}], "answered one completion", UnsupportedFeatureError),
         (False, completion_program, [], "0 choices, expected n=2", EngineError),
         (False, completion_program, [{"text": "2"}, {"text": None}], "without text", EngineError),
-        (False, completion_program, [{"text": "2"}, None], "no choices", EngineError),
+        (False, completion_program, [{"text": "2"}, None], "must answer with choices", EngineError),
         (True, chat_program, [{"message": {"content": None}}, {"text": "2"}], "without a message", EngineError),
     ],
 )

@@ -258,7 +258,7 @@ def test_a_stop_regex_is_refused_by_backends_without_one(backend):
 
 
 def test_dtype_beside_a_regex_is_refused(backend):
-    with pytest.raises(ProgramError, match="leave out regex"):
+    with pytest.raises(ProgramError, match="cannot be combined with regex"):
         one(gen("x", dtype=int, regex="a"), backend)
 
 
@@ -330,7 +330,7 @@ class Person(BaseModel):
         (lambda: select(3, ["a"]), "select: name must be a string"),
         (lambda: select("x", ["a"], choices_method=3), "choices_method must be"),
         (lambda: gen("x", json_schema=Person(name="a")), "a pydantic model class"),
-        (lambda: f"x{gen('x')}", r"by \+"),
+        (lambda: f"x{gen('x')}", r"append it with \+"),
         (lambda: function(lambda s, stream: None), "argument stream, which is an option of run"),
         (lambda: ChoicesMethod("mine", lambda scores: 3).take([]), "'mine' must return a Decision"),
         (lambda: ChoicesMethod("mine", lambda scores: Decision(1, ())).take([]), "'mine' must return a Decision"),
@@ -355,6 +355,6 @@ def test_the_error_for_a_refused_value_has_its_type_and_limit(in_process, option
 
 
 def test_more_completions_than_any_engine_supports_are_refused_first(narrow_engine):
-    for n, says in ((129, "n must be between 1 and 128"), (5, "queue takes 4")):
+    for n, says in ((129, "n must be between 1 and 128"), (5, "queue has room for 4")):
         with pytest.raises(ProgramError, match=says):
             function(lambda s, n: s.__iadd__("a" + gen("x", n=n))).run(n=n, backend=EngineBackend(narrow_engine))

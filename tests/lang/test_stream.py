@@ -148,7 +148,7 @@ def test_a_read_of_ret_value_waits_for_the_function(in_process):
 
 
 def test_a_program_cannot_read_its_own_ret_value(in_process):
-    with pytest.raises(RequestError, match="reads its own ret_value"):
+    with pytest.raises(RequestError, match="cannot read its own ret_value"):
         function(lambda s: s.ret_value).run(backend=in_process)
 
 

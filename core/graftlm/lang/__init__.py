@@ -1,10 +1,7 @@
 """The language for LM programs: generation as ordinary Python.
 
-@function
-def capital(s, country):
-s += f"The capital of {country} is" + gen("city", max_tokens=8, stop=".")
-
-capital.run("France", backend=engine)["city"]
+A program is a function under `@function`; it appends text and expressions such as `gen(...)` to its state. docs/lang.md
+has examples.
 """
 
 from graftlm.lang.backend import Backend, Generation, GenerationRequest, SpeculatingBackend

@@ -1,9 +1,9 @@
-"""The contract between the language and what runs its requests.
+"""The contract of backends, which run the requests of programs.
 
-A backend is a small object with six methods. They run in the language's event loop and must not block it; cancelling
-one must free whatever the request holds where it runs. `graftlm.lang.backends` has three: for an engine in this
-process, for a graftlm or SGLang server, and for an endpoint like OpenAI's. `graftlm.testing.BackendConformance` checks
-what is said here.
+A backend is a small object with six methods. They run in the language's event loop and must not block it. Cancelling a
+method must free the request's resources where it runs. `graftlm.lang.backends` has three backends: for an engine in
+this process, for a graftlm or SGLang server, and for an OpenAI-compatible endpoint.
+`graftlm.testing.BackendConformance` checks this contract.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -23,10 +23,11 @@ class GenerationRequest:
     """One prompt to complete.
 
     Attributes:
-        prompt: text; the backend adds what the model wants before each prompt, such as a beginning-of-sequence token.
-        sampling: without `dtype`, which has become a `regex`.
-        messages: the chat that the prompt writes, oldest first, for backends that take chats. The last message is open,
-            and holds what it says so far. Empty where the prompt is no chat, or none of its messages is open.
+        prompt: text. The backend adds tokens that the model needs before each prompt, such as a beginning-of-sequence
+            token.
+        sampling: sampling parameters; `dtype` is None, because it has been replaced by a `regex`.
+        messages: the messages of the chat in the prompt, oldest first, for backends with a chat API. The last message
+            is open; it has its text so far. Empty if the prompt has no open chat message.
     """
 
     prompt: str
@@ -36,10 +37,10 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One completion; in a stream, all of it so far.
+    """One completion; in a stream, the whole text so far.
 
     Attributes:
-        meta_info: id, finish_reason, prompt_tokens, completion_tokens, cached_tokens and, when asked for,
+        meta_info: id, finish_reason, prompt_tokens, completion_tokens, cached_tokens and, if requested,
             log-probabilities, under SGLang's names.
     """
 
@@ -49,63 +50,65 @@ class Generation:
 
 @runtime_checkable
 class Backend(Protocol):
-    """What runs a program's requests.
+    """Runs the requests of programs.
 
-    Every coroutine raises a `graftlm.errors.GraftlmError` when it fails: `RequestError` when the request is at fault,
-    `UnsupportedFeatureError` for what this backend cannot do, `EngineError` when the backend is.
+    A coroutine that fails raises a `graftlm.errors.GraftlmError`: `RequestError` for a wrong request,
+    `UnsupportedFeatureError` for a feature that the backend lacks, `EngineError` for a failure of the backend.
     """
 
     async def generate(self, request: GenerationRequest) -> list[Generation]:
         """Complete a prompt; returns its `n` completions, in order.
 
-        One that ends at a stop string ends before it. Requests beyond what a backend takes at a time wait here.
+        The text of a completion does not contain the stop string that ended it. Requests beyond the backend's capacity
+        wait in this method.
         """
 
     def stream(self, request: GenerationRequest) -> AsyncGenerator[Generation, None]:
-        """Complete a prompt once (`n` is 1), yielding a completion whose text grows; the last one is whole."""
+        """Complete a prompt once (`n` is 1); yields a completion whose text grows. The last one is complete."""
 
     async def score(
         self, prompt: str, choices: Sequence[str], *, unconditional: bool, messages: Sequence[Message] = ()
     ) -> list[ChoiceScore]:
-        """Return how likely each choice is behind the prompt, with all choices in one batch.
+        """Return the log-probabilities of each choice after the prompt; all choices are one batch.
 
-        A choice's tokens are those of `prompt + choice` that `prompt` alone does not begin with.
+        A choice's tokens are the tokens of `prompt + choice` after the longest common prefix with those of `prompt`.
 
         Args:
-            unconditional: also say how likely the choices' tokens are without the prompt.
-            messages: as of GenerationRequest.
+            unconditional: also return the log-probabilities of the choices' tokens without the prompt.
+            messages: see GenerationRequest.
 
         Raises:
-            UnsupportedFeatureError: this backend has no log-probabilities, or not these.
+            UnsupportedFeatureError: this backend does not report these log-probabilities.
         """
 
     async def cache_prefix(self, prompt: str) -> None:
-        """Have a prompt's keys and values computed and cached, so that several requests behind it share them.
+        """Compute and cache a prompt's keys and values, because several requests will start with this prompt.
 
-        A hint: a backend that cannot have it done does nothing.
+        This is a hint: a backend that cannot do it does nothing.
         """
 
     async def chat_template(self) -> ChatTemplate:
-        """Return how the model's chats are written.
+        """Return the format of the model's chats.
 
         Raises:
-            UnsupportedFeatureError: it has no chat format.
+            UnsupportedFeatureError: the model has no chat format.
         """
 
     async def flush_cache(self) -> None:
-        """Forget every cached prefix that no running request uses.
+        """Remove every cached prefix that no running request uses.
 
         Raises:
-            UnsupportedFeatureError: its cache is not its own.
+            UnsupportedFeatureError: the backend has no access to its cache.
         """
 
 
 @runtime_checkable
 class SpeculatingBackend(Protocol):
-    """A Backend that can answer several `gen`s of a state by one call; `@function(num_api_spec_tokens=...)` asks it to.
+    """A Backend that can answer several `gen`s of a state with one call.
 
-    For backends whose calls are dear, such as those that bill a prompt each time.
+    `@function(num_api_spec_tokens=...)` enables this. It is meant for backends with expensive calls, such as those that
+    charge the prompt of each call.
     """
 
     def speculative(self, num_tokens: int) -> Backend:
-        """Return one state's view of this backend, which may ask for up to `num_tokens` tokens at a time."""
+        """Return a view of this backend for one state, which may request up to `num_tokens` tokens in one call."""

@@ -1,4 +1,4 @@
-"""Many runs of one program, a bounded number of them at a time."""
+"""Many runs of one program, of which a limited number run at the same time."""
 
 import os
 from collections import deque
@@ -14,20 +14,20 @@ __all__ = ["as_runs", "run_batch"]
 
 T = TypeVar("T")
 
-#: States under way at most. They wait in the event loop, so this bounds memory, not threads.
-_MAX_UNDER_WAY: Final = 2048
+#: The most runs in progress. They wait in the event loop, so this limits memory, not threads.
+_MAX_ACTIVE_RUNS: Final = 2048
 
 
 def as_runs(batch_kwargs: Any) -> list[Any]:
     """Return the entries of a batch.
 
     Raises:
-        RequestError: it is no list of them, but for example the arguments of one run.
+        RequestError: it is no list of entries, but for example the arguments of a single run.
     """
     if isinstance(batch_kwargs, Mapping | str | bytes) or not isinstance(batch_kwargs, Iterable):
         raise RequestError(
-            f"run_batch takes a list with the arguments of each run, got {type(batch_kwargs).__name__}; write "
-            "run_batch([...]) around those of one run"
+            f"run_batch takes a list with the arguments of each run, got {type(batch_kwargs).__name__}; put the "
+            "arguments of a single run into a list"
         )
     return list(batch_kwargs)
 
@@ -38,14 +38,14 @@ def run_batch(
     num_threads: int | str,
     shows_progress: bool,
 ) -> Iterator[ProgramState]:
-    """Yield the states of many runs, in order, each when it is done. Leaving early cancels those under way.
+    """Yield the states of many runs in order, each when it is finished. Closing the iterator cancels active runs.
 
     Args:
-        start: from what tells one run from another to its empty state and the call that runs the program on it.
-        num_threads: that run these calls; "auto" for as many as may well sleep at a time.
+        start: makes a run from its entry of `runs`; returns its empty state and a call that runs the program on it.
+        num_threads: number of threads that run these calls; "auto": at least 64, because most of them wait.
 
     Raises:
-        RequestError: `num_threads` is neither.
+        RequestError: `num_threads` is neither "auto" nor a positive number.
     """
     threads = _num_threads(num_threads)
     return _states(start, runs, threads, shows_progress)
@@ -57,7 +57,7 @@ def _states(
     num_threads: int,
     shows_progress: bool,
 ) -> Iterator[ProgramState]:
-    under_way: deque[tuple[ProgramState, Future[Future[None]]]] = deque()
+    active: deque[tuple[ProgramState, Future[Future[None]]]] = deque()
     pool = ThreadPoolExecutor(num_threads, thread_name_prefix="graftlm-program")
     waiting = iter(runs)
     try:
@@ -65,26 +65,26 @@ def _states(
             while True:
                 for run in waiting:
                     state, call = start(run)
-                    under_way.append((state, pool.submit(call)))
-                    if len(under_way) >= _MAX_UNDER_WAY:
+                    active.append((state, pool.submit(call)))
+                    if len(active) >= _MAX_ACTIVE_RUNS:
                         break
-                if not under_way:
+                if not active:
                     return
-                state, called = under_way[0]
-                called.result().exception()  # only waits: an error is found by who reads the state
-                under_way.popleft()
+                state, called = active[0]
+                called.result().exception()  # only waits; later reads of the state raise the error
+                active.popleft()
                 advance()
                 yield state
                 del state
     finally:
-        for state, _ in under_way:
+        for state, _ in active:
             state.cancel()
-        pool.shutdown(wait=not under_way, cancel_futures=True)
+        pool.shutdown(wait=not active, cancel_futures=True)
 
 
-def _num_threads(wanted: int | str) -> int:
-    if wanted == "auto":
+def _num_threads(number: int | str) -> int:
+    if number == "auto":
         return max(64, 16 * (os.cpu_count() or 1))
-    if not isinstance(wanted, int) or isinstance(wanted, bool) or wanted < 1:
-        raise RequestError(f'num_threads must be at least 1, or "auto", got {wanted!r}')
-    return wanted
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        raise RequestError(f'num_threads must be at least 1, or "auto", got {number!r}')
+    return number

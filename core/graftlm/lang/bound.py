@@ -1,4 +1,4 @@
-"""A program's function with some of its arguments given."""
+"""A program's function with constants for some of its arguments."""
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
@@ -11,13 +11,13 @@ __all__ = ["BoundFunction", "bind_free", "free_signature"]
 
 
 class BoundFunction:
-    """Calls a function with constants beside the arguments that are left."""
+    """Calls a function with constants for some arguments; callers give the others."""
 
     def __init__(self, function: Callable[..., Any], constants: Mapping[str, Any]) -> None:
-        """Give a function some of its arguments.
+        """Bind constants to arguments.
 
         Raises:
-            RequestError: one is no argument of it.
+            RequestError: a constant is no argument of the function.
         """
         self._function = function
         self._constants = dict(constants)
@@ -25,7 +25,7 @@ class BoundFunction:
         self.__signature__ = free_signature(function, constants)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it; raises TypeError for arguments that do not fit what is left."""
+        """Call the function; raises TypeError for arguments that do not match the free ones."""
         bound = bind_free(self._function.__name__, self.__signature__, self._constants, *args, **kwargs)
         given = dict(bound.arguments)
         state = given.pop(next(iter(self.__signature__.parameters)))
@@ -33,10 +33,10 @@ class BoundFunction:
 
 
 def free_signature(function: Callable[..., Any], constants: Mapping[str, Any]) -> inspect.Signature:
-    """Return a program's state and the arguments that are no constants.
+    """Return the signature without the constants: the state and the free arguments.
 
     Raises:
-        RequestError: a constant is no argument of it, or an argument cannot be given by its name.
+        RequestError: a constant is no argument of the function, or an argument cannot be passed by name.
     """
     signature = inspect.signature(function)
     state, *arguments = signature.parameters.values()
@@ -52,15 +52,15 @@ def free_signature(function: Callable[..., Any], constants: Mapping[str, Any]) -
 def bind_free(
     program: str, signature: inspect.Signature, constants: Collection[str], /, *args: Any, **kwargs: Any
 ) -> inspect.BoundArguments:
-    """Return a state and arguments by their names.
+    """Bind a state and free arguments to their names.
 
     Args:
-        program: its name.
-        signature: as of `free_signature`.
-        constants: names of the arguments that are given already.
+        program: name of the program, for the message.
+        signature: result of `free_signature`.
+        constants: names of the bound arguments, for the message.
 
     Raises:
-        TypeError: the arguments do not fit what is left.
+        TypeError: the arguments do not match the signature.
     """
     try:
         return signature.bind(*args, **kwargs)
@@ -76,6 +76,6 @@ def _check_named(function: Callable[..., Any], state: inspect.Parameter, argumen
     if unnamed:
         raise RequestError(
             f"{function.__name__}{inspect.signature(function)} cannot be bound, traced or compiled: "
-            f"{', '.join(f'{p} ({p.kind.description})' for p in unnamed)} has no name by which it is given. Write out "
-            "the state and then each argument, without *, ** or /"
+            f"{', '.join(f'{p} ({p.kind.description})' for p in unnamed)} cannot be passed by name. Declare the state "
+            "and then each argument, without *, ** or /"
         )

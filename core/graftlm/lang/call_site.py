@@ -1,4 +1,4 @@
-"""Lines of a user's program: that which called into the language, or through which an error came."""
+"""Finds lines of a user's program: the line that called the language, or that raised an error."""
 
 import inspect
 import sys
@@ -37,19 +37,19 @@ def call_site() -> CallSite:
 
 
 def raising_site(error: BaseException, filename: str) -> CallSite | None:
-    """Return the innermost line of a file that an error came through; None when it came through none."""
+    """Return the innermost line of a file in an error's traceback; None if the file is not in it."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == filename]
     return CallSite(filename, frames[-1].lineno or 0, frames[-1].name) if frames else None
 
 
 def error_at(kind: type[E], what: str, site: CallSite | None) -> E:
-    """Return an error that names a line of the program, where there is one."""
+    """Return an error whose message names a line of the program, if there is one."""
     return kind(what) if site is None else kind(f"{what}\n  {site}", site.filename, site.lineno)
 
 
 def function_error(error: BaseException, function: Callable[..., Any]) -> ProgramError:
-    """Return what ends the state of a program whose function has raised an error."""
-    if isinstance(error, ProgramError):  # of a read
+    """Return the error with which a state fails after the program's function has raised `error`."""
+    if isinstance(error, ProgramError):  # raised by a read of the state
         return error.again()
     code = getattr(inspect.unwrap(function), "__code__", None)
     site = None if code is None else raising_site(error, code.co_filename)
@@ -59,5 +59,5 @@ def function_error(error: BaseException, function: Callable[..., Any]) -> Progra
 
 
 def _is_ours(module: str) -> bool:
-    # `with s.user():` passes through contextlib on its way to us.
+    # The stack of `with s.user():` has frames of contextlib between the program and the language.
     return module == _PACKAGE or module.startswith(f"{_PACKAGE}.") or module == "contextlib"

@@ -1,4 +1,4 @@
-"""What stands before and after each message of a chat, read off a template that writes whole chats."""
+"""The texts before and after each chat message, derived from a template that renders whole chats."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -12,42 +12,43 @@ from graftlm.types import Message
 
 __all__ = ["CHAT_TEMPLATES", "ChatTemplate", "find_template", "jinja_renderer"]
 
-#: From messages, and whether the assistant's turn is to be opened behind them, to text.
+#: Renders messages as text; with True, the text also opens an assistant message at its end.
 Renderer = Callable[[Sequence[Message], bool], str]
 
 
 class ChatTemplate:
-    """Writes a chat piece by piece: what opens a message, and what closes it.
+    """Returns the text that opens a chat message, and the text that closes it.
 
-    A program appends to a message while it runs, so it needs the two apart. They are found by rendering a chat whose
-    contents are marks; they depend on the roles so far (some templates put a default system message first), not on
+    A program appends to a message while it runs, so it needs these texts separately. They are found by rendering a chat
+    whose contents are marks. They depend on the roles so far (some templates add a default system message), but not on
     contents.
     """
 
     def __init__(self, render: Renderer, *, added_prefix: str = "") -> None:
-        """Read from a renderer.
+        """Create a template.
 
         Args:
-            added_prefix: what the backend itself puts before each prompt; left out of the first opening.
+            render: renders a whole chat.
+            added_prefix: text that the backend puts before each prompt; removed from the first opening.
         """
         self._render = render
         self._added_prefix = added_prefix
-        self._known: dict[tuple[str, ...], tuple[str, str]] = {}
+        self._affixes_of_roles: dict[tuple[str, ...], tuple[str, str]] = {}
 
     def opening(self, roles: Sequence[str]) -> str:
-        """Return what opens the last message of a chat of these roles.
+        """Return the text that opens the last message of a chat with these roles.
 
         Raises:
-            InvalidPromptError: the template refuses such a chat, or leaves the message out.
+            InvalidPromptError: the template refuses such a chat, or omits the message.
         """
         return self._affixes(tuple(roles))[0]
 
     def closing(self, roles: Sequence[str]) -> str:
-        """Return what closes the last message of a chat of these roles; raises as `opening`."""
+        """Return the text that closes the last message of a chat with these roles; raises like `opening`."""
         return self._affixes(tuple(roles))[1]
 
     def text_of(self, messages: Sequence[Message]) -> str:
-        """Return a chat as text, with its last message open; raises as `opening`."""
+        """Return a chat as text, with its last message open; raises like `opening`."""
         text, roles = "", list[str]()
         for message in messages:
             text += self.closing(roles) if roles else ""
@@ -56,9 +57,9 @@ class ChatTemplate:
         return text
 
     def _affixes(self, roles: tuple[str, ...]) -> tuple[str, str]:
-        if roles not in self._known:
-            self._known[roles] = self._find_affixes(roles)
-        return self._known[roles]
+        if roles not in self._affixes_of_roles:
+            self._affixes_of_roles[roles] = self._find_affixes(roles)
+        return self._affixes_of_roles[roles]
 
     def _find_affixes(self, roles: tuple[str, ...]) -> tuple[str, str]:
         messages = [{"role": role, "content": _mark(i)} for i, role in enumerate(roles)]
@@ -67,11 +68,11 @@ class ChatTemplate:
         before, found, closing = whole.rpartition(_mark(last))
         if not found:
             raise InvalidPromptError(
-                f"the chat template leaves out a message of role {roles[-1]!r} behind {roles[:-1]}"
+                f"the chat template omits a message of role {roles[-1]!r} after the roles {roles[:-1]}"
             )
         if last == 0:
             return before.removeprefix(self._added_prefix), closing
-        if roles[-1] == "assistant":  # a model answers what the template opens for it, which may say more
+        if roles[-1] == "assistant":  # the opening for a model's answer may differ from that of an old message
             before = self._render(messages[:-1], True)
         between = before.rpartition(_mark(last - 1))[2]
         return _without(between, self.closing(roles[:-1])), closing
@@ -82,19 +83,19 @@ def _mark(index: int) -> str:
 
 
 def _without(text: str, start: str) -> str:
-    """Return a text without as much of `start` as it begins with."""
+    """Remove the longest common prefix with `start` from a text."""
     equal = takewhile(lambda pair: pair[0] == pair[1], zip(text, start, strict=False))
     return text[sum(1 for _ in equal) :]
 
 
 def jinja_renderer(source: str, special_tokens: Mapping[str, str]) -> Renderer:
-    """Return what renders a checkpoint's own template, as `transformers` would.
+    """Return a renderer of a checkpoint's own template, with the same result as `transformers`.
 
     Args:
         special_tokens: variables of the template, such as `bos_token`.
 
     Raises:
-        ConfigError: it is no template.
+        ConfigError: the source is no Jinja template.
     """
     from jinja2 import TemplateError
     from jinja2.ext import loopcontrols
@@ -123,17 +124,17 @@ def jinja_renderer(source: str, special_tokens: Mapping[str, str]) -> Renderer:
 
 @dataclass(frozen=True, slots=True)
 class NamedTemplate:
-    """A chat format that many models share.
+    """A chat format of several models.
 
     Attributes:
-        models: a pattern that is searched for in a model's name.
+        models: regular expression; the format is used for models whose name matches it.
     """
 
     source: str
     models: str
 
 
-#: For servers that do not tell theirs. None of them writes a beginning-of-sequence token, which servers add.
+#: For servers that do not report a template. They contain no beginning-of-sequence token, because servers add it.
 CHAT_TEMPLATES: Final[Mapping[str, NamedTemplate]] = {
     "chatml": NamedTemplate(
         "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
@@ -148,7 +149,7 @@ CHAT_TEMPLATES: Final[Mapping[str, NamedTemplate]] = {
     ),
     "gemma": NamedTemplate(
         "{% for m in messages %}{% set role = 'model' if m.role == 'assistant' else m.role %}"
-        "{% if role == 'system' %}{{ raise_exception('gemma knows no system message') }}{% endif %}"
+        "{% if role == 'system' %}{{ raise_exception('gemma has no system messages') }}{% endif %}"
         "{{ '<start_of_turn>' + role + '\n' + m.content + '<end_of_turn>\n' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}",
         r"gemma.*it",
@@ -160,32 +161,32 @@ def find_template(name: str | None, model: str) -> ChatTemplate:
     """Return a template of CHAT_TEMPLATES.
 
     Args:
-        name: its name; None looks for the one that fits the model's name.
+        name: name of the template; None selects one by the model's name.
 
     Raises:
-        ConfigError: there is none of that name.
-        UnsupportedFeatureError: no name is given, and none fits.
+        ConfigError: there is no template of that name.
+        UnsupportedFeatureError: no name is given, and no template matches the model's name.
     """
     check_template_name(name)
     fitting = [key for key, template in CHAT_TEMPLATES.items() if re.search(template.models, model, re.IGNORECASE)]
     chosen = name or next(iter(fitting), None)
     if chosen is None:
         raise UnsupportedFeatureError(
-            f"no chat template is known for model {model!r}; name one of {_known()} when making the endpoint, or write "
-            "the roles as text"
+            f"no chat template is known for model {model!r}; pass chat_template=..., one of {_template_names()}, to "
+            "the backend, or write the roles as text"
         )
     return ChatTemplate(jinja_renderer(CHAT_TEMPLATES[chosen].source, {}))
 
 
 def check_template_name(name: str | None) -> None:
-    """Check that there is a template of a name; None leaves it open.
+    """Check that a template of this name exists; None is accepted.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: it does not exist.
     """
     if name is not None and (not isinstance(name, str) or name not in CHAT_TEMPLATES):
-        raise ConfigError(f"there is no chat template {name!r}; known are {_known()}")
+        raise ConfigError(f"there is no chat template {name!r}; the names are {_template_names()}")
 
 
-def _known() -> str:
+def _template_names() -> str:
     return ", ".join(sorted(CHAT_TEMPLATES))

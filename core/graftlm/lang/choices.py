@@ -1,4 +1,4 @@
-"""How `select` decides between choices, given the log-probabilities of their tokens."""
+"""Methods by which `select` picks a choice, given the log-probabilities of its tokens."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,15 +20,15 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ChoiceScore:
-    """One choice's tokens and how likely they are.
+    """The tokens of one choice and their log-probabilities.
 
     Attributes:
-        token_ids: [n], of the choice as it stands behind the prompt.
-        logprobs: [n], natural, each given the prompt and the tokens before it.
-        unconditional_logprobs: [n], each given the choice's tokens before it alone; 0 for the first. None unless asked
-            for.
-        cached_tokens: of prompt and choice together, those whose keys and values were reused; None where the backend
-            does not say.
+        token_ids: [n], the choice's tokens after the prompt.
+        logprobs: [n], natural logarithms; each given the prompt and the earlier tokens.
+        unconditional_logprobs: [n], each given only the choice's earlier tokens; 0 for the first. None unless they were
+            requested.
+        cached_tokens: tokens of prompt and choice whose keys and values were reused; None if the backend does not
+            report them.
     """
 
     token_ids: tuple[int, ...]
@@ -39,11 +39,11 @@ class ChoiceScore:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Which choice was taken.
+    """The selected choice.
 
     Attributes:
-        index: of the choice.
-        scores: [choices]; the highest was taken, unless the method decided token by token.
+        index: index of the selected choice.
+        scores: [choices]; the highest was selected, unless the method compared token by token.
     """
 
     index: int
@@ -52,10 +52,10 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class ChoicesMethod:
-    """A way to decide.
+    """A method that selects one of several choices.
 
     Attributes:
-        decide: from the scores of all choices to the one that is taken.
+        decide: a function from the scores of all choices to the decision.
         unconditional: whether `decide` needs the unconditional log-probabilities.
     """
 
@@ -64,10 +64,10 @@ class ChoicesMethod:
     unconditional: bool = False
 
     def take(self, scores: Sequence[ChoiceScore]) -> Decision:
-        """Return what `decide` says.
+        """Call `decide` and check its result.
 
         Raises:
-            RequestError: it is no Decision for one of the choices.
+            RequestError: the result is no Decision, or its index is out of range.
         """
         decision = self.decide(scores)
         if not isinstance(decision, Decision) or decision.index not in range(len(scores)):
@@ -83,9 +83,10 @@ def _by_mean(scores: Sequence[ChoiceScore]) -> Decision:
 
 
 def _greedily(scores: Sequence[ChoiceScore]) -> Decision:
-    """Keep the choices whose next token is the most likely, token by token, until one is left.
+    """Keep the choices with the most likely next token, token by token, until one is left.
 
-    A choice that has ended goes on with its mean, so that a choice that begins another one can win or lose.
+    A choice without further tokens takes part with its mean. So a choice that is the beginning of another one can win
+    or lose.
     """
     means = [fmean(score.logprobs) for score in scores]
     left = list(range(len(scores)))
@@ -114,10 +115,10 @@ def _highest(values: list[float]) -> Decision:
 
 #: The highest mean log-probability of a choice's tokens.
 token_length_normalized: Final = ChoicesMethod("token_length_normalized", _by_mean)
-#: The choice whose tokens are the most likely ones, one after the other.
+#: The choice with the most likely first token; among equals, the most likely second token, and so on.
 greedy_token_selection: Final = ChoicesMethod("greedy_token_selection", _greedily)
-#: The highest mean gain of a choice's tokens over their likelihood without the prompt; see the EleutherAI blog's
-#: "Multiple Choice Normalization in LM Evaluation" (2021).
+#: The highest mean difference between a token's log-probabilities with and without the prompt; see the EleutherAI
+#: blog's "Multiple Choice Normalization in LM Evaluation" (2021).
 unconditional_likelihood_normalized: Final = ChoicesMethod(
     "unconditional_likelihood_normalized", _by_gain, unconditional=True
 )

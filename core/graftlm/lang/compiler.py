@@ -1,4 +1,4 @@
-"""A compiled program: its graph after all passes, and the runs of it."""
+"""A compiled program: its optimised graph, and its runs."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -18,10 +18,10 @@ __all__ = ["CompiledProgram"]
 
 
 class CompiledProgram:
-    """A program as a graph. It runs as the program does, with the same text at temperature 0, for fewer requests.
+    """A program as an optimised graph. At temperature 0 it generates the same text as the program, with fewer requests.
 
-    The function itself does not run any more: every expression is handed over at once, those that read others' answers
-    wait for them without a thread, and those that do not go side by side.
+    The function itself no longer runs: all expressions are submitted at once. An expression that reads generated text
+    waits for it without a thread. Independent expressions run in parallel.
     """
 
     def __init__(
@@ -32,13 +32,13 @@ class CompiledProgram:
         *,
         num_api_spec_tokens: int | None = None,
     ) -> None:
-        """Trace a function and work on its graph; see `Program.compile`, and `@function` for the last argument."""
+        """Trace a function and optimise its graph; see `Program.compile`, and `@function` for the last argument."""
         self._num_api_spec_tokens = num_api_spec_tokens
-        wanted = (outputs,) if isinstance(outputs, str) else outputs
-        reachable = drop_dead(trace(function, constants), wanted)
-        live = drop_dead(fold_constants(reachable), wanted)
-        self._apart = merge_prefixes(live)
-        self._graph = share_requests(self._apart, speculates=num_api_spec_tokens is not None)
+        names = (outputs,) if isinstance(outputs, str) else outputs
+        reachable = drop_dead(trace(function, constants), names)
+        live = drop_dead(fold_constants(reachable), names)
+        self._unshared = merge_prefixes(live)
+        self._graph = share_requests(self._unshared, speculates=num_api_spec_tokens is not None)
         self._constants = tuple(constants)
         self._signature = free_signature(function, constants)
         parameters = self._signature.parameters.values()
@@ -46,21 +46,21 @@ class CompiledProgram:
 
     @property
     def graph(self) -> Graph:
-        """What runs. With `stream=True` or `n`, each state makes requests of its own instead of sharing them."""
+        """The optimised graph. In runs with `stream=True` or `n`, states do not share requests."""
         return self._graph
 
     def run(self, *args: Any, backend: Any = None, stream: bool = False, **kwargs: Any) -> ProgramState:
-        """Run it once; as `Program.run`."""
+        """Run the program once; see `Program.run`."""
         return self._runner(Start()).run(*args, backend=resolve(backend), stream=stream, **kwargs)
 
     def run_batch(
         self, batch_kwargs: Sequence[Mapping[str, Any]] | Sequence[Any], *, backend: Any = None, **options: Any
     ) -> list[ProgramState] | Iterator[ProgramState]:
-        """Run it once for each set of arguments; as `Program.run_batch`.
+        """Run the program once for each set of arguments; see `Program.run_batch`.
 
-        When its runs fork, what all of them begin with (constants, and arguments that are the same in all) is put into
-        the backend's cache before the first of them starts, so that none has to see to it before its fork. Runs that do
-        not fork need no such request: the first of those that arrive together computes it for the others.
+        If the runs fork, their common prefix (constants, and arguments that are equal in all runs) is cached before the
+        first run starts; otherwise each run would send a request for it before its fork. Runs without forks do not need
+        this request: if they arrive together, the first one computes the prefix for the others.
         """
         runner, backend = self._runner(Start()), resolve(backend)
         runs = runner.keywords(batch_kwargs)
@@ -74,5 +74,5 @@ class CompiledProgram:
         return any(fork.is_hint and len(fork.branches) > 1 for fork in forks)
 
     def _runner(self, start: Start) -> Runner:
-        replay = Replay(self._apart, self._graph, self._signature, start, self._constants)
+        replay = Replay(self._unshared, self._graph, self._signature, start, self._constants)
         return Runner(replay, num_api_spec_tokens=self._num_api_spec_tokens)

@@ -1,4 +1,4 @@
-"""The backend of programs that name none."""
+"""The backend of runs that do not set one."""
 
 import asyncio
 from typing import Any
@@ -14,7 +14,7 @@ _default: list[Backend] = []
 
 
 def set_default_backend(backend: Any) -> None:
-    """Use a backend for every program that names none; None: have no default any more.
+    """Set the backend of runs that do not set one; None removes the default.
 
     Args:
         backend: an Engine, a RuntimeEndpoint, or any Backend.
@@ -23,17 +23,17 @@ def set_default_backend(backend: Any) -> None:
 
 
 def default_backend() -> Backend | None:
-    """Return what `set_default_backend` has set."""
+    """Return the backend that `set_default_backend` has set, or None."""
     return _default[0] if _default else None
 
 
 def as_backend(backend: Any) -> Backend:
-    """Return a backend: the object itself, or one over an engine of this process.
+    """Return a Backend unchanged; wrap an Engine of this process into one.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: the object is neither.
     """
-    if isinstance(backend, type):  # which has the methods of a Backend, too
+    if isinstance(backend, type):  # a class has the methods of a Backend too, so it would pass the check below
         raise ConfigError(f"a backend is an object, got the class {backend.__name__}; write {backend.__name__}(...)")
     if isinstance(backend, Backend):
         return backend
@@ -45,7 +45,7 @@ def as_backend(backend: Any) -> Backend:
 
 
 def resolve(backend: Any) -> Backend:
-    """Return the backend of one run: what it names, else the default.
+    """Return the backend of one run: its own, else the default.
 
     Raises:
         ConfigError: there is neither.
@@ -53,19 +53,17 @@ def resolve(backend: Any) -> Backend:
     if backend is not None:
         return as_backend(backend)
     if (default := default_backend()) is None:
-        raise ConfigError(
-            "this run has no backend: give it one, run(..., backend=engine), or set_default_backend(engine)"
-        )
+        raise ConfigError("this run has no backend; use run(..., backend=engine) or set_default_backend(engine)")
     return default
 
 
 def flush_cache(backend: Any = None) -> None:
-    """Have the backend forget every cached prefix that no running request uses.
+    """Remove every cached prefix of the backend that no running request uses.
 
     Args:
-        backend: as of `run`.
+        backend: see `Program.run`.
 
     Raises:
-        GraftlmError: it cannot.
+        GraftlmError: the backend refuses, or fails.
     """
     asyncio.run_coroutine_threadsafe(resolve(backend).flush_cache(), shared_loop()).result()

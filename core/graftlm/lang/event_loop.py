@@ -15,15 +15,15 @@ _STOP_TIMEOUT_S: Final = 1.0
 
 
 class _LoopOfProcess:
-    """Starts a process's event loop when it is first asked for.
+    """Starts this process's event loop at its first use.
 
-    A process that is forked off has a copy of its parent's loop, without the thread that ran it, and starts its own.
+    A forked process has a copy of its parent's loop, without the thread that runs it. It starts a loop of its own.
     """
 
     def __init__(self) -> None:
         self._starting = threading.Lock()
         self._started: tuple[asyncio.AbstractEventLoop, threading.Thread] | None = None
-        self._left: list[asyncio.AbstractEventLoop] = []  # of the processes that this one comes from
+        self._inherited: list[asyncio.AbstractEventLoop] = []  # loops of the processes that this one was forked from
 
     def get(self) -> asyncio.AbstractEventLoop:
         """Return the loop, running."""
@@ -33,7 +33,7 @@ class _LoopOfProcess:
             return self._started[0]
 
     def stop(self) -> None:
-        """End the thread with the process: one that runs when the interpreter is gone aborts it in library code."""
+        """Stop the thread at the end of the process; a thread that runs during interpreter shutdown may crash it."""
         if self._started is not None:
             loop, thread = self._started
             loop.call_soon_threadsafe(loop.stop)
@@ -45,39 +45,39 @@ class _LoopOfProcess:
         thread = threading.Thread(target=loop.run_forever, name="graftlm-lang", daemon=True)
         thread.start()
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=lambda: self._leave(loop, selector))
+            os.register_at_fork(after_in_child=lambda: self._abandon(loop, selector))
         return loop, thread
 
-    def _leave(self, loop: asyncio.AbstractEventLoop, selector: selectors.BaseSelector) -> None:
-        """Forget the parent's loop, in a process that has just been forked off."""
-        if loop in self._left:  # by the parent, when it was forked off itself
+    def _abandon(self, loop: asyncio.AbstractEventLoop, selector: selectors.BaseSelector) -> None:
+        """Detach from the parent's loop, in a process that has just been forked."""
+        if loop in self._inherited:  # the parent was forked too, and had detached from this loop
             return
         self._starting, self._started = threading.Lock(), None  # another thread may have held the lock
-        self._left.append(loop)
-        loop.set_exception_handler(lambda loop, context: None)  # connections left open here are closed by the parent
+        self._inherited.append(loop)
+        loop.set_exception_handler(lambda loop, context: None)  # the parent closes the open connections
         if sys.platform == "linux" and isinstance(selector, selectors.EpollSelector):
-            # Both processes have the same epoll: what the child unregistered would be lost to the parent.
+            # Both processes share one epoll object: if the child unregistered a file, the parent would lose it too.
             with selectors.EpollSelector() as own:
                 os.dup2(own.fileno(), selector.fileno(), inheritable=False)
 
 
 _loop_of_process: Final = _LoopOfProcess()
 
-#: Made before any other finalizer that needs the loop, and so called after them at the end of the process.
+#: Created before every other finalizer that needs the loop, so it is called after them at the end of the process.
 _stopper: Final = weakref.finalize(_LoopOfProcess, _loop_of_process.stop)
 
 
 def shared_loop() -> asyncio.AbstractEventLoop:
-    """Return the event loop, running; it starts when a program first runs in this process.
+    """Return the running event loop of this process; the first call starts it.
 
-    A state that waits for tokens is a suspended coroutine here: thousands of them cost one thread.
+    A state that waits for tokens is a suspended coroutine in this loop, so thousands of states need one thread.
     """
     return _loop_of_process.get()
 
 
 def is_in_shared_loop() -> bool:
-    """Whether the calling code runs in that very loop, and so must not wait for it."""
+    """Whether the calling code runs in the shared loop and therefore must not wait for it."""
     try:
         return asyncio.get_running_loop() is shared_loop()
-    except RuntimeError:  # in no loop at all
+    except RuntimeError:  # the calling thread runs no loop
         return False

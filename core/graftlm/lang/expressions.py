@@ -1,4 +1,4 @@
-"""What a program says, as plain data: text, generation, selection, roles, scopes."""
+"""The expressions of a program, as plain data: text, generation, selection, roles, scopes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
 
 
 class Expr:
-    """Something that can be appended to a program's state. `+` puts one behind another; strings are text."""
+    """Something that can be appended to a program's state. `+` joins two of them; strings are text."""
 
     __slots__ = ()
 
@@ -36,15 +36,14 @@ class Expr:
         return Sequence(_parts(as_expr(other)) + _parts(self))
 
     def __format__(self, spec: str) -> str:
-        """Refuse: in a string, only its repr would be left of the expression.
+        """Refuse: a string would contain the expression's repr instead of its value.
 
         Raises:
-            ProgramError: always; with the program's line.
+            ProgramError: always, with the program's line.
         """
         raise error_at(
             ProgramError,
-            f"an f-string makes text of {type(self).__name__}, which is none; put it behind the text by +: "
-            '"..." + gen(...)',
+            f'{type(self).__name__} is no text, so an f-string cannot contain it; append it with +: "..." + gen(...)',
             call_site(),
         )
 
@@ -58,7 +57,7 @@ class Text(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Written(Expr):
-    """What a fork has written: its text, and the messages of a chat that the text holds."""
+    """Everything that a fork has appended: its text, and the chat messages in it."""
 
     text: str
     messages: tuple[dict[str, str], ...] = ()
@@ -73,11 +72,11 @@ class Sequence(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Gen(Expr):
-    """Text that the model writes; kept as the variable `name` when there is one.
+    """Text that the model generates; stored as the variable `name`, unless that is None.
 
     Attributes:
-        reasoning: kind of the model whose reasoning is kept apart; None leaves it in the text.
-        may_split: its `n` completions may be asked for one by one, where the backend refuses so many in one request.
+        reasoning: model type, if the reasoning is separated from the answer; None: the text contains it.
+        may_split: if the backend refuses a request for `n` completions, `n` requests may be sent instead.
     """
 
     name: str | None
@@ -88,7 +87,7 @@ class Gen(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Select(Expr):
-    """The choice that the model finds most likely; kept as the variable `name` when there is one."""
+    """The most likely of some choices; stored as the variable `name`, unless that is None."""
 
     name: str | None
     choices: tuple[str, ...]
@@ -97,37 +96,37 @@ class Select(Expr):
 
 @dataclass(frozen=True, slots=True)
 class RoleBegin(Expr):
-    """The beginning of a message of a chat."""
+    """The beginning of a chat message."""
 
     role: str
 
 
 @dataclass(frozen=True, slots=True)
 class RoleEnd(Expr):
-    """The end of a message of a chat."""
+    """The end of a chat message."""
 
     role: str
 
 
 @dataclass(frozen=True, slots=True)
 class ScopeBegin(Expr):
-    """From here on, text belongs to the variable `name`."""
+    """The beginning of the text of the variable `name`."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class ScopeEnd(Expr):
-    """The end of the variable `name`."""
+    """The end of the text of the variable `name`."""
 
     name: str
 
 
 def as_expr(value: Expr | str) -> Expr:
-    """Return an expression; strings are text.
+    """Return an expression; a string becomes Text.
 
     Raises:
-        InvalidPromptError: it is neither.
+        InvalidPromptError: the value is neither an expression nor a string.
     """
     if isinstance(value, Expr):
         return value

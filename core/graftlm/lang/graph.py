@@ -1,4 +1,4 @@
-"""A traced program: for each of its states the nodes that it runs in order, and what they read of one another."""
+"""A traced program as a graph: the nodes of each state, in order, and the values that they read from each other."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,14 +13,14 @@ __all__ = ["Graph"]
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A program without its Python.
+    """A program without its Python code.
 
     Attributes:
-        name: the program's.
-        arguments: names of those that are not constants.
-        branches: by id; ROOT is the program's own state, every other one is named by one Fork.
-        variables: of the program's own state at its end: constants, Templates, and lists and mappings of them.
-        returned: what its function returns, likewise.
+        name: name of the program.
+        arguments: names of the free arguments.
+        branches: by id. ROOT is the program's first state; each other branch belongs to one Fork.
+        variables: of the first state at its end: constants, Templates, and lists and mappings of them.
+        returned: the function's return value, in the same form.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Graph:
             yield from branch.nodes
 
     def origins(self) -> dict[int, int]:
-        """Return, for each branch but the first, the id of the Fork that it goes on from."""
+        """Return the id of the Fork at which each branch begins; ROOT is not included."""
         return fork_nodes(self.branches)
 
     def to_text(self) -> str:
@@ -56,11 +56,11 @@ class Graph:
     __str__ = to_text
 
     def to_svg(self) -> str:
-        """Return a drawing: a column for each state, time downwards, dashed arrows for what is read across states."""
+        """Return an SVG drawing: one column per state, time downwards; dashed arrows mark reads of values."""
         return draw(self._heading(), self.branches, self.variables)
 
     def label(self, node: Node) -> tuple[str, str]:
-        """Return a node's kind, as one word, and what it is about."""
+        """Return a node's kind, as one word, and its details."""
         return node_label(node)
 
     def _heading(self) -> str:

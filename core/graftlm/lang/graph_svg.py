@@ -1,4 +1,4 @@
-"""A graph as a drawing: a column for each state, time downwards."""
+"""Draws a graph: one column per state, time downwards."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _ROW: Final = 40
 _MARGIN: Final = 20
 _LABEL_CHARACTERS: Final = 27
 
-#: Kind of node -> fill. Others have that of text.
+#: Kind of node -> fill colour. Other kinds have the colour of text.
 _FILLS: Final = {
     "text": "#f4f4f4",
     "argument": "#fff3d1",
@@ -34,11 +34,11 @@ _FILLS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class _Box:
-    """A node, or a variable, in its place.
+    """The box of a node or of a variable.
 
     Attributes:
-        column, row: from 0.
-        title: the whole label, shown under the pointer.
+        column, row: position, from 0.
+        title: the whole label, shown as a tooltip.
     """
 
     column: int
@@ -70,12 +70,12 @@ class _Edge:
 
 
 def draw(heading: str, branches: Mapping[int, Branch], variables: Mapping[str, Any]) -> str:
-    """Return an SVG document. Every node stands below all that it waits for.
+    """Return an SVG document. Every node is drawn below the nodes that it waits for.
 
     Args:
-        heading: the document's title.
-        branches: of a Graph, by id.
-        variables: of its own state, likewise.
+        heading: title of the document.
+        branches: branches of a Graph, by id.
+        variables: variables of a Graph, by name.
     """
     boxes, edges = _layout(branches, variables)
     width = 2 * _MARGIN + max(box.column for box in boxes) * _COLUMN + _BOX_WIDTH if boxes else 2 * _MARGIN
@@ -96,7 +96,7 @@ def draw(heading: str, branches: Mapping[int, Branch], variables: Mapping[str, A
 
 
 def _layout(branches: Mapping[int, Branch], variables: Mapping[str, Any]) -> tuple[list[_Box], list[_Edge]]:
-    """Return boxes and edges; a branch has the next free column, and follows what it goes on from."""
+    """Return boxes and edges. Each branch has a column; it comes after the branch that it is forked from."""
     before = _waits_for(branches)
     rows = _rows(before)
     columns = {branch_id: i for i, branch_id in enumerate(_in_fork_order(branches))}
@@ -122,7 +122,7 @@ def _layout(branches: Mapping[int, Branch], variables: Mapping[str, Any]) -> tup
 
 
 def _waits_for(branches: Mapping[int, Branch]) -> dict[int, dict[int, bool]]:
-    """Return, for each node, those that it waits for, and whether only because it reads of them."""
+    """Return the nodes that each node waits for; the value is whether it only reads their value."""
     origins = fork_nodes(branches)
     before: dict[int, dict[int, bool]] = {}
     for branch in branches.values():
@@ -136,11 +136,11 @@ def _waits_for(branches: Mapping[int, Branch]) -> dict[int, dict[int, bool]]:
 
 
 def _rows(before: dict[int, dict[int, bool]]) -> dict[int, int]:
-    """Return each node's layer: the longest way to it."""
+    """Return each node's row: the length of the longest path to it."""
     rows: dict[int, int] = {}
     for start in before:
         waiting = [start]
-        while waiting:  # a list, since programs go deeper than Python's stack
+        while waiting:  # a list instead of recursion: programs can be deeper than Python's stack
             node_id = waiting[-1]
             missing = [other for other in before[node_id] if other not in rows]
             if missing:
@@ -152,7 +152,7 @@ def _rows(before: dict[int, dict[int, bool]]) -> dict[int, int]:
 
 
 def _in_fork_order(branches: Mapping[int, Branch]) -> Iterator[int]:
-    """Yield branches, each followed by those that fork off it."""
+    """Yield branches, each followed by the branches that are forked from it."""
     waiting = [ROOT]
     while waiting:
         branch_id = waiting.pop()
@@ -168,7 +168,7 @@ def _label(node: Node) -> tuple[str, str]:
 
 def _drawn_edge(edge: _Edge) -> Iterator[str]:
     start, end = edge.start, edge.end
-    if edge.is_read:  # from side to side: in its own column, past the boxes between the two
+    if edge.is_read:  # from side to side; within one column, around the boxes in between
         y1, y2 = start.y + _BOX_HEIGHT // 2, end.y + _BOX_HEIGHT // 2
         x1 = start.x + (_BOX_WIDTH if start.column < end.column else 0)
         x2 = end.x + (_BOX_WIDTH if end.column < start.column else 0)

@@ -1,4 +1,4 @@
-"""Runs the expressions of one program state, in order, without a thread of its own."""
+"""Runs the expressions of one program state, in order, in the shared event loop."""
 
 import asyncio
 import logging
@@ -23,29 +23,29 @@ from graftlm.errors import (
 from graftlm.lang.backend import Backend, Generation, GenerationRequest, SpeculatingBackend
 from graftlm.lang.call_site import CallSite, error_at
 from graftlm.lang.expressions import Gen, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Select, Text, Written
+from graftlm.lang.reasoning import ReasoningFilter
 from graftlm.lang.sampling import Sampling
 from graftlm.lang.steps import Action, End, Later, Snapshot, Step, Take, TakeWritten
 from graftlm.lang.text_feed import TextFeed
-from graftlm.lang.thoughts import Thoughts
 from graftlm.lang.variables import Cell, Value, arrival
 
 __all__ = ["Interpreter", "RunContext"]
 
 logger = logging.getLogger(__name__)
 
-#: A prefix is put into the cache before a fork when this much of it has not been there yet. Below, all children
-#: computing it costs less than the step that they would wait for.
-_HINT_FROM_CHARACTERS = 128
+#: Before a fork, the backend caches the text if at least this many characters are new. For shorter texts, it is cheaper
+#: that each fork computes them than that all forks wait for one more step.
+_MIN_HINT_CHARACTERS = 128
 
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """What all states of one run share.
+    """Settings that all states of one run share.
 
     Attributes:
-        defaults: for what a `gen` leaves open.
+        defaults: values of sampling parameters that a `gen` does not set.
         streams: whether variables grow token by token.
-        num_api_spec_tokens: that a backend may ask for ahead; None: it asks for each `gen` alone.
+        num_api_spec_tokens: see `@function`; None: one request for each `gen`.
     """
 
     backend: Backend
@@ -55,7 +55,7 @@ class RunContext:
     num_api_spec_tokens: int | None = None
 
     def backend_of_state(self) -> Backend:
-        """Return what a state asks: the backend, or its own view of one that speculates."""
+        """Return the backend for one state: the run's backend, or a speculative view of it for this state."""
         if self.num_api_spec_tokens is None or not isinstance(self.backend, SpeculatingBackend):
             return self.backend
         return self.backend.speculative(self.num_api_spec_tokens)
@@ -68,14 +68,15 @@ class _Scope:
 
 
 class Interpreter:
-    """One stream of expressions. `submit` may be called from any thread; the rest happens in the run's event loop.
+    """A queue of expressions and the text that they produce.
 
-    A task exists only while there are expressions to run, and waits in the backend's coroutines. The first error ends
-    the stream: what waits behind it, and whatever comes later, fails with the same error.
+    `submit` may be called from any thread; all other work happens in the run's event loop. A task exists only while
+    there are expressions to run. It waits in the backend's coroutines. The first error ends the queue: expressions that
+    are waiting, or are submitted later, fail with the same error.
     """
 
     def __init__(self, context: RunContext, origin: "Future[Snapshot] | None" = None) -> None:
-        """Begin an empty state, or one that goes on from a snapshot of another when that is there."""
+        """Begin with an empty state, or with a snapshot of another state as soon as that is available."""
         self.feed = TextFeed()
         self._context = context
         self._backend = context.backend_of_state()
@@ -83,7 +84,7 @@ class Interpreter:
         self._steps: deque[Step] = deque()
         self._lock = threading.Lock()
         self._is_scheduled = False
-        # From here on only the event loop writes.
+        # Only the event loop writes the fields below.
         self._task: asyncio.Task[None] | None = None
         self._is_running = False
         self._has_ended = False
@@ -97,16 +98,16 @@ class Interpreter:
 
     @property
     def error(self) -> ProgramError | None:
-        """What ended the stream."""
+        """The error that ended the queue, if any."""
         return self._error
 
     @property
     def context(self) -> RunContext:
-        """What all states of the run share."""
+        """The settings of the run."""
         return self._context
 
     def submit(self, action: Action, site: CallSite | None = None, cell: Cell | None = None) -> None:
-        """Run an expression behind those before it; `cell` gets what becomes of it."""
+        """Queue an expression; `cell` gets its value or its error."""
         with self._lock:
             self._steps.append(Step(action, site, cell))
             if self._is_scheduled:
@@ -115,20 +116,20 @@ class Interpreter:
         self._context.loop.call_soon_threadsafe(self._start)
 
     def fork(self, number: int, site: CallSite, *, is_hint: bool = True) -> "list[Interpreter]":
-        """Return states that go on from what this one will be at this point.
+        """Return interpreters that continue from the state after all expressions that are queued now.
 
         Args:
-            is_hint: cache the text before several of them begin.
+            is_hint: if there are several, the backend caches the text before they begin.
         """
         taken: Future[Snapshot] = Future()
         children = [Interpreter(self._context, taken) for _ in range(number)]
-        with self._lock:  # the loop goes through them when it fails the states
+        with self._lock:  # the event loop reads the set when it fails the states
             self._children.update(children)
         self.submit(Take(taken, shared=is_hint and number > 1), site)
         return children
 
     def fail(self, error: ProgramError) -> None:
-        """End the stream with an error, this state's forks included; what runs is cancelled. Safe in a finalizer."""
+        """End this queue and those of its forks with an error; cancel their requests. Safe in a finalizer."""
         self._context.loop.call_soon_threadsafe(self._fail_now, error)
 
     # -- in the event loop ---------------------------------------------------------------------------------------------
@@ -140,10 +141,10 @@ class Interpreter:
         self._is_running = True
         while (step := self._next_step()) is not None:
             try:
-                if self._error is None:  # one that was cancelled before it began does not wait for its origin
+                if self._error is None:  # if it was cancelled before it began, it does not wait for its origin
                     await self._begin()
                     await self._execute(step)
-            except BaseException as error:  # a cancellation too: what waits behind has to hear of it
+            except BaseException as error:  # also a cancellation: later expressions must fail with it
                 self._fail_with(_program_error(error, step.site))
             if self._error is not None:
                 step.fail(self._error)
@@ -157,7 +158,7 @@ class Interpreter:
             return None
 
     async def _begin(self) -> None:
-        """Take over the state that this one goes on from, once."""
+        """Copy the state that this one continues, once."""
         if self._origin is None:
             return
         origin, self._origin = self._origin, None
@@ -171,7 +172,7 @@ class Interpreter:
 
     def _fail_now(self, error: ProgramError) -> None:
         waiting = [self]
-        while waiting:  # a list, since forks of forks go deeper than Python's stack
+        while waiting:  # a list instead of recursion: forks of forks can be deeper than Python's stack
             interpreter = waiting.pop()
             interpreter._cancel_with(error)
             waiting += interpreter._living_children()
@@ -181,11 +182,11 @@ class Interpreter:
             return list(self._children)
 
     def _cancel_with(self, error: ProgramError) -> None:
-        if self._has_ended and not self._is_running:  # all is there; only forks may have something left
+        if self._has_ended and not self._is_running:  # nothing to cancel in this state; its forks may still run
             return
         self._fail_with(error)
-        if self._task is not None and self._is_running:  # it waits for its backend
-            self._task.cancel()  # one that has not begun finds the error
+        if self._task is not None and self._is_running:  # the task is waiting for its backend
+            self._task.cancel()  # a task that has not begun will see the error
 
     def _fail_with(self, error: ProgramError) -> None:
         self._error = self._error or error
@@ -249,43 +250,43 @@ class Interpreter:
             value = await self._generate_whole(request, gen)
         self._cached_len = len(self.feed.text)
         cell.fill(value)
-        if cell.thoughts is not None:
-            cell.thoughts.fill(_thoughts(value))
+        if cell.reasoning is not None:
+            cell.reasoning.fill(_reasoning_of(value))
 
     def _prompt(self) -> str:
         """Return the text so far.
 
         Raises:
-            InvalidPromptError: there is none.
+            InvalidPromptError: the text is empty.
         """
         if not self.feed.text:
-            raise InvalidPromptError("the program's text is empty; write something before the model is asked")
+            raise InvalidPromptError("the program's text is empty; append text before gen or select")
         return self.feed.text
 
     def _open_chat(self) -> tuple[dict[str, str], ...]:
-        """Return the chat whose last message is open; () when none is."""
+        """Return the chat's messages if its last one is open, else ()."""
         return () if self._role is None else tuple([dict(message) for message in self._messages])
 
     async def _generate_whole(self, request: GenerationRequest, gen: Gen) -> Value:
         generations = await (self._generate_split(request) if gen.may_split else self._backend.generate(request))
         if gen.reasoning is not None:
-            generations = [Thoughts(gen.reasoning, request.prompt).out_of(g) for g in generations]
+            generations = [ReasoningFilter(gen.reasoning, request.prompt).apply(g) for g in generations]
         self._append(generations[0].text)
         if (request.sampling.n or 1) == 1:
             return Value(generations[0].text, generations[0].meta_info)
         return Value([g.text for g in generations], [g.meta_info for g in generations])
 
     async def _generate_split(self, request: GenerationRequest) -> list[Generation]:
-        """Complete a prompt `n` times, by a request for each where one for all is refused."""
+        """Complete a prompt `n` times with one request; if the backend refuses it, with `n` requests."""
         try:
             return await self._backend.generate(request)
-        except (RequestFailedError, RequestTimeoutError):  # it was taken, and ended otherwise
+        except (RequestFailedError, RequestTimeoutError):  # the backend accepted the request, but it failed later
             raise
         except RequestError as error:
-            logger.debug("n=%s was refused, so each is asked for alone: %s", request.sampling.n, error)
+            logger.debug("n=%s was refused; one request per completion: %s", request.sampling.n, error)
         one = replace(request, sampling=replace(request.sampling, n=None))
         try:
-            async with asyncio.TaskGroup() as group:  # past a speculative view, which knows one text at a time
+            async with asyncio.TaskGroup() as group:  # not on a speculative view, which handles one text at a time
                 asked = [group.create_task(self._context.backend.generate(one)) for _ in range(request.sampling.n or 1)]
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
@@ -293,13 +294,13 @@ class Interpreter:
 
     async def _stream(self, request: GenerationRequest, gen: Gen, cell: Cell) -> Value:
         value = Value("")
-        thoughts = None if gen.reasoning is None else Thoughts(gen.reasoning, request.prompt)
+        reasoning = None if gen.reasoning is None else ReasoningFilter(gen.reasoning, request.prompt)
         async with aclosing(self._backend.stream(request)) as generations:
             async for generation in generations:
-                if thoughts is not None:
-                    generation = thoughts.out_of(generation)
-                if cell.thoughts is not None:
-                    cell.thoughts.feed.grow(str(_thoughts(Value("", generation.meta_info)).value))
+                if reasoning is not None:
+                    generation = reasoning.apply(generation)
+                if cell.reasoning is not None:
+                    cell.reasoning.feed.grow(str(_reasoning_of(Value("", generation.meta_info)).value))
                 new = generation.text[len(value.value) :]
                 self._append(new)
                 cell.feed.append(new, generation.meta_info)
@@ -330,7 +331,7 @@ class Interpreter:
 
     async def _open_message(self, role: str) -> None:
         if self._role is not None:
-            raise RequestError(f"a message of {self._role} is open; end it before one of {role} begins")
+            raise RequestError(f"a message of {self._role} is open; end it before a message of {role} begins")
         template = await self._backend.chat_template()
         opening = template.opening([*self._roles(), role])
         self.feed.append(opening)
@@ -350,13 +351,13 @@ class Interpreter:
     def _close_scope(self, name: str) -> None:
         scopes = self._scopes.get(name)
         if not scopes:
-            raise RequestError(f"the scope {name!r} ends, but none of that name is open")
+            raise RequestError(f"the scope {name!r} ends, but no scope of that name is open")
         scope = scopes.pop()
         scope.cell.fill(Value(self.feed.text[scope.start :]))
 
     async def _take(self, taken: "Future[Snapshot]", shared: bool) -> None:
         text = self.feed.text
-        if shared and len(text) - self._cached_len >= _HINT_FROM_CHARACTERS:
+        if shared and len(text) - self._cached_len >= _MIN_HINT_CHARACTERS:
             await self._hint(text)
         taken.set_result(self._snapshot())
 
@@ -365,30 +366,30 @@ class Interpreter:
         return Snapshot(self.feed.text, messages, self._role, self._cached_len)
 
     async def _hint(self, text: str) -> None:
-        """Have the text cached; a hint that is refused fails nothing, since whoever asks behind it is told why."""
+        """Ask the backend to cache the text. A refusal is not an error: the next request will report the cause."""
         try:
             await self._backend.cache_prefix(text)
         except GraftlmError as error:
-            logger.debug("a prefix of %d characters was not cached ahead: %s", len(text), error)
-        self._cached_len = len(text)  # or it was refused, as it would be at the next fork
+            logger.debug("a prefix of %d characters was not cached before a fork: %s", len(text), error)
+        self._cached_len = len(text)  # also after a refusal: the next fork's hint would be refused too
 
 
-def _thoughts(value: Value) -> Value:
-    """Return the reasoning that led to a value; a list of them when `n` were generated."""
+def _reasoning_of(value: Value) -> Value:
+    """Return the reasoning before a value; a list if `n` texts were generated."""
     if isinstance(value.meta_info, list):
         return Value([meta.get("reasoning_content", "") for meta in value.meta_info])
     return Value(value.meta_info.get("reasoning_content", ""))
 
 
 def _entries(logprobs: Iterable[float], token_ids: Iterable[int]) -> list[list[Any]]:
-    """Return [log-probability, token id, text or null] for each token, as SGLang writes them."""
+    """Return [log-probability, token id, None] for each token, the form of SGLang's `meta_info`."""
     return [[logprob, token_id, None] for logprob, token_id in zip(logprobs, token_ids, strict=True)]
 
 
 def _program_error(error: BaseException, site: CallSite | None) -> ProgramError:
-    """Return what reads raise, with the program's line."""
+    """Return the error that reads will raise, with the program's line."""
     if isinstance(error, ProgramError):
-        return error  # of the state that this one goes on from
+        return error  # from the state that this one continues
     if isinstance(error, asyncio.CancelledError):
         return ProgramCancelledError("this program's run was cancelled")
     what = str(error) if isinstance(error, GraftlmError) else f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""What a graph's nodes and values are called where a person reads them."""
+"""Labels of a graph's nodes and values in texts and drawings."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ __all__ = ["node_label", "printable", "shown", "variable_kind", "variable_line"]
 
 
 def node_label(node: Node) -> tuple[str, str]:
-    """Return a node's kind, as one word, and what it is about."""
+    """Return a node's kind, as one word, and its details."""
     match node.action:
         case Constant(text):
             return "text", repr(text)
@@ -40,22 +40,22 @@ def node_label(node: Node) -> tuple[str, str]:
 
 
 def printable(name: str) -> str:
-    """Return a name in one line of letters: control characters and the like as Python writes them."""
+    """Return a name in one line; control characters are escaped as in Python."""
     return name if name.isprintable() else repr(name)[1:-1]
 
 
 def variable_line(name: str, value: Any) -> str:
-    """Return what a variable is, in one line."""
+    """Return one line that describes a variable."""
     return f"{variable_kind(value)} {printable(name)} = {shown(value)}"
 
 
 def variable_kind(value: Any) -> str:
-    """Return "join" for a list of what nodes produce, which is what a join makes, and "variable" for others."""
+    """Return "join" for a list with values of nodes, as a join makes it; "variable" for all others."""
     return "join" if isinstance(value, list) and any(slots_of(value)) else "variable"
 
 
 def shown(structure: Any) -> str:
-    """Return a value with slots as a reader wants to see it."""
+    """Return a readable form of a value with slots."""
     match structure:
         case Template(parts):
             return " + ".join(repr(part) if isinstance(part, str) else _shown_slot(part) for part in parts)

@@ -1,4 +1,4 @@
-"""The nodes of a traced program, in branches: what each of its states does, in order."""
+"""The nodes of a traced program. A branch has the nodes of one state, in order."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ __all__ = [
     "fork_nodes",
 ]
 
-#: The branch of the state that the program is given.
+#: The branch of the program's first state, which the other states are forked from.
 ROOT = 0
 
 
@@ -36,14 +36,14 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class Insert:
-    """Appends an argument, or what another node has produced."""
+    """Appends an argument, or the value of another node."""
 
     slot: Slot
 
 
 @dataclass(frozen=True, slots=True)
 class Choose:
-    """Appends the likeliest choice; see Select."""
+    """Appends the most likely choice; see Select."""
 
     name: str | None
     choices: tuple[str | Template, ...]
@@ -52,11 +52,11 @@ class Choose:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Lets branches go on from here.
+    """Begins branches that continue from here.
 
     Attributes:
-        branches: their ids.
-        is_hint: whether the text so far is worth caching before they begin.
+        branches: ids of the branches.
+        is_hint: whether the backend caches the text so far before they begin.
     """
 
     branches: tuple[int, ...]
@@ -70,7 +70,7 @@ class ReadText:
 
 @dataclass(frozen=True, slots=True)
 class ReadWritten:
-    """Produces what its branch has written, with the messages of a chat."""
+    """Produces everything that its branch has appended, including chat messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +99,10 @@ Action = (
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One thing that a state does.
+    """One action of a state.
 
     Attributes:
-        node_id: of its own in the graph; a pass that keeps a node keeps its id.
+        node_id: unique in the graph. A pass that keeps a node keeps its id.
         site: the program's line.
     """
 
@@ -111,7 +111,7 @@ class Node:
     site: CallSite
 
     def slots(self) -> Iterator[Slot]:
-        """Yield the values that it needs."""
+        """Yield the slots that the action needs."""
         match self.action:
             case Insert(slot):
                 yield slot
@@ -121,7 +121,7 @@ class Node:
                 yield Slot(Produced(node_id))
 
     def produces(self) -> bool:
-        """Whether others can read what it leaves."""
+        """Whether the action has a value that other nodes can read."""
         return isinstance(self.action, Choose | ReadText | ReadWritten | Adopt | Gen | ScopeBegin)
 
 
@@ -134,6 +134,6 @@ class Branch:
 
 
 def fork_nodes(branches: Mapping[int, Branch]) -> dict[int, int]:
-    """Return, for each branch but the first, the id of the Fork that it goes on from."""
+    """Return the id of the Fork at which each branch begins; ROOT is not included."""
     forks = [(node.node_id, node.action) for branch in branches.values() for node in branch.nodes]
     return {branch: node_id for node_id, action in forks if isinstance(action, Fork) for branch in action.branches}

@@ -1,4 +1,4 @@
-"""Passes over a graph. Each returns a graph that writes the same text with the same variables, for less work."""
+"""Passes over a graph. Each returns a graph with the same text and the same variables that needs less work."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,18 +13,18 @@ from graftlm.lang.template import MetaInfo, Produced, Slot, Template, map_slots,
 
 __all__ = ["drop_dead", "fold_constants", "merge_prefixes", "share_requests"]
 
-#: A text is split only where branches have at least so much of it in common.
-_SPLIT_FROM_CHARACTERS: Final = 16
+#: Texts of branches are split if they have at least this many first characters in common.
+_MIN_COMMON_CHARACTERS: Final = 16
 
-#: Completions of one shared request. Four branches pay for a quarter of their prompts; many more would pay for little
-#: less, and a request for all of them may be more than a backend's `n` or queue takes, where one for each would wait.
+#: The most completions of one shared request. With four, each branch pays for a quarter of a prompt; more branches save
+#: little more. A large request may also exceed a backend's limit of `n` or its queue; single requests would wait.
 _MAX_SHARED: Final = 4
 
 
 def fold_constants(graph: Graph) -> Graph:
-    """Make constants of selects with one choice and of what is read of them, and one of neighbouring constants.
+    """Replace selects with one choice, and reads of them, by constants; then join adjacent constants.
 
-    A select that is a variable of the program stays: whoever has the state may ask for its scores.
+    A select that is a variable of the program is kept, because its scores may be read from the state.
     """
     known = _known_texts(graph)
     branches = {i: Branch(i, tuple(_merged(_folded(branch.nodes, known)))) for i, branch in graph.branches.items()}
@@ -33,13 +33,13 @@ def fold_constants(graph: Graph) -> Graph:
 
 
 def _known_texts(graph: Graph) -> dict[int, str]:
-    """Return what the nodes produce of which that is clear, and whose scores nobody asks for."""
+    """Return the texts of selects with one constant choice whose scores are not read."""
     read = [*slots_of((dict(graph.variables), graph.returned))]
     read += [slot for node in graph.nodes() for slot in node.slots()]
     scored = {slot.source.node_id for slot in read if isinstance(slot.source, MetaInfo)}
     scored |= set(_variable_nodes(graph))
     known: dict[int, str] = {}
-    for node in sorted(graph.nodes(), key=lambda node: node.node_id):  # a choice is of what was there before it
+    for node in sorted(graph.nodes(), key=lambda node: node.node_id):  # choices only contain values of earlier nodes
         if isinstance(node.action, Choose) and len(node.action.choices) == 1 and node.node_id not in scored:
             choice = map_slots(node.action.choices[0], lambda slot: _known_or_slot(slot, known))
             if isinstance(choice, str):
@@ -48,7 +48,7 @@ def _known_texts(graph: Graph) -> dict[int, str]:
 
 
 def _variable_nodes(graph: Graph) -> Iterator[int]:
-    """Yield the nodes whose own variables the program keeps."""
+    """Yield the nodes whose values are variables of the program."""
     for structure in graph.variables.values():
         match structure:
             case Template(parts=(Slot(Produced(node_id), ()),)):
@@ -88,16 +88,16 @@ def _merged(nodes: Iterator[Node]) -> list[Node]:
 
 
 def drop_dead(graph: Graph, outputs: Collection[str] | None = None) -> Graph:
-    """Drop what nothing depends on.
+    """Drop the nodes on which no result depends.
 
-    What a node depends on: all that stands before it in its state, which is its prompt, and what it reads of others.
+    A node depends on all earlier nodes of its state, which are its prompt, and on the nodes whose values it reads.
 
     Args:
-        outputs: names of the variables that are wanted beside the returned value; None keeps all of them and the whole
-            text.
+        outputs: names of the variables that are results, in addition to the returned value; None keeps all variables
+            and the whole text.
 
     Raises:
-        RequestError: the program has no variable of such a name.
+        RequestError: the program has no variable of this name.
     """
     if unknown := set(outputs or ()) - set(graph.variables):
         raise RequestError(
@@ -114,7 +114,7 @@ def drop_dead(graph: Graph, outputs: Collection[str] | None = None) -> Graph:
 
 
 class _Liveness:
-    """How far each branch is needed: of what is live, everything before it in its branch is too."""
+    """The number of leading nodes of each branch that are live; all nodes before a live node are live too."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -124,22 +124,22 @@ class _Liveness:
             for i, node in enumerate(branch.nodes)
         }
         self._origins = graph.origins()
-        self._lens = {ROOT: 0}  # nodes from the beginning that are live; of live branches only
+        self._lens = {ROOT: 0}  # branch id -> number of leading nodes that are live; dead branches have no entry
         self._read: set[int] = set()
 
     def need_source(self, slot: Slot) -> None:
-        """Keep what a slot reads."""
+        """Mark the node that a slot reads as live."""
         if isinstance(slot.source, Produced | MetaInfo):
             self._read.add(slot.source.node_id)
             self._need(slot.source.node_id)
 
     def need_branch(self, branch_id: int) -> None:
-        """Keep a whole branch."""
+        """Mark a whole branch as live."""
         if nodes := self._graph.branches[branch_id].nodes:
             self._need(nodes[-1].node_id)
 
     def _need(self, node_id: int) -> None:
-        needed = [node_id]  # a list, since programs go deeper than Python's stack
+        needed = [node_id]  # a list instead of recursion: programs can be deeper than Python's stack
         while needed:
             for node in self._newly_live(needed.pop()):
                 sources = [slot.source for slot in node.slots()]
@@ -148,7 +148,7 @@ class _Liveness:
                 needed += ids
 
     def _newly_live(self, node_id: int) -> Iterator[Node]:
-        """Yield what a node needs in its branch and in those that it goes on from, as far as that is new."""
+        """Yield the nodes that become live with a node: in its branch, and in the branches it is forked from."""
         while True:
             branch_id, index = self._places[node_id]
             nodes = self._graph.branches[branch_id].nodes
@@ -163,7 +163,7 @@ class _Liveness:
             node_id = self._origins[branch_id]
 
     def branches(self) -> dict[int, Branch]:
-        """Return what is live."""
+        """Return the live branches with their live nodes."""
         return {
             i: Branch(i, tuple(self._kept(self._graph.branches[i].nodes[:n]))) for i, n in sorted(self._lens.items())
         }
@@ -193,7 +193,7 @@ def _scope_end(nodes: Sequence[Node], begin: int) -> int:
 
 
 class _Edit:
-    """A graph's branches while nodes and branches are added to them."""
+    """A copy of a graph to which nodes and branches can be added."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -206,7 +206,7 @@ class _Edit:
         return [(i, node, node.action) for i, node in nodes if isinstance(node.action, Fork)]
 
     def new_node(self, action: Action, like: Node) -> Node:
-        """Return a node of the same line."""
+        """Return a new node with the program line of `like`."""
         self._next_node_id += 1
         return Node(self._next_node_id - 1, action, like.site)
 
@@ -217,18 +217,18 @@ class _Edit:
         return branch_id
 
     def replace(self, branch_id: int, node: Node, others: list[Node]) -> None:
-        """Put other nodes in a node's place."""
+        """Replace a node by other nodes."""
         nodes = self.branches[branch_id]
         at = nodes.index(node)
         nodes[at : at + 1] = others
 
     def graph(self) -> Graph:
-        """Return the graph."""
+        """Return the edited graph."""
         return replace(self._graph, branches={i: Branch(i, tuple(nodes)) for i, nodes in self.branches.items()})
 
 
 def merge_prefixes(graph: Graph) -> Graph:
-    """Let branches that go on from one text begin behind all that they say alike; it is cached with that text."""
+    """Move the common first nodes of a fork's branches before the fork, so that they are cached with its text."""
     edit = _Edit(graph)
     for branch_id in list(edit.branches):
         edit.branches[branch_id] = _with_merged_forks(edit.branches[branch_id])
@@ -241,7 +241,7 @@ def merge_prefixes(graph: Graph) -> Graph:
 
 
 def _with_merged_forks(nodes: list[Node]) -> list[Node]:
-    """Make one fork of several at the same place, such as of copies that are made one after the other."""
+    """Merge adjacent forks into one, for example those of copies that are made one after the other."""
     merged: list[Node] = []
     for node in nodes:
         if merged and isinstance(fork := node.action, Fork) and isinstance(before := merged[-1].action, Fork):
@@ -252,10 +252,10 @@ def _with_merged_forks(nodes: list[Node]) -> list[Node]:
 
 
 def _take_common(edit: _Edit, branches: list[list[Node]]) -> list[Node]:
-    """Take the nodes off several branches that all of them begin with."""
+    """Remove the common first nodes from several branches; returns them."""
     common: list[Node] = []
     if any(isinstance(node.action, ReadWritten) for nodes in branches for node in nodes):
-        return common  # it asks for all that a branch says, from where it begins
+        return common  # it reads the whole text of a branch, so the branch must keep its first nodes
     while len(branches) > 1 and all(branches):
         heads = [nodes[0] for nodes in branches]
         if all(head.action == heads[0].action for head in heads) and isinstance(
@@ -276,26 +276,26 @@ def _take_common(edit: _Edit, branches: list[list[Node]]) -> list[Node]:
 
 
 def _common_start(texts: list[str]) -> str:
-    """Return what texts begin with, up to the end of a word: tokens mostly begin with the space before one."""
+    """Return the common beginning of texts, without its last word: most tokens begin with the space before a word."""
     equal = takewhile(lambda letters: len(set(letters)) == 1, zip(*texts, strict=False))
     start = "".join(letters[0] for letters in equal)
     start = start[: max(start.rfind(" "), start.rfind("\n"), 0)]
-    return start if len(start) >= _SPLIT_FROM_CHARACTERS else ""
+    return start if len(start) >= _MIN_COMMON_CHARACTERS else ""
 
 
 def share_requests(graph: Graph, *, speculates: bool = False) -> Graph:
-    """Make requests for a few completions each of the branches that begin with the same `gen`.
+    """Let branches that begin with the same `gen` share requests for several completions.
 
-    Their texts are as likely as those of requests of their own. Holds for runs in which `n` is 1 for every `gen` that
-    does not say otherwise.
+    Each branch gets a completion of its own, with the same distribution as from its own request. The graph is only
+    valid for runs in which `n` is 1 by default.
 
     Args:
-        speculates: one longer completion may answer several `gen`s of a branch. Branches with several keep the first of
-            them, then: shared, it could not tell of the others, and each branch would need a further call.
+        speculates: one longer completion may answer several `gen`s of a branch. Then branches with several `gen`s are
+            not shared: a shared completion answers only the first `gen`, so each branch would need another call.
     """
     edit = _Edit(graph)
     for branch_id, node, fork in edit.forks():
-        groups = _alike(edit, fork, speculates)
+        groups = _groups_with_equal_gen(edit, fork, speculates)
         if not groups:
             continue
         sources = [_share(edit, group) for group in groups]
@@ -306,14 +306,14 @@ def share_requests(graph: Graph, *, speculates: bool = False) -> Graph:
             node,
             [
                 edit.new_node(Fork((*sources, *others), fork.is_hint), node),
-                replace(node, action=Fork(tuple(adopting), is_hint=False)),  # the shared requests compute their text
+                replace(node, action=Fork(tuple(adopting), is_hint=False)),  # the shared requests cache the text
             ],
         )
     return edit.graph()
 
 
-def _alike(edit: _Edit, fork: Fork, speculates: bool) -> list[list[int]]:
-    """Return branches of a fork that begin with a `gen` of the same sampling, few together, where there are several."""
+def _groups_with_equal_gen(edit: _Edit, fork: Fork, speculates: bool) -> list[list[int]]:
+    """Return groups of two to `_MAX_SHARED` branches of a fork that begin with a `gen` of the same sampling."""
     groups: dict[Any, list[int]] = {}
     for branch in fork.branches:
         nodes = edit.branches[branch]
@@ -325,14 +325,14 @@ def _alike(edit: _Edit, fork: Fork, speculates: bool) -> list[list[int]]:
 
 
 def _split(group: list[int]) -> list[list[int]]:
-    """Return a group in as few parts of at most `_MAX_SHARED` as there can be, none of one branch."""
+    """Split a group into as few parts as possible, each of two to `_MAX_SHARED` branches."""
     num_parts = -(-len(group) // _MAX_SHARED)
     bounds = [i * len(group) // num_parts for i in range(num_parts + 1)]
     return [group[start:end] for start, end in pairwise(bounds)]
 
 
 def _share(edit: _Edit, group: list[int]) -> int:
-    """Have the branches take their first text from a branch of its own, which is returned."""
+    """Add a branch with one request for all branches of the group; returns its id. They adopt its completions."""
     first = edit.branches[group[0]][0]
     assert isinstance(first.action, Gen)
     source = edit.new_node(Gen(None, replace(first.action.sampling, n=len(group)), may_split=True), first)

@@ -1,4 +1,4 @@
-"""What stands for a value while a program is traced, and the marks by which it is found again in text."""
+"""Placeholders for unknown values while a program is traced, and the marks that represent them in strings."""
 
 import re
 import secrets
@@ -15,17 +15,18 @@ from graftlm.lang.template import TEXT_METHODS, Argument, MetaInfo, Produced, Sl
 
 __all__ = ["MarkKind", "Marks", "Placeholder", "mark_kinds"]
 
-#: How often a long mark has every character of `string.printable`, on each side.
+#: How often a long mark contains each character of `string.printable`, on each side.
 _NUM_REPEATS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class MarkKind:
-    """How the marks of one trace look: a secret and a number, both in one alphabet, within paddings.
+    """The format of the marks of one trace: a secret and a number in the same alphabet, between two paddings.
 
     Attributes:
         alphabet: code points.
         secret_len, number_len: in characters.
+        before, after: the paddings.
     """
 
     alphabet: range
@@ -43,30 +44,30 @@ class MarkKind:
         return "".join(digits)
 
     def value(self, number: str) -> int:
-        """Return what `number` made a text of."""
+        """Return the number that `number` has converted to this text."""
         digits = [self.alphabet.index(ord(letter)) for letter in number]
         return sum(digit * len(self.alphabet) ** i for i, digit in enumerate(digits))
 
     def secret(self) -> str:
-        """Return what no text has by chance; "" where the alphabet sees to that."""
+        """Return random characters that no other text contains; "" if no other text uses the alphabet."""
         return "".join(chr(secrets.choice(self.alphabet)) for _ in range(self.secret_len))
 
     def pattern(self, secret: str) -> re.Pattern[str]:
-        """Return what finds marks, with their number as a group."""
+        """Return a pattern that matches marks; its group is the number."""
         letters = f"[{chr(min(self.alphabet))}-{chr(max(self.alphabet))}]"
         before, after = re.escape(self.before + secret), re.escape(self.after)
         return re.compile(f"{before}({letters}{{{self.number_len}}}){after}")
 
 
 def mark_kinds(literals: Iterable[str]) -> tuple[MarkKind, ...]:
-    """Return kinds of marks that have little in common, so that what looks at one does otherwise with another.
+    """Return kinds of marks that differ as much as possible, so that code that inspects a text behaves differently.
 
-    Python that takes text apart, changes it or asks what it is made of hits a mark that has every printable ASCII
-    character and the program's own strings, or finds one of small letters, of capitals, of digits or of white space
-    alone; what asks for its length finds one of a single character and one of more than a thousand.
+    One kind contains every printable ASCII character and the program's own strings. Others consist only of small
+    letters, capitals, digits or white space. So code that splits a text, changes it, or tests its characters gives
+    different results. Code that uses the length finds marks of one character and of more than a thousand.
 
     Args:
-        literals: the program's own strings, which it may search texts for.
+        literals: the program's own strings, for which it may search.
     """
     mixed = f"ä€{string.printable}" * _NUM_REPEATS
     return (
@@ -75,23 +76,23 @@ def mark_kinds(literals: Iterable[str]) -> tuple[MarkKind, ...]:
         MarkKind(range(ord("A"), ord("Z") + 1), 12, 4),
         MarkKind(range(ord("0"), ord("9") + 1), 16, 6),
         MarkKind(range(0x2000, 0x200B), 18, 6),  # spaces of several widths
-        MarkKind(range(0x10FFFD, 0x103000, -1), 0, 1),  # for private use, and by nobody known
+        MarkKind(range(0x10FFFD, 0x103000, -1), 0, 1),  # private-use characters, which other texts do not contain
     )
 
 
 class Marks:
-    """Writes the placeholders of one trace into ordinary strings, and reads them out again.
+    """Writes the placeholders of one trace as marks into ordinary strings, and finds them again.
 
-    An f-string makes a plain `str`, so a placeholder in one leaves a mark there. Python that works on such text cannot
-    be told from Python that only passes it on, but traces with marks of several kinds then say different things; where
-    a mark is changed but its secret is left, `parse` says so at once.
+    An f-string makes a plain `str`, so a placeholder in it becomes a mark. Python code that processes such a text is
+    not visible. But with marks of another kind its result differs, so the traces differ. If code changes a mark and
+    leaves its secret, `parse` raises at once.
     """
 
     def __init__(self, filename: str, kind: MarkKind) -> None:
-        """Begin without any.
+        """Begin without marks.
 
         Args:
-            filename: of the traced program, whose lines errors name.
+            filename: file of the traced program; errors name a line in it.
         """
         self._filename = filename
         self._kind = kind
@@ -101,13 +102,13 @@ class Marks:
         self.stopped: TraceError | None = None
 
     def write(self, template: Template) -> str:
-        """Return a string that stands for a text with slots.
+        """Return a mark for a text with slots.
 
         Raises:
-            TraceError: there are as many as there can be marks.
+            TraceError: all marks are used.
         """
         if len(self._templates) == len(self._kind.alphabet) ** self._kind.number_len:
-            self.stop(f"it makes text of placeholders more than {len(self._templates)} times")
+            self.stop(f"it converts placeholders to text more than {len(self._templates)} times")
         self._templates.append(template)
         number = self._kind.number(len(self._templates) - 1)
         return f"{self._kind.before}{self._secret}{number}{self._kind.after}"
@@ -116,7 +117,7 @@ class Marks:
         """Return a string's text and slots, in order.
 
         Raises:
-            TraceError: it holds what is left of a mark.
+            TraceError: the string contains a part of a mark.
         """
         parts: list[str | Slot] = []
         for i, piece in enumerate(self._whole.split(text)):
@@ -133,13 +134,13 @@ class Marks:
         return self._templates[value] if value < len(self._templates) else self._stop_changed()
 
     def _stop_changed(self) -> NoReturn:
-        self.stop("Python code has changed a text that holds a placeholder, such as by a slice, strip or split")
+        self.stop("Python code has changed a text that contains a placeholder, for example by a slice, strip or split")
 
     def structure(self, value: Any) -> Any:
-        """Return what a program keeps or returns with Templates where it holds placeholders.
+        """Return a variable or return value of a program, with its placeholders replaced by Templates.
 
         Raises:
-            TraceError: it is an object that could hide one.
+            TraceError: the value has an unsupported type, whose objects might contain placeholders.
         """
         match value:
             case Placeholder():
@@ -155,19 +156,19 @@ class Marks:
                 return value
             case _:
                 return self.stop(
-                    f"the program keeps or returns {type(value).__name__}; a traced one can do so with texts, numbers, "
-                    "lists, tuples and dicts"
+                    f"it stores or returns {type(value).__name__}; supported are texts, numbers, lists, tuples and "
+                    "dicts"
                 )
 
     def stop(self, what: str, site: CallSite | None = None) -> NoReturn:
-        """Raise TraceError with the program's line. The trace remembers it, should the program catch it."""
+        """Raise TraceError with the program's line. `stopped` keeps it, in case the program catches it."""
         site = site or self._site()
         error = error_at(TraceError, f"the program cannot be traced: {what}", site)
         self.stopped = self.stopped or error
         raise error
 
     def _site(self) -> CallSite:
-        """Return the innermost line of the program's file, or, where it is in none, outside the language."""
+        """Return the innermost line in the program's file; if there is none, the innermost one outside the language."""
         frame = sys._getframe(1)
         while frame is not None:
             if frame.f_code.co_filename == self._filename:
@@ -186,10 +187,10 @@ def _refuse(operation: str) -> Callable[..., Any]:
 
 
 class Placeholder(Expr):
-    """A value that is not known yet: an argument, or what a model will write.
+    """A value that is not known yet: an argument, or generated text.
 
-    It can be appended, put together with text by `+`, formatted, indexed, and given to methods that make text of text
-    (`strip`, `upper`, ...). Everything that would need the value raises TraceError.
+    It can be appended, joined with text by `+`, formatted and indexed, and has some methods of text (`strip`, `upper`,
+    ...). Every operation that needs the value raises TraceError.
     """
 
     __slots__ = ("_marks", "template")
@@ -200,7 +201,7 @@ class Placeholder(Expr):
 
     @classmethod
     def of(cls, marks: Marks, source: Source) -> "Placeholder":
-        """Return what stands for a source's value."""
+        """Return a placeholder for a source's value."""
         return cls(marks, Template((Slot(source),)))
 
     def __format__(self, spec: str) -> str:
@@ -234,7 +235,7 @@ class Placeholder(Expr):
     __len__ = _refuse("len()")
     __iter__ = _refuse("iteration")
     __contains__ = _refuse("in")
-    __hash__ = _refuse("hash(), as of a key or a variable's name,")
+    __hash__ = _refuse("hash() (for a key or a variable's name)")
     __eq__ = _refuse("==")
     __ne__ = _refuse("!=")
     __lt__ = __gt__ = _refuse("an ordering")
@@ -253,12 +254,12 @@ class Placeholder(Expr):
 
     def _converted(self, operation: str, *arguments: Any) -> Template:
         if any(isinstance(argument, Placeholder) for argument in arguments):
-            self._stop(f"{operation} by another placeholder")
+            self._stop(f"{operation} with another placeholder as argument")
         if len(self.template.parts) == 1 and isinstance(slot := self.template.parts[0], Slot):
             return Template((slot.converted(operation, *arguments),))
         if operation == "str" or (operation == "format" and arguments == ("",)):
             return self.template
-        return self._stop(f"{operation} of several texts together")
+        return self._stop(f"{operation} of several joined texts")
 
     def _joined(self, left: "str | Placeholder", right: "str | Placeholder") -> "Placeholder":
         return Placeholder(self._marks, Template((*self._parts(left), *self._parts(right))))
@@ -268,7 +269,7 @@ class Placeholder(Expr):
 
     def _stop(self, operation: str) -> NoReturn:
         slots = [part for part in self.template.parts if isinstance(part, Slot)]
-        self._marks.stop(f"it asks for {operation} of {_described(slots[0].source)}")
+        self._marks.stop(f"it uses {operation} on {_described(slots[0].source)}")
 
 
 def _is_text(value: object) -> "TypeGuard[str | Placeholder]":
@@ -280,4 +281,4 @@ def _described(source: Source) -> str:
         case Argument(name):
             return f"its argument {name!r}, which is free; {name}=... of compile, trace or bind makes it a constant"
         case Produced() | MetaInfo():
-            return "what a model has yet to write; run the program as it is, or do this with what it returns"
+            return "text that is not generated yet; run the program without tracing, or do this with its return value"

@@ -1,4 +1,4 @@
-"""The text that a program begins with in every run, computed by the backend before the runs begin."""
+"""Caches the text with which every run of a program begins, before the runs start."""
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -19,18 +19,18 @@ from graftlm.lang.variables import result_of
 
 __all__ = ["cache_ahead", "shared_arguments"]
 
-#: Types of arguments whose `==` says that a text made of them is the same.
+#: Types of arguments for which equal values give equal texts.
 _PLAIN: Final = (str, int, float, bool, type(None))
 
 
 def cache_ahead(graph: Graph, backend: Backend, arguments: Mapping[str, Any]) -> Start:
-    """Have the backend compute what a graph begins with, if that is long enough to be worth a step.
+    """Ask the backend to cache a graph's first text, if it is long enough.
 
     Args:
-        arguments: those that are the same in all runs.
+        arguments: arguments that are equal in all runs.
 
-    Returns: where the runs can begin. When the text cannot be made, that is its beginning: each run then fails by
-        itself, with its own line.
+    Returns: the point from which the runs continue. If the text cannot be made, this is the beginning of the graph, so
+        that each run raises the error with its own line.
     """
     leading = _leading(graph, arguments)
     interpreter = Interpreter(RunContext(backend, Sampling(), False, shared_loop()))
@@ -45,7 +45,7 @@ def cache_ahead(graph: Graph, backend: Backend, arguments: Mapping[str, Any]) ->
 
 
 def shared_arguments(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the arguments that are plain values, and the same in all runs."""
+    """Return the arguments that are plain values and equal in all runs."""
     first, *others = runs
     return {
         name: value
@@ -56,7 +56,7 @@ def shared_arguments(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _leading(graph: Graph, arguments: Mapping[str, Any]) -> list[Node]:
-    """Return the first nodes of the program's own state that need neither a model nor other arguments."""
+    """Return the first nodes of the root state, up to one that needs a model or another argument."""
     leading = []
     for node in graph.branches[ROOT].nodes:
         match node.action:
@@ -71,7 +71,7 @@ def _leading(graph: Graph, arguments: Mapping[str, Any]) -> list[Node]:
 
 def _step(node: Node, arguments: Mapping[str, Any]) -> Action:
     def value_of(source: Source) -> Any:
-        assert isinstance(source, Argument)  # others are not among the leading nodes
+        assert isinstance(source, Argument)  # leading nodes have no other sources
         return arguments[source.name]
 
     match node.action:
@@ -82,8 +82,8 @@ def _step(node: Node, arguments: Mapping[str, Any]) -> Action:
             async def rendered() -> Expr:
                 return as_expr(slot.value(value_of))
 
-            return Later(rendered)  # what fails there is a ProgramError
+            return Later(rendered)  # its errors become ProgramErrors
         case RoleBegin() | RoleEnd() as role:
             return role
         case action:
-            raise AssertionError(f"{action} is not among the leading nodes")
+            raise AssertionError(f"{action} cannot be a leading node")

@@ -1,4 +1,4 @@
-"""The words of the language: `gen`, `select` and roles, which make expressions."""
+"""The functions of the language that make expressions: `gen`, `select`, roles."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,8 +10,8 @@ from graftlm.lang.choices import CHOICES_METHODS, ChoicesMethod, token_length_no
 from graftlm.lang.expressions import Expr, Gen, RoleBegin, RoleEnd, Select, as_expr
 from graftlm.lang.expressions import Sequence as ExprSequence
 from graftlm.lang.placeholder import Placeholder
+from graftlm.lang.reasoning import check_model_type
 from graftlm.lang.sampling import make_sampling
-from graftlm.lang.thoughts import check_model_type
 
 __all__ = [
     "assistant",
@@ -58,42 +58,42 @@ def gen(
     regex: str | None = None,
     json_schema: str | Mapping[str, Any] | type[Any] | None = None,
 ) -> Expr:
-    """Let the model write.
+    """Generate text with the model.
 
-    What is left out is the run's to say (`program.run(temperature=0)`), and then the backend's.
+    A parameter that is not set here has the run's value (`program.run(temperature=0)`), else the backend's default.
 
     Args:
-        name: of the variable that keeps the text.
-        n: completions; the variable is then their list, and the program goes on from the first.
-        stop: strings that end the text, which ends before them.
-        stop_regex: patterns that end the text, where the backend knows them.
+        name: name of the variable that stores the text.
+        n: number of completions. The variable is then a list of them; the first is appended to the text.
+        stop: strings that end the text; they are not part of it.
+        stop_regex: regular expressions that end the text, if the backend supports them.
         top_k: keep the k most likely tokens; -1 keeps all.
-        return_logprob, logprob_start_len, top_logprobs_num, return_text_in_logprobs: log-probabilities in
-            `s.get_meta_info(name)`, as SGLang's /generate has them.
-        dtype: int, float, str or bool: the text looks like one, a str with its quotes.
-        choices: as of `select`; sampling parameters then have no say, and other forms are refused.
-        regex, json_schema: what the text has to match; a schema is a dict, its text, or a pydantic model class.
+        return_logprob, logprob_start_len, top_logprobs_num, return_text_in_logprobs: report log-probabilities in
+            `s.get_meta_info(name)`, in the form of SGLang's /generate.
+        dtype: int, float, str or bool: the text has the form of such a value; a str includes its quotes.
+        choices: see `select`. Sampling parameters are then ignored; `dtype`, `regex` and `json_schema` are refused.
+        regex, json_schema: a form that the text must match; a schema is a dict, its text, or a pydantic model class.
 
     Raises:
-        SamplingParamsError: an argument cannot be meant; ranges are the backend's to check.
+        SamplingParamsError: an argument has a wrong type or form. The backend checks ranges later.
         RequestError: the name is no string.
     """
     arguments = dict(locals())
     name, choices, method = (arguments.pop(key) for key in ("name", "choices", "choices_method"))
     _check_name("gen", name)
     if choices is not None:
-        _check_decides_alone(arguments)
+        _check_only_choices(arguments)
         return select(name, choices, choices_method=method or token_length_normalized)
     return Gen(name, make_sampling(arguments | {"json_schema": _schema_text(json_schema)}))
 
 
 def gen_int(name: str | None = None, **sampling: Any) -> Expr:
-    """Let the model write a whole number; as `gen(..., dtype=int)`."""
+    """Generate a whole number; the same as `gen(..., dtype=int)`."""
     return gen(name, dtype=int, **sampling)
 
 
 def gen_string(name: str | None = None, **sampling: Any) -> Expr:
-    """Let the model write a string in quotes; as `gen(..., dtype=str)`."""
+    """Generate a string in quotes; the same as `gen(..., dtype=str)`."""
     return gen(name, dtype=str, **sampling)
 
 
@@ -103,22 +103,22 @@ def select(
     temperature: float = 0.0,
     choices_method: ChoicesMethod | str = token_length_normalized,
 ) -> Expr:
-    """Append the choice that the model finds most likely.
+    """Append the most likely of some choices.
 
     Args:
-        name: of the variable that keeps the choice.
-        temperature: only 0: the likeliest is taken.
+        name: name of the variable that stores the choice.
+        temperature: must be 0, because the most likely choice is selected.
         choices_method: how choices of several tokens are compared: `token_length_normalized`,
-            `greedy_token_selection` or `unconditional_likelihood_normalized`, or one of your own.
+            `greedy_token_selection`, `unconditional_likelihood_normalized`, or your own.
 
     Raises:
-        RequestError: there are no choices, or no such method.
+        RequestError: there are no choices, or the method is unknown.
     """
     _check_name("select", name)
     if not choices or isinstance(choices, str) or not all(_is_choice(c) for c in choices):
         raise RequestError(f"select needs choices: a list of non-empty strings, got {choices!r}")
     if temperature != 0.0:
-        raise SamplingParamsError(f"select takes the likeliest choice: temperature must be 0, got {temperature}")
+        raise SamplingParamsError(f"select picks the most likely choice: temperature must be 0, got {temperature}")
     if isinstance(choices_method, str):
         if choices_method not in CHOICES_METHODS:
             raise RequestError(f"choices_method must be one of {', '.join(CHOICES_METHODS)}, got {choices_method!r}")
@@ -129,17 +129,17 @@ def select(
 
 
 def separate_reasoning(expr: Expr, model_type: str) -> Expr:
-    """Keep what the model thinks before it answers apart from the answer.
+    """Separate a model's reasoning from its answer.
 
-    For each `gen` of the expression, the state's text and the variable have the answer alone, and the variable
-    `<name>_reasoning_content` has the reasoning, "" when there is none.
+    For each `gen` of the expression, the state's text and the variable contain only the answer. The variable
+    `<name>_reasoning_content` contains the reasoning; it is "" if there is none.
 
     Args:
         model_type: `deepseek-r1`, `deepseek-v3`, `glm45`, `qwen3` or `qwen3-thinking`, or the name of a reasoning
             format.
 
     Raises:
-        RequestError: no such kind of models is known, or the expression has no `gen`.
+        RequestError: the model type is unknown, or the expression has no `gen`.
     """
     check_model_type(model_type)
     parts = expr.parts if isinstance(expr, ExprSequence) else (as_expr(expr),)
@@ -151,17 +151,17 @@ def separate_reasoning(expr: Expr, model_type: str) -> Expr:
 
 
 def system(expr: Expr | str | None = None) -> Expr:
-    """A system message, or only its beginning when nothing is given."""
+    """Append a system message; without text, only open it."""
     return _message("system", expr)
 
 
 def user(expr: Expr | str | None = None) -> Expr:
-    """A user message, or only its beginning when nothing is given."""
+    """Append a user message; without text, only open it."""
     return _message("user", expr)
 
 
 def assistant(expr: Expr | str | None = None) -> Expr:
-    """An assistant message, or only its beginning when nothing is given."""
+    """Append an assistant message; without text, only open it."""
     return _message("assistant", expr)
 
 
@@ -186,7 +186,7 @@ def user_end() -> Expr:
 
 
 def assistant_begin() -> Expr:
-    """Open an assistant message; what is generated next answers the chat."""
+    """Open an assistant message; text that is generated next is the model's answer."""
     return RoleBegin("assistant")
 
 
@@ -213,7 +213,7 @@ def video(path: object, num_frames: int = 0) -> NoReturn:
     raise UnsupportedFeatureError("video: no backend of graftlm.lang takes videos; describe it in text")
 
 
-def _check_decides_alone(arguments: Mapping[str, Any]) -> None:
+def _check_only_choices(arguments: Mapping[str, Any]) -> None:
     forms = [name for name in ("dtype", "regex", "json_schema") if arguments[name] is not None]
     if forms:
         raise SamplingParamsError(f"gen takes choices or {', '.join(forms)}, got both; leave one of them out")
@@ -222,12 +222,12 @@ def _check_decides_alone(arguments: Mapping[str, Any]) -> None:
 def _check_name(word: str, name: object) -> None:
     if name is not None and not isinstance(name, str | Placeholder):
         raise RequestError(
-            f"{word}: name must be a string, that of the variable which keeps the text, or None, got {name!r}"
+            f"{word}: name must be a string, the name of the variable that stores the text, or None, got {name!r}"
         )
 
 
 def _is_choice(choice: object) -> bool:
-    # What stands for an argument while a program is traced is no str, but has one.
+    # A traced program passes placeholders: they are not str, but str() returns a text.
     return isinstance(choice, str | Placeholder) and str(choice) != ""
 
 

@@ -1,4 +1,4 @@
-"""An LM program: a function of a state, to be run once or many times."""
+"""An LM program: a function of a state, which can run once or many times."""
 
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -18,14 +18,14 @@ from graftlm.lang.tracer import trace, trace_prefix
 
 __all__ = ["Program", "function"]
 
-#: Names of `run` for itself, by which a program's own argument could not be given.
+#: Arguments of `run` itself. A program's function must not have arguments of these names.
 _RUN_NAMES = frozenset({"backend", "stream"})
 
 
 class Program:
     """A function whose first argument is the state that it writes to and reads from; `@function` makes one.
 
-    Called within another program, with that program's state, it is an ordinary function.
+    A program that is called with another program's state acts as an ordinary function.
     """
 
     def __init__(
@@ -39,13 +39,13 @@ class Program:
         """Wrap a function.
 
         Args:
-            prefix: the graph of what it begins with, as far as that is known; cached before batches.
-            cached_in: a backend that has it already.
-            num_api_spec_tokens: as of `@function`.
+            prefix: the graph of the function's first texts, if it is known; its text is cached before a batch runs.
+            cached_in: a backend that has cached this prefix already.
+            num_api_spec_tokens: see `@function`.
 
         Raises:
-            RequestError: it takes no argument for the state or one named like an option of `run`, would not run when it
-                is called, or there are no tokens to ask for ahead.
+            RequestError: the function has no argument for the state, or an argument with the name of an option of
+                `run`; it is a coroutine or a generator; or `num_api_spec_tokens` is less than 1.
         """
         _check_num_api_spec_tokens(num_api_spec_tokens)
         _check_runs_when_called(function)
@@ -62,26 +62,26 @@ class Program:
         self._runner = Runner(function, num_api_spec_tokens=num_api_spec_tokens)
         self._prefix = prefix
         self._cached_in = cached_in
-        update_wrapper(self, function, updated=())  # its name and docstring; what it holds itself is its own
+        update_wrapper(self, function, updated=())  # copies name and docstring, but not the function's __dict__
 
     def __call__(self, s: ProgramState, *args: Any, **kwargs: Any) -> Any:
-        """Go on writing to another program's state; returns what the function returns."""
+        """Run the function on another program's state; returns what the function returns."""
         return self._function(s, *args, **kwargs)
 
     def run(self, *args: Any, backend: Any = None, stream: bool = False, **kwargs: Any) -> ProgramState:
-        """Run it once.
+        """Run the program once.
 
         Args:
-            args, kwargs: the function's, and sampling parameters of `gen` (`max_tokens` or `max_new_tokens`,
-                `temperature`, `stop`, ...) for each `gen` that leaves them open.
-            backend: an Engine, a RuntimeEndpoint or a Backend; the default one when left out.
-            stream: return at once, and let texts grow token by token; the function then runs in a thread of its own.
+            args, kwargs: arguments of the function, and sampling parameters (`max_tokens` or `max_new_tokens`,
+                `temperature`, `stop`, ...). The latter apply to each `gen` that does not set them itself.
+            backend: an Engine, a RuntimeEndpoint or a Backend; None: the default backend.
+            stream: return at once; texts then grow token by token, and the function runs in a new thread.
 
-        Returns: the state; without `stream`, everything in it is done.
+        Returns: the state. Without `stream`, all its expressions are finished.
 
         Raises:
-            ProgramError: an expression failed; without `stream`.
-            Exception: the function's own; without `stream`.
+            ProgramError: an expression failed (only without `stream`).
+            Exception: the function itself raised it (only without `stream`).
         """
         return self._runner.run(*args, backend=resolve(backend), stream=stream, **kwargs)
 
@@ -95,20 +95,22 @@ class Program:
         generator_style: bool = False,
         **sampling: Any,
     ) -> list[ProgramState] | Iterator[ProgramState]:
-        """Run it once for each set of arguments.
+        """Run the program once for each set of arguments.
 
         Args:
-            batch_kwargs: keyword arguments of each run; a plain value stands for the only argument.
-            num_threads: threads for the function's own Python. A program that reads holds one while it waits; one
-                that only writes does not.
-            progress_bar: show one on standard error.
-            generator_style: yield states in order as they are done, and start runs only a little ahead.
-            sampling: as of `run`.
+            batch_kwargs: keyword arguments of each run. If the function has one argument, its plain value suffices.
+            num_threads: number of threads that run the function. A program occupies a thread while it waits for a
+                value that it reads. A program that only writes does not wait.
+            progress_bar: show a progress bar on standard error.
+            generator_style: return an iterator, which yields each state when it is finished. The number of runs in
+                progress is limited.
+            sampling: sampling parameters, as in `run`.
 
-        Returns: one state each, in order. One that failed raises when it is read; the others are not affected.
+        Returns: the states, in the order of `batch_kwargs`. If a run failed, reads of its state raise the error; the
+            other runs are not affected.
 
         Raises:
-            RequestError: `batch_kwargs` has no entry for each run.
+            RequestError: `batch_kwargs` is not a list of the arguments of each run.
         """
         runs, backend = self._runner.keywords(batch_kwargs), resolve(backend)
         if self._prefix is not None and backend is not self._cached_in and len(runs) > 1:
@@ -123,11 +125,11 @@ class Program:
         )
 
     def bind(self, **constants: Any) -> "Program":
-        """Return the program with some of its arguments given.
+        """Return the program with constants for some of its arguments.
 
-        What it begins with, up to the first text that depends on another argument or on a model, is put into the
-        default backend's cache at once when there is one, and into that of another backend before a batch there starts.
-        To find it, the function runs once, with placeholders instead of the rest.
+        The program's prefix is its text up to the first part that depends on another argument or on a model. The
+        default backend, if there is one, caches the prefix immediately. Another backend caches it before it runs a
+        batch. To find the prefix, the function runs once, with placeholders for the other arguments.
 
         Raises:
             RequestError: a constant is no argument of the program.
@@ -140,29 +142,28 @@ class Program:
         return Program(bound, prefix, backend, num_api_spec_tokens=self._num_api_spec_tokens)
 
     def trace(self, **constants: Any) -> Graph:
-        """Return what the program says as a graph, without running a model. The function runs a few times for it.
+        """Return the program's expressions as a graph. No model runs; the function runs a few times.
 
         Args:
-            constants: arguments; the others stay free, and placeholders stand for them.
+            constants: values of arguments. The other arguments are free: the function gets placeholders for them.
 
         Raises:
-            TraceError: the program looks at a value that is only there when it runs: an argument that is free, or what
-                a model writes. Says the line.
+            TraceError: the program needs the value of a free argument or of generated text. The message names the line.
             RequestError: a constant is no argument of the program.
         """
         return trace(self._function, constants)
 
     def compile(self, *, outputs: str | Collection[str] | None = None, **constants: Any) -> CompiledProgram:
-        """Return the program as a graph that runs by itself.
+        """Return the program as a graph that runs without the function.
 
         Args:
-            outputs: names of variables, or one name, that are wanted beside the returned value; what none of these
-                depends on is left out, and the text ends there. None keeps the whole text and all variables.
-            constants: arguments; the others are given to `run`.
+            outputs: one or more names of variables that are needed in addition to the returned value. Parts on which
+                none of these depends are left out, so the text ends early. None keeps all variables and the whole text.
+            constants: values of arguments; `run` takes the others.
 
         Raises:
-            TraceError: as `trace`.
-            RequestError: a constant is no argument of the program, or an output no variable.
+            TraceError: see `trace`.
+            RequestError: a constant is no argument of the program, or an output is no variable of it.
         """
         return CompiledProgram(self._function, constants, outputs, num_api_spec_tokens=self._num_api_spec_tokens)
 
@@ -182,8 +183,8 @@ def _check_runs_when_called(function: Callable[..., Any]) -> None:
     for kind, is_one in kinds.items():
         if is_one:
             raise RequestError(
-                f"{function.__qualname__}() is {kind}, of which a call runs nothing; make the program of an ordinary "
-                "function: writing never waits, and run(..., stream=True) returns at once"
+                f"{function.__qualname__}() is {kind}: a call does not run its body. Use an ordinary function: "
+                "writing never waits, and run(..., stream=True) returns at once"
             )
 
 
@@ -203,8 +204,8 @@ def function(
     """Make an LM program of a function whose first argument is its state: `@function`, or `@function(...)`.
 
     Args:
-        num_api_spec_tokens: tokens that an `OpenAI` backend may ask for at a time, in order to answer several `gen`s
-            by one call. Other backends, whose prefixes are cached, ask for each `gen` alone.
+        num_api_spec_tokens: number of tokens that an `OpenAI` backend may request in one call, so that one call can
+            answer several `gen`s. Other backends cache prefixes and make one request for each `gen`.
     """
     if func is None:
         return lambda func: Program(func, num_api_spec_tokens=num_api_spec_tokens)

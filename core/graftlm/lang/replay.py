@@ -1,4 +1,4 @@
-"""Runs a graph on a program's state: everything is handed to the interpreters at once, and nothing waits in Python."""
+"""Runs a graph on a program's state: all nodes are submitted to interpreters at once, and no thread waits."""
 
 import inspect
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
@@ -25,11 +25,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where runs begin that have their first nodes behind them.
+    """The point at which runs begin.
 
     Attributes:
-        num_nodes: of the program's own state, which have run.
-        snapshot: what came of them.
+        num_nodes: number of leading nodes of ROOT that have already run.
+        snapshot: the state after them.
     """
 
     num_nodes: int = 0
@@ -37,7 +37,7 @@ class Start:
 
 
 class Replay:
-    """A graph as a program's function: takes a state and the arguments that are not constants."""
+    """A graph as a program's function: takes a state and the free arguments."""
 
     def __init__(
         self,
@@ -47,14 +47,13 @@ class Replay:
         start: Start,
         constants: Collection[str] = (),
     ) -> None:
-        """Make a function.
+        """Create the function.
 
         Args:
-            graph: what runs in any case.
-            shared: what runs where requests for several completions do as well as one request for each: where texts
-                do not have to grow, and the run itself does not ask for several.
-            signature: of the free arguments, behind the state.
-            constants: names of the others, which are part of the graphs.
+            graph: the graph in which each state sends its own requests; used for streams and for runs with `n`.
+            shared: the graph in which states share requests for several completions; used for all other runs.
+            signature: of the state and the free arguments.
+            constants: names of the other arguments, whose values are part of the graphs.
         """
         self._graph = graph
         self._shared = shared
@@ -64,11 +63,11 @@ class Replay:
         self.__name__ = self.__qualname__ = graph.name
 
     def __call__(self, s: ProgramState, *args: Any, **kwargs: Any) -> Any:
-        """Write everything to a state that nothing has been written to; returns what the program returns."""
+        """Submit the graph to an empty state; returns the program's return value or a promise of it."""
         bound = bind_free(self.__name__, self.__signature__, self._constants, s, *args, **kwargs)
         bound.apply_defaults()
         interpreter, variables = s.parts()
-        assert isinstance(interpreter, Interpreter)  # a compiled program is not called while another one is traced
+        assert isinstance(interpreter, Interpreter)  # a trace never calls a compiled program
         context = interpreter.context
         is_shared = not context.streams and context.defaults.n in (None, 1)
         run = _Run(self._shared if is_shared else self._graph, dict(bound.arguments))
@@ -76,7 +75,7 @@ class Replay:
 
 
 class _Run:
-    """One run of a graph: its arguments, and a cell for whatever its nodes produce."""
+    """One run of a graph: its arguments, and a cell for each node that has a value."""
 
     def __init__(self, graph: Graph, arguments: Mapping[str, Any]) -> None:
         self._graph = graph
@@ -84,21 +83,21 @@ class _Run:
         self._cells = {node.node_id: Cell() for node in graph.nodes() if node.produces()}
 
     def begin(self, interpreter: Interpreter, variables: Variables, start: Start) -> Any:
-        """Hand everything to the interpreter and its forks; returns the program's value or a promise of it."""
+        """Submit all nodes to the interpreter and its forks; returns the program's value or a promise of it."""
         interpreter.submit(start.snapshot)
         gathered = self._set_variables(variables)
         self._submit(self._graph.branches[ROOT].nodes[start.num_nodes :], interpreter)
         for cell, structure in gathered:
             interpreter.submit(Later(self._after(slots_of(structure), self._filling(cell, structure))), cell=cell)
         returned = self._graph.returned
-        wanted = slots_of((dict(self._graph.variables), returned))
-        interpreter.submit(Later(self._after(wanted, lambda: Text(""))))  # other states may still write them
+        results = slots_of((dict(self._graph.variables), returned))
+        interpreter.submit(Later(self._after(results, lambda: Text(""))))  # wait for values of other states
         if not self._cells_of(slots_of(returned)):
             return fill(returned, self._value_of)
         return Promise(lambda: self._result(returned))
 
     def _set_variables(self, variables: Variables) -> list[tuple[Cell, Any]]:
-        """Name the cells of variables; returns those that are put together of others, and how."""
+        """Set the variables; returns the cells that are combined from other cells, each with its structure."""
         gathered = []
         for name, structure in self._graph.variables.items():
             cell = self._own_cell(structure) or Cell()
@@ -115,9 +114,9 @@ class _Run:
                 return None
 
     def _submit(self, nodes: Sequence[Node], interpreter: Interpreter) -> None:
-        """Hand over nodes, and those of the branches that go on from them."""
+        """Submit nodes, and those of the branches that are forked from them."""
         waiting = [(nodes, interpreter)]
-        while waiting:  # a list, since forks of forks go deeper than Python's stack
+        while waiting:  # a list instead of recursion: forks of forks can be deeper than Python's stack
             nodes, interpreter = waiting.pop()
             for node in nodes:
                 if isinstance(node.action, Fork):
@@ -144,7 +143,7 @@ class _Run:
                 return Later(self._after(node.slots(), self._maker(node)))
 
     def _maker(self, node: Node) -> Callable[[], Expr]:
-        """Return what makes a node's expression, once the values that it needs are there."""
+        """Return a function that makes a node's expression; it may be called when the needed values are available."""
         match node.action:
             case Insert(slot):
                 return lambda: as_expr(slot.value(self._value_of))
@@ -163,7 +162,7 @@ class _Run:
         return Text(text)
 
     def _after(self, slots: Iterable[Slot], make: Callable[[], Expr]) -> Callable[[], Awaitable[Expr]]:
-        """Return a coroutine function that makes an expression when all that slots need is there."""
+        """Return a coroutine function that waits for the values of all slots, then calls `make`."""
         cells = self._cells_of(slots)
 
         async def made() -> Expr:
@@ -200,7 +199,7 @@ class _Run:
 
 
 def _into(cell: Cell, value_of: Callable[[T], Any]) -> "Future[T]":
-    """Return a future of which a variable is made."""
+    """Return a future whose result fills a cell, converted by `value_of`."""
 
     def keep(taken: "Future[T]") -> None:
         error = taken.exception()

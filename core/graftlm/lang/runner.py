@@ -1,4 +1,4 @@
-"""Runs a function on states of its own, once or many times."""
+"""Runs a program's function on new states, once or many times."""
 
 import inspect
 import threading
@@ -16,22 +16,22 @@ from graftlm.lang.variables import result_of
 
 __all__ = ["Runner"]
 
-#: Names of `run` for sampling defaults, which are not arguments of the program then; SGLang's `max_new_tokens` too.
+#: Arguments of `run` that are sampling parameters, unless the program's function has an argument of that name.
 _SAMPLING_NAMES: Final = frozenset(Sampling.__dataclass_fields__) | {"max_new_tokens"}
 
 
 class Runner:
-    """A function and how it is run: with a state of its own each time, on a backend, in this thread or in others."""
+    """Runs a function, each time with a new state, in the calling thread or in others."""
 
     def __init__(self, function: Callable[..., Any], *, num_api_spec_tokens: int | None = None) -> None:
-        """Take a function of a state and arguments, and what `@function` says of a backend that speculates."""
+        """Create a runner of a function of a state and arguments; `num_api_spec_tokens`: see `@function`."""
         self._function = function
         self._num_api_spec_tokens = num_api_spec_tokens
         self._argument_names = list(inspect.signature(function).parameters)[1:]
         self._sampling_names = _SAMPLING_NAMES.difference(self._argument_names)
 
     def run(self, *args: Any, backend: Backend, stream: bool, **kwargs: Any) -> ProgramState:
-        """Run it once; see `Program.run`."""
+        """Run the function once; see `Program.run`."""
         state, arguments = self._begin(kwargs, backend, stream)
         if stream:
             worker = _Worker(state, self._function, args, arguments)
@@ -40,7 +40,7 @@ class Runner:
         try:
             result_of(state.run(self._function, *args, **arguments))
         except BaseException:
-            state.cancel()  # an interrupt too: nobody waits for the rest
+            state.cancel()  # also after KeyboardInterrupt: the remaining expressions are not needed
             raise
         return state
 
@@ -54,7 +54,7 @@ class Runner:
         generator_style: bool = False,
         **sampling: Any,
     ) -> list[ProgramState] | Iterator[ProgramState]:
-        """Run it once for each of what `keywords` returns; see `Program.run_batch`."""
+        """Run the function once for each result of `keywords`; see `Program.run_batch`."""
 
         def start(arguments: Mapping[str, Any]) -> tuple[ProgramState, Callable[[], Any]]:
             state, own = self._begin(dict(arguments) | sampling, backend, False)
@@ -82,7 +82,7 @@ class Runner:
         return {self._argument_names[0]: arguments}
 
     def _begin(self, kwargs: dict[str, Any], backend: Backend, stream: bool) -> tuple[ProgramState, dict[str, Any]]:
-        """Return a state, and those of `kwargs` that are the function's."""
+        """Return a new state, and the entries of `kwargs` that are arguments of the function."""
         sampling = {key: value for key, value in kwargs.items() if key in self._sampling_names}
         arguments = {key: value for key, value in kwargs.items() if key not in sampling}
         if "max_new_tokens" in sampling:
@@ -92,7 +92,7 @@ class Runner:
 
 
 class _Worker:
-    """Runs a program's function in a thread, without keeping the state alive once it has ended."""
+    """Runs a program's function in a thread, and drops its reference to the state when the function has returned."""
 
     def __init__(
         self, state: ProgramState, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -1,4 +1,4 @@
-"""How one `gen` samples, as far as it has been said: by the program, and by its run."""
+"""The sampling parameters of one `gen`, as set by the program and by its run."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from graftlm.errors import SamplingParamsError
 
 __all__ = ["DTYPE_PATTERNS", "Sampling", "make_sampling"]
 
-#: dtype -> the regular expression that its text matches.
+#: dtype -> regular expression of its text.
 DTYPE_PATTERNS: Final[Mapping[str, str]] = {
     "int": r"[-+]?[0-9]+[ \n]*",
     "float": r"[-+]?[0-9]*\.?[0-9]+[ \n]*",
@@ -17,19 +17,19 @@ DTYPE_PATTERNS: Final[Mapping[str, str]] = {
     "bool": "(True|False)",
 }
 
-#: Numbers could go on for ever; these end them.
+#: The pattern of a number has no end, so these stop strings end it.
 _NUMBER_STOPS: Final = (" ", "\n")
 _NUMBERS: Final = frozenset({"int", "float"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How to sample; None leaves a field to the run's defaults, and then to the backend's.
+    """Sampling parameters. None means: the run's default, else the backend's.
 
     Attributes:
-        dtype: "int", "float", "str" or "bool": the text is constrained to look like one.
-        logprob_start_len: with `return_logprob`, also report the prompt's tokens from here on.
-        top_logprobs_num: with `return_logprob`, also report this many most likely tokens for each place.
+        dtype: "int", "float", "str" or "bool": the text is constrained to this form.
+        logprob_start_len: with `return_logprob`, also report the prompt's tokens from this position on.
+        top_logprobs_num: with `return_logprob`, also report this many most likely tokens at each position.
     """
 
     max_tokens: int | None = None
@@ -54,7 +54,7 @@ class Sampling:
     json_schema: str | None = None
 
     def over(self, defaults: Self) -> Self:
-        """Return these fields where they are given, and those of `defaults` elsewhere."""
+        """Return these fields; a field that is None has the value of `defaults`."""
         return type(self)(**(defaults.given() | self.given()))
 
     def given(self) -> dict[str, Any]:
@@ -63,26 +63,26 @@ class Sampling:
         return {name: value for name, value in values.items() if value is not None}
 
     def resolved(self) -> Self:
-        """Return the same with `dtype` written as the constraint that it stands for.
+        """Return the same parameters with `dtype` replaced by its regular expression.
 
         Raises:
-            SamplingParamsError: `dtype` is given beside `regex` or `json_schema`.
+            SamplingParamsError: `dtype` is combined with `regex` or `json_schema`.
         """
         if self.dtype is None:
             return self
         if self.regex is not None or self.json_schema is not None:
             raise SamplingParamsError(
-                f"dtype {self.dtype!r} is a constraint of its own; leave out regex and json_schema"
+                f"dtype {self.dtype!r} cannot be combined with regex or json_schema; leave one of them out"
             )
         stop = (self.stop or ()) + (_NUMBER_STOPS if self.dtype in _NUMBERS else ())
         return type(self)(**(self.given() | {"dtype": None, "regex": DTYPE_PATTERNS[self.dtype], "stop": stop or None}))
 
 
 def make_sampling(values: Mapping[str, Any]) -> Sampling:
-    """Return a Sampling of what a user wrote: one stop string or several, types for `dtype`, SGLang's -1 for `top_k`.
+    """Return a Sampling from a user's arguments: `stop` may be one string, `dtype` a type, `top_k` -1 as in SGLang.
 
     Raises:
-        SamplingParamsError: a value cannot be meant; ranges are the backend's to check.
+        SamplingParamsError: a value has a wrong type or form. The backend checks ranges later.
     """
     values = dict(values)
     for name in ("stop", "stop_regex"):
@@ -97,18 +97,18 @@ def make_sampling(values: Mapping[str, Any]) -> Sampling:
 def _strings(name: str, value: str | Sequence[str] | None) -> tuple[str, ...] | None:
     if value is None:
         return None
-    wanted = "a string or a list of strings"
-    strings = (value,) if isinstance(value, str) else _tuple(name, value, wanted)
+    expected = "a string or a list of strings"
+    strings = (value,) if isinstance(value, str) else _tuple(name, value, expected)
     if not all(isinstance(string, str) for string in strings):
-        raise SamplingParamsError(f"{name} must be {wanted}, got {value!r}")
+        raise SamplingParamsError(f"{name} must be {expected}, got {value!r}")
     return strings
 
 
-def _tuple(name: str, value: Any, wanted: str) -> tuple[Any, ...]:
+def _tuple(name: str, value: Any, expected: str) -> tuple[Any, ...]:
     try:
         return tuple(value)
     except TypeError:
-        raise SamplingParamsError(f"{name} must be {wanted}, got {value!r}") from None
+        raise SamplingParamsError(f"{name} must be {expected}, got {value!r}") from None
 
 
 def _dtype_name(dtype: type | str | None) -> str | None:

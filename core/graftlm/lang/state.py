@@ -1,4 +1,4 @@
-"""What a program writes to and reads from: its state, which forks into a group of them."""
+"""The state of a program's run, which the program writes to and reads from; and groups of forked states."""
 
 import operator
 import weakref
@@ -12,15 +12,15 @@ from graftlm.lang import expressions as ex
 from graftlm.lang.call_site import CallSite, call_site, function_error
 from graftlm.lang.expressions import Expr, as_expr
 from graftlm.lang.interpreter import Interpreter, RunContext
+from graftlm.lang.reasoning import REASONING_SUFFIX
 from graftlm.lang.steps import End, Snapshot, Take, TakeWritten
 from graftlm.lang.stream import Stream
 from graftlm.lang.text_feed import TextFeed
-from graftlm.lang.thoughts import REASONING_SUFFIX
 from graftlm.lang.variables import Cell, Promise, Scope, Value, Variables, result_of
 
 __all__ = ["ProgramState", "ProgramStateGroup"]
 
-#: What a join does beside gathering variables, under SGLang's names.
+#: The modes of `join`, under SGLang's names.
 _JOIN_MODES: Final = ("gather_variable", "concate_and_append")
 
 _CANCELLED = "this program's run was cancelled"
@@ -29,8 +29,9 @@ _CANCELLED = "this program's run was cancelled"
 class ProgramState:
     """A growing text with variables.
 
-    Writing (`s += ...`, roles, forks) never waits; reading (`s[name]`, `s.text()`) waits for what it reads and raises
-    ProgramError, with the line that asked for it, when that failed. A state that nobody holds any more is cancelled.
+    Writing (`s += ...`, roles, forks) never waits. Reading (`s[name]`, `s.text()`) waits for the value. If its
+    expression failed, reading raises ProgramError with the program's line that appended the expression. A state without
+    references is cancelled.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class ProgramState:
     ) -> None:
         self._interpreter = interpreter
         self._variables = variables or Variables()
-        self._parent = parent  # a state goes on from its parent's, which therefore must not be cancelled before
+        self._parent = parent  # this reference keeps the parent, on whose text this state depends, from being cancelled
         self._returned: Any = None
         self._finalizer = weakref.finalize(self, interpreter.fail, ProgramCancelledError(_CANCELLED))
         self._finalizer.atexit = False
@@ -49,7 +50,7 @@ class ProgramState:
         return cls(Interpreter(context), Variables(is_open=True))
 
     def parts(self) -> tuple[Stream, Variables]:
-        """Return what it writes to, and its variables: for what writes to it in a program's place."""
+        """Return its interpreter and its variables, for code that writes to the state instead of a program."""
         return self._interpreter, self._variables
 
     # -- writing -------------------------------------------------------------------------------------------------------
@@ -65,12 +66,12 @@ class ProgramState:
             return
         cell = None
         if isinstance(expr, ex.Gen | ex.Select) and expr.name is not None:
-            cell = Cell(thoughts=self._thoughts_of(expr))
+            cell = Cell(reasoning=self._reasoning_cell(expr))
             self._variables[expr.name] = cell
         self._interpreter.submit(expr, site, cell)
 
-    def _thoughts_of(self, expr: Expr) -> Cell | None:
-        """Return the variable of a gen's reasoning; None where that is not kept apart."""
+    def _reasoning_cell(self, expr: Expr) -> Cell | None:
+        """Return a variable for a gen's reasoning; None if the reasoning is not separated."""
         if not isinstance(expr, ex.Gen) or expr.reasoning is None:
             return None
         cell = Cell()
@@ -83,7 +84,7 @@ class ProgramState:
         self._variables[name] = cell
 
     def set_var(self, name: str, value: Any) -> None:
-        """Set a variable; the text stays as it is."""
+        """Set a variable; the text does not change."""
         self[name] = value
 
     def system(self, expr: Expr | str | None = None) -> Any:
@@ -105,7 +106,7 @@ class ProgramState:
         return None
 
     def var_scope(self, name: str) -> Any:
-        """Keep the text of a `with` block as a variable."""
+        """Store the text of a `with` block as a variable."""
         return self._scope(name)
 
     @contextmanager
@@ -117,7 +118,7 @@ class ProgramState:
         self._interpreter.submit(ex.ScopeBegin(name), site, cell)
         try:
             yield
-        finally:  # an error that the program catches leaves it closed
+        finally:  # the scope also ends if the program catches an error of its block
             scope.is_open = False
             self._submit(ex.ScopeEnd(name), call_site())
 
@@ -126,13 +127,13 @@ class ProgramState:
         self._submit(begin, call_site())
         try:
             yield
-        finally:  # an error that the program catches leaves no message or scope open
+        finally:  # the message also ends if the program catches an error of its block
             self._submit(end, call_site())
 
     def fork(self, size: int = 1) -> "ProgramStateGroup":
-        """Return `size` states that go on from here, side by side.
+        """Return `size` states that continue from here and run in parallel.
 
-        The text so far is put into the backend's cache once, before any of them asks for more.
+        The backend caches the text so far once, before the first of them sends a request.
         """
         children = self._interpreter.fork(_number_of_forks(size), call_site())
         states = [ProgramState(child, Variables(self._variables.copy()), self) for child in children]
@@ -140,7 +141,7 @@ class ProgramState:
 
     @contextmanager
     def copy(self) -> Iterator["ProgramState"]:
-        """Go on from here in a `with` block, and afterwards as if it had not been, but for its variables."""
+        """Continue from here in a `with` block. Afterwards this state has the block's variables, but not its text."""
         group = self.fork(1)
         yield group[0]
         group.join()
@@ -151,18 +152,18 @@ class ProgramState:
         """Return a variable; waits for it.
 
         Raises:
-            KeyError: the program has not asked for such a variable.
-            ProgramError: what should have made it failed, or the program's function before it came to it.
-            RequestError: it is the text of a `var_scope` that the reading line is in.
+            KeyError: the program has no such variable.
+            ProgramError: its expression failed, or the program's function failed before it created the variable.
+            RequestError: the variable is the text of a `var_scope`, and the calling code is inside that block.
         """
         return self._value(name).value
 
     def get_var(self, name: str) -> Any:
-        """Return a variable; as `s[name]`."""
+        """Return a variable; the same as `s[name]`."""
         return self[name]
 
     def get_meta_info(self, name: str) -> Any:
-        """Return what the backend said of a variable: its tokens, why it ended; a list when `n` were generated."""
+        """Return a variable's meta information, such as its tokens and why it ended; a list if it has `n` texts."""
         return self._value(name).meta_info
 
     def _value(self, name: str) -> Value:
@@ -175,22 +176,22 @@ class ProgramState:
         return name in self._variables
 
     def names(self) -> set[str]:
-        """Return the names of the variables as of now."""
+        """Return the names of the variables so far."""
         return set(self._variables.copy())
 
     def text(self) -> str:
-        """Return the text, with everything written so far."""
+        """Wait for everything appended so far; return the text."""
         return self._snapshot().text
 
     def messages(self) -> list[dict[str, str]]:
-        """Return the chat as role and content, with everything written so far."""
+        """Wait for everything appended so far; return the chat's messages, each with role and content."""
         return [dict(message) for message in self._snapshot().messages]
 
     def written(self) -> Expr:
-        """Return what a fork has written since it began, to be appended to another state.
+        """Return everything a fork has appended since it began, as an expression for another state.
 
         Raises:
-            ProgramError: it failed, or has begun a message of a chat and not ended it, or ended one that it found.
+            ProgramError: the fork failed, left a chat message open that it began, or ended its parent's message.
         """
         taken: Future[Expr] = Future()
         self._interpreter.submit(TakeWritten(taken), call_site())
@@ -198,20 +199,22 @@ class ProgramState:
         return expr
 
     def sync(self) -> None:
-        """Wait for everything written so far."""
+        """Wait for everything appended so far."""
         self._snapshot()
 
     def error(self) -> ProgramError | None:
-        """Return what failed in this state so far, without waiting."""
+        """Return the error of this state so far, or None; does not wait."""
         return self._interpreter.error
 
     @property
     def ret_value(self) -> Any:
-        """What the program's function returned; waits for that, and for what a compiled program returns.
+        """The function's return value; reading it waits until the function has returned.
+
+        The return value of a compiled program may contain generated text; reading it also waits for that text.
 
         Raises:
-            ProgramError: the function, or the state, failed.
-            RequestError: the function itself reads it.
+            ProgramError: the function, or an expression of the state, failed.
+            RequestError: the program's own function reads it.
         """
         self._variables.wait_until_ended()
         if (error := self._interpreter.error) is not None:
@@ -219,9 +222,12 @@ class ProgramState:
         return self._returned.result() if isinstance(self._returned, Promise) else self._returned
 
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
-        """Yield the text, or a variable's, in pieces as it grows; raises ProgramError where it fails.
+        """Yield the text, or that of a variable, in pieces as it grows.
 
-        Of a variable with `n` completions it is the first one, with which the program goes on.
+        If the variable has `n` completions, the text is the first one.
+
+        Raises:
+            ProgramError: the state or the variable failed; raised after the text so far.
         """
         yield from self._feed(None if var_name is None else self._variables[var_name]).chunks()
 
@@ -236,11 +242,11 @@ class ProgramState:
     async def text_async_iter(
         self, var_name: str | None = None, return_meta_data: bool = False
     ) -> AsyncIterator[str | tuple[str, Any]]:
-        """Yield as `text_iter`, without blocking the event loop.
+        """Yield like `text_iter`, without blocking the event loop.
 
         Args:
-            return_meta_data: yield pairs of a piece of the variable's text and what the backend says of it by then. The
-                last pair has what `get_meta_info` returns; its piece is empty where that comes behind the text.
+            return_meta_data: yield pairs of a piece of the variable's text and the meta information at that point. The
+                last pair has the result of `get_meta_info`; its piece is empty if the text was complete before.
 
         Raises:
             RequestError: `return_meta_data` without a variable: a whole text has no meta information.
@@ -253,7 +259,7 @@ class ProgramState:
             yield chunk
 
     def _feed(self, cell: Cell | None) -> TextFeed:
-        """Return the text of a variable, or of the state, to follow; raises RequestError in its own `var_scope`."""
+        """Return the feed of a variable or of the state; raises RequestError inside the variable's `var_scope`."""
         if cell is None:
             return self._interpreter.feed
         cell.check_readable()
@@ -274,10 +280,10 @@ class ProgramState:
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> "Future[None]":
         """Run a program's function on this state, in this thread.
 
-        Returns: done when everything that it wrote has run; fails with the ProgramError of this state.
+        Returns: a future that is done when all expressions have run. It fails with the ProgramError of this state.
 
         Raises:
-            BaseException: the function's own; the state is then cancelled.
+            BaseException: the function raised it; the state then fails.
         """
         self._variables.begin()
         try:
@@ -293,10 +299,10 @@ class ProgramState:
         return ended
 
     def run_quietly(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> "Future[None]":
-        """Run as `run`, leaving the function's own error to those who read the state."""
+        """Run like `run`, but do not raise the function's error; later reads of the state raise it."""
         try:
             return self.run(function, *args, **kwargs)
-        except BaseException as error:  # a SystemExit too: it ends this run, and not those beside it
+        except BaseException as error:  # also SystemExit: it ends this run, but no other run of the batch
             ended: Future[None] = Future()
             ended.set_exception(function_error(error, function))
             return ended
@@ -305,7 +311,7 @@ class ProgramState:
 class ProgramStateGroup(Sequence[ProgramState]):
     """The forks of a state.
 
-    `group += ...` writes to each of them: one expression for all, a list with one for each, or a function of the index.
+    `group += ...` appends to each fork: one expression for all, a list with one for each, or a function of the index.
     """
 
     def __init__(self, states: Sequence[ProgramState], parent: ProgramState) -> None:
@@ -316,10 +322,10 @@ class ProgramStateGroup(Sequence[ProgramState]):
         return self._states[index]
 
     def __setitem__(self, index: int, state: ProgramState) -> None:
-        """Take back the state that `group[i] += ...` has written to.
+        """Accept the assignment that is part of `group[i] += ...`.
 
         Raises:
-            RequestError: it is another one.
+            RequestError: `state` is another state.
         """
         if self._states[index] is not state:
             raise RequestError("a fork cannot be replaced; write to it by `forks[i] += ...`")
@@ -340,7 +346,7 @@ class ProgramStateGroup(Sequence[ProgramState]):
             return [other(i) for i in range(len(self))]
         parts = list(other)
         if len(parts) != len(self):
-            raise RequestError(f"{len(parts)} expressions are given for {len(self)} forks; give one each")
+            raise RequestError(f"got {len(parts)} expressions for {len(self)} forks; give one for each fork")
         return parts
 
     def __enter__(self) -> Self:
@@ -350,24 +356,24 @@ class ProgramStateGroup(Sequence[ProgramState]):
         if error is None:
             self.join()
             return
-        for state in self._states:  # nobody will read them, and the error is what matters
+        for state in self._states:  # the block raised an error, so their results are not needed
             state.cancel()
 
     def join(self, mode: str = "gather_variable") -> None:
-        """Wait for all, and give the parent each variable that is new in them, as the list of their values.
+        """Wait for all forks. Each of their new variables becomes a variable of the parent: the list of the values.
 
-        The list has a place for each fork, in order, with None for those that did not set the variable.
+        The list has one entry for each fork, in order; it is None for a fork that did not set the variable.
 
         Args:
-            mode: "gather_variable" leaves it at that. "concate_and_append" appends to the parent, besides, what each of
-                them has written since the fork, in their order: its text, and the messages of the chat that it holds.
+            mode: "gather_variable" does only this. "concate_and_append" also appends to the parent the text and the
+                chat messages that each fork has appended since it began, in order.
 
         Raises:
-            ProgramError: one of them failed, or has begun a message of a chat and not ended it, or ended the parent's.
-            RequestError: another mode.
+            ProgramError: a fork failed, left a chat message open that it began, or ended its parent's message.
+            RequestError: the mode is unknown.
         """
         if mode not in _JOIN_MODES:
-            raise RequestError(f"join knows the modes {' and '.join(map(repr, _JOIN_MODES))}, got {mode!r}")
+            raise RequestError(f"the mode of join must be {' or '.join(map(repr, _JOIN_MODES))}, got {mode!r}")
         for state in self._states:
             state.sync()
         self._gather()

@@ -1,4 +1,4 @@
-"""What a program state can be asked to do, beside its expressions."""
+"""The actions in a program state's queue that are not expressions."""
 
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
@@ -14,11 +14,11 @@ __all__ = ["Action", "End", "Later", "Snapshot", "Step", "Take", "TakeWritten"]
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A state at one point of its program; as a step, what an empty state becomes.
+    """A state at one point of its program. As an action, it is copied into an empty state.
 
     Attributes:
-        role: of the message that is open.
-        cached_len: characters of `text`, from its beginning, that the backend has computed before.
+        role: role of the open message; None if no message is open.
+        cached_len: number of leading characters of `text` that the backend has computed before.
     """
 
     text: str = ""
@@ -27,23 +27,23 @@ class Snapshot:
     cached_len: int = 0
 
     def since(self, start: "Snapshot") -> Written:
-        """Return what a state has written that began as `start`.
+        """Return everything that was appended since the snapshot `start`.
 
         Raises:
-            RequestError: it is in another message of its chat than at the beginning.
+            RequestError: the open chat message is not the same as in `start`.
         """
         num_new = len(self.messages) - len(start.messages)
         if self.role != start.role or (self.role is not None and num_new):
             raise RequestError(
-                f"a fork began in {_place(start.role)} and is joined in {_place(self.role)}; what is appended to its "
-                "parent has to end the messages that it begins, and no other"
+                f"a fork began in {_place(start.role)} and is joined in {_place(self.role)}; a fork that is appended "
+                "to its parent must end each message that it begins, and no other message"
             )
         return Written(self.text[len(start.text) :], self.messages[len(start.messages) :])
 
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """Asks for a snapshot. `shared`: several states go on from it, so its text is worth caching first."""
+    """Takes a snapshot. With `shared`, several states continue from it, so the backend caches its text first."""
 
     taken: "Future[Snapshot]"
     shared: bool = False
@@ -51,26 +51,26 @@ class Take:
 
 @dataclass(frozen=True, slots=True)
 class TakeWritten:
-    """Asks for what a fork has written since it began."""
+    """Takes everything that a fork has appended since it began."""
 
     taken: "Future[Expr]"
 
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """Runs an expression that other states have a part in: when its turn comes, it is awaited."""
+    """Runs an expression that depends on other states; it is awaited when its turn comes."""
 
     expr: Callable[[], Awaitable[Expr]]
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The program has nothing more to say to this state."""
+    """Marks the end of the queue: the program appends no more expressions."""
 
     ended: "Future[None]"
 
 
-#: What a state can be asked to do.
+#: Every action of a state's queue.
 Action = Expr | Snapshot | Later | Take | TakeWritten | End
 
 
@@ -83,7 +83,7 @@ class Step:
     cell: Cell | None = None
 
     def fail(self, error: ProgramError) -> None:
-        """Tell those who wait for it."""
+        """Set the error in the step's cell or future."""
         if self.cell is not None:
             self.cell.fail(error)
         match self.action:

@@ -1,4 +1,4 @@
-"""What a state writes to."""
+"""The interface through which a state runs or records its expressions."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -13,7 +13,7 @@ __all__ = ["Stream"]
 
 
 class Stream(Protocol):
-    """An Interpreter, or a tracer's recorder."""
+    """Implemented by Interpreter and by the tracer's recorder."""
 
     @property
     def feed(self) -> TextFeed:
@@ -21,13 +21,13 @@ class Stream(Protocol):
 
     @property
     def error(self) -> ProgramError | None:
-        """What ended the stream."""
+        """The error that ended the stream, if any."""
 
     def submit(self, action: Action, site: CallSite | None = None, cell: Cell | None = None) -> None:
-        """Do something behind what was submitted before; see Interpreter."""
+        """Queue an action; see Interpreter."""
 
     def fork(self, number: int, site: CallSite) -> "Sequence[Stream]":
-        """Return streams that go on from here."""
+        """Return streams that continue from here."""
 
     def fail(self, error: ProgramError) -> None:
         """End the stream with an error."""

@@ -1,4 +1,4 @@
-"""Text and values with slots: what a traced program writes or returns before its arguments and answers are known."""
+"""Texts and values with slots, which a traced program writes or returns before its arguments and answers are known."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ __all__ = [
     "slots_of",
 ]
 
-#: Methods of text that make text, and so can wait until the text is known.
+#: Methods from text to text; they can be called later, when the text is known.
 TEXT_METHODS: Final = frozenset(
     {"capitalize", "lower", "lstrip", "removeprefix", "removesuffix", "replace", "rstrip", "strip", "title", "upper"}
 )
@@ -36,14 +36,14 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Produced:
-    """What a node of the graph leaves in its variable."""
+    """The value of a node of the graph."""
 
     node_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class MetaInfo:
-    """What the backend says of a node's variable."""
+    """The meta information of a node's value."""
 
     node_id: int
 
@@ -54,18 +54,18 @@ Source = Argument | Produced | MetaInfo
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """What the program does to a value on its way into a text.
+    """An operation that the program applies to a value.
 
     Attributes:
         operation: "str", "repr", "format", "item", or one of TEXT_METHODS.
-        arguments: constants, as the program gave them.
+        arguments: the operation's arguments; constants.
     """
 
     operation: str
     arguments: tuple[Any, ...] = ()
 
     def __call__(self, value: Any) -> Any:
-        """Return the value converted; raises what Python does."""
+        """Return the converted value; raises the same errors as Python's operation."""
         match self.operation:
             case "str":
                 return str(value)
@@ -93,7 +93,7 @@ class Slot:
     conversions: tuple[Conversion, ...] = ()
 
     def value(self, value_of: Callable[[Source], Any]) -> Any:
-        """Return what stands here, given the values of all sources."""
+        """Return the converted value of the source; `value_of` returns the value of a source."""
         value = value_of(self.source)
         for convert in self.conversions:
             value = convert(value)
@@ -106,15 +106,15 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """Text with slots, in order; without text and with one slot, whatever value that has."""
+    """Text with slots, in order. A template with a single slot and no text can have a value of any type."""
 
     parts: tuple[str | Slot, ...]
 
     def render(self, value_of: Callable[[Source], Any]) -> Any:
-        """Return the text, or the only slot's value.
+        """Return the text; or the slot's value, if the template is a single slot.
 
         Raises:
-            RequestError: a slot beside others holds something else than text.
+            RequestError: there are several parts, and one of them is no text.
         """
         values = [part if isinstance(part, str) else part.value(value_of) for part in self.parts]
         if len(values) == 1:
@@ -122,7 +122,7 @@ class Template:
         for part, value in zip(self.parts, values, strict=True):
             if not isinstance(value, str):
                 raise RequestError(
-                    f"text is put together with {type(value).__name__} {value!r} of {part}; write str(...) around it"
+                    f"text is joined with {type(value).__name__} {value!r} of {part}; use str(...) to make it a text"
                 )
         return "".join(values)
 
@@ -159,7 +159,7 @@ def argument_names(structure: Any) -> list[str]:
 
 
 def map_slots(structure: Any, change: Callable[[Slot], Any]) -> Any:
-    """Return the structure with other slots, or with values where `change` knows them already."""
+    """Return the structure with each slot replaced by the result of `change`: another slot, or a value."""
     match structure:
         case Template(parts):
             changed = [part if isinstance(part, str) else change(part) for part in parts]

@@ -1,4 +1,4 @@
-"""A text that grows in the language's event loop, and those who follow it from threads and other loops."""
+"""A text that grows in the language's event loop; threads and other loops can follow it."""
 
 import asyncio
 import threading
@@ -11,7 +11,7 @@ __all__ = ["TextFeed", "waker"]
 
 
 class TextFeed:
-    """Grows by `append` until `end`. Both are called by one thread at a time; following is safe from any."""
+    """Grows by `append` until `end`. One thread at a time may call these two; any thread may follow the text."""
 
     def __init__(self, text: str = "") -> None:
         self._text = text
@@ -26,23 +26,23 @@ class TextFeed:
         return self._text
 
     def append(self, text: str, meta_info: Any = None) -> None:
-        """Add text; `meta_info` is what is known of all of it by now, None where that stays as it was."""
+        """Add text; `meta_info` is the meta information of the whole text so far; None leaves it unchanged."""
         if meta_info is not None:
             self._meta_info = meta_info
         if text:
             self._text += text
-            self._tell()
+            self._notify()
 
     def grow(self, text: str, meta_info: Any = None) -> None:
-        """Add what a text that begins with everything so far has besides; see `append`."""
+        """Set the whole text, which must begin with the text so far; see `append`."""
         self.append(text[len(self._text) :], meta_info)
 
     def end(self, error: ProgramError | None = None) -> None:
-        """Add no more; followers get the error, if there is one, behind the text. Only the first call counts."""
+        """End the text. Followers get the error, if any, after the text. Later calls have no effect."""
         if not self._ended:
             self._error = error
             self._ended = True
-            self._tell()
+            self._notify()
 
     def chunks(self) -> Iterator[str]:
         """Yield the text in pieces as it grows, from the beginning."""
@@ -52,7 +52,7 @@ class TextFeed:
             at = 0
             while True:
                 news.clear()
-                ended = self._ended  # before the text: what comes between the two is then not missed
+                ended = self._ended  # read before the text, so that text added in between is not missed
                 text = self._text
                 if len(text) > at:
                     yield text[at:]
@@ -88,15 +88,15 @@ class TextFeed:
         self._raise()
 
     async def achunks_with_meta(self) -> AsyncIterator[tuple[str, Any]]:
-        """Yield pieces as `achunks`, each with what is known of the text by then; the last one with all of it."""
-        told = None
+        """Yield pieces like `achunks`, each with the meta information so far; the last one has all of it."""
+        yielded = None
         async for chunk in self.achunks():
-            told = self._meta_info
-            yield chunk, told
-        if told is not self._meta_info:
+            yielded = self._meta_info
+            yield chunk, yielded
+        if yielded is not self._meta_info:
             yield "", self._meta_info
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for listener in list(self._listeners):
             listener()
 
@@ -106,7 +106,7 @@ class TextFeed:
 
 
 def waker(event: asyncio.Event) -> Callable[[], None]:
-    """Return what sets an event of the calling event loop, from any thread."""
+    """Return a function that sets an event of the calling event loop; any thread may call it."""
     loop = asyncio.get_running_loop()
 
     def wake() -> None:

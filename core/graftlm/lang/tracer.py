@@ -1,4 +1,4 @@
-"""Runs a program's function without a model, and records what it says as a graph."""
+"""Runs a program's function without a model, and records its expressions as a graph."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -25,26 +25,26 @@ from graftlm.lang.variables import Cell, Value, Variables
 
 __all__ = ["trace", "trace_prefix"]
 
-#: More than programs say; a loop that waits for a text never ends while there is none.
+#: More than real programs have. A loop that waits for a certain generated text would never end in a trace.
 _MAX_NODES: Final = 100_000
 _MAX_PREFIX_NODES: Final = 1000
 
-#: Programs search texts for words, and hardly for paragraphs, which would make marks long.
-_LITERAL_CHARACTERS: Final = 64
+#: Longer strings are ignored: programs search texts for words, rarely for paragraphs, and they would make marks long.
+_MAX_LITERAL_CHARACTERS: Final = 64
 
-#: Longer lists of strings are data.
-_LITERALS_TOGETHER: Final = 64
+#: Longer collections of strings are ignored: they are data.
+_MAX_LITERALS: Final = 64
 
 
 def trace(function: Callable[..., Any], constants: Mapping[str, Any], *, max_nodes: int = _MAX_NODES) -> Graph:
-    """Return a program's graph. The function runs once for each kind of marks that placeholders leave in strings.
+    """Return a program's graph. The function runs once for each kind of marks; a mark represents a value in a string.
 
     Args:
-        max_nodes: at which the program is taken for one that does not end.
+        max_nodes: a program with more nodes is assumed not to end.
 
     Raises:
-        TraceError: what it says depends on values that are not there yet.
-        RequestError: a constant is no argument of it.
+        TraceError: the program's expressions depend on values that are not known yet.
+        RequestError: a constant is no argument of the function.
     """
     first, *others = mark_kinds(_literals(function))
     graph = _whole_graph(function, constants, first, max_nodes)
@@ -54,16 +54,16 @@ def trace(function: Callable[..., Any], constants: Mapping[str, Any], *, max_nod
 
 
 def trace_prefix(function: Callable[..., Any], constants: Mapping[str, Any]) -> Graph:
-    """Return the graph of what a program says first, up to where it cannot be traced or has said much.
+    """Return the graph of a program's first expressions, up to one that cannot be traced or a maximum number.
 
-    The function runs once. What it raises is of no concern here: it will raise again when it runs.
+    The function runs once. Its errors are ignored, because it will raise them again when it runs.
     """
     recording, _ = _record(function, constants, mark_kinds(())[0], _MAX_PREFIX_NODES)
     return recording.graph(is_whole=False)
 
 
 def _literals(function: Callable[..., Any]) -> list[str]:
-    """Return the short strings that a function's code has or names; that of functions it names in its file, too."""
+    """Return the short strings in a function's code and in the values it names; also those of functions in its file."""
     function = inspect.unwrap(function)
     filename = getattr(getattr(function, "__code__", None), "co_filename", None)
     found: dict[str, None] = {}  # in order, each once
@@ -76,20 +76,20 @@ def _literals(function: Callable[..., Any]) -> list[str]:
                 waiting += [code, *_named(other, code)]
             case CodeType(co_consts=values):
                 waiting += values
-            case tuple() | list() | set() | frozenset() as values if len(values) <= _LITERALS_TOGETHER:
+            case tuple() | list() | set() | frozenset() as values if len(values) <= _MAX_LITERALS:
                 waiting += [value for value in values if isinstance(value, str | tuple | frozenset)]
-            case str(text) if 1 < len(text) <= _LITERAL_CHARACTERS:
+            case str(text) if 1 < len(text) <= _MAX_LITERAL_CHARACTERS:
                 found[text] = None
     return list(found)
 
 
 def _named(function: FunctionType, code: CodeType) -> Iterator[Any]:
-    """Yield what a function reads of its module and of the functions around it."""
+    """Yield the globals and closure variables that a function reads."""
     found = [function.__globals__[name] for name in code.co_names if name in function.__globals__]
     for cell in function.__closure__ or ():
         try:
             found.append(cell.cell_contents)
-        except ValueError:  # nothing has been put into it yet
+        except ValueError:  # the variable has no value yet
             continue
     yield from (inspect.unwrap(value) if callable(value) else value for value in found)
 
@@ -103,7 +103,7 @@ def _whole_graph(function: Callable[..., Any], constants: Mapping[str, Any], kin
 
 @dataclass
 class _Recording:
-    """A graph in the making, of all states of one run."""
+    """A graph under construction, with all states of one run."""
 
     name: str
     arguments: tuple[str, ...]
@@ -118,7 +118,7 @@ class _Recording:
         """Add a node to a branch; returns its id."""
         if self.num_nodes == self.max_nodes:
             self.marks.stop(
-                f"it says more than {self.max_nodes} things; does a loop wait for what a model writes?", site
+                f"it has more than {self.max_nodes} expressions; does a loop wait for a generated text?", site
             )
         node = Node(self.num_nodes, action, site)
         self.num_nodes += 1
@@ -131,7 +131,7 @@ class _Recording:
         return len(self.branches) - 1
 
     def graph(self, *, is_whole: bool = True) -> Graph:
-        """Return what has been recorded."""
+        """Return the recorded graph; without `is_whole`, without variables and return value."""
         branches = {i: Branch(i, tuple(nodes)) for i, nodes in self.branches.items()}
         if not is_whole:
             return Graph(self.name, self.arguments, branches)
@@ -142,10 +142,10 @@ class _Recording:
 def _record(
     function: Callable[..., Any], constants: Mapping[str, Any], kind: MarkKind, max_nodes: int
 ) -> tuple[_Recording, ProgramError | None]:
-    """Run the function once; returns what it said, and what stopped it."""
+    """Run the function once; returns the recording, and the error that stopped it, if any."""
     arguments = list(free_signature(function, constants).parameters)[1:]
     code = getattr(inspect.unwrap(function), "__code__", None)
-    filename = "" if code is None else code.co_filename  # of a callable object: lines are then those that call us
+    filename = "" if code is None else code.co_filename  # "" for a callable object: errors then name the caller's line
     marks = Marks(filename, kind)
     recording = _Recording(function.__name__, tuple(arguments), marks, max_nodes)
     variables = Variables()
@@ -163,10 +163,10 @@ def _record(
 
 
 def _of_function(error: Exception, filename: str) -> TraceError:
-    """Return what says that the function itself raised, perhaps of a placeholder."""
+    """Return the TraceError for an exception of the function, which a placeholder may have caused."""
     made = _error(
-        f"it raised {type(error).__name__}: {error}\n  free arguments and what a model writes are placeholders in a "
-        "trace, which other code does not take",
+        f"it raised {type(error).__name__}: {error}\n  in a trace, free arguments and generated texts are "
+        "placeholders, which other code may not accept",
         raising_site(error, filename),
     )
     made.__cause__ = error
@@ -174,7 +174,7 @@ def _of_function(error: Exception, filename: str) -> TraceError:
 
 
 class _Recorder:
-    """Stands where an Interpreter stands in a state, and records instead of running."""
+    """Replaces the Interpreter of a state: it records expressions instead of running them."""
 
     def __init__(self, recording: _Recording, branch_id: int) -> None:
         self._recording = recording
@@ -183,16 +183,16 @@ class _Recorder:
 
     @property
     def feed(self) -> TextFeed:
-        """Nothing grows here."""
+        """Raises TraceError: in a trace, no text grows."""
         return self._marks.stop("it follows the text while it grows (text_iter)")
 
     @property
     def error(self) -> ProgramError | None:
-        """Nothing fails here."""
+        """Always None: in a trace, no expression runs."""
         return None
 
     def fail(self, error: ProgramError) -> None:
-        """There is nothing to end."""
+        """Do nothing: in a trace, no expression runs."""
 
     def fork(self, number: int, site: CallSite) -> "list[_Recorder]":
         """Begin branches."""
@@ -224,7 +224,7 @@ class _Recorder:
                 yield from (Constant(part) if isinstance(part, str) else Insert(part) for part in parts)
             case ex.Gen(sampling=sampling, reasoning=reasoning):
                 if reasoning is not None:
-                    self._marks.stop("separate_reasoning makes two variables of one answer", site)
+                    self._marks.stop("separate_reasoning is not supported: it makes two variables of one answer", site)
                 self._check_constant(sampling, site)
                 yield expr
             case ex.Select(name, choices, method):
@@ -232,14 +232,14 @@ class _Recorder:
             case ex.RoleBegin() | ex.RoleEnd() | ex.ScopeBegin() | ex.ScopeEnd():
                 yield expr
             case _:
-                self._marks.stop(f"{type(expr).__name__} has no place in a graph", site)
+                self._marks.stop(f"{type(expr).__name__} is not supported in a graph", site)
 
     def _check_constant(self, sampling: Sampling, site: CallSite) -> None:
         for name, value in sampling.given().items():
             given = self._marks.structure(value)
             if any(slots_of(given)):
                 free = ", ".join(argument_names(given))
-                fix = f"make constants of {free}" if free else "what a model writes cannot decide it"
+                fix = f"pass {free} as constants" if free else "it cannot depend on generated text"
                 self._marks.stop(f"gen({name}=...) is not constant; {fix}", site)
 
     def _fill(self, cell: Cell | None, node_id: int) -> None:
@@ -257,7 +257,7 @@ class _Recorder:
 
 
 class _NoMessages(tuple[dict[str, str], ...]):
-    """Stands for the messages of a chat that has no contents yet."""
+    """Placeholder for a chat's messages, which have no contents yet."""
 
     _marks: Marks
 
@@ -267,22 +267,22 @@ class _NoMessages(tuple[dict[str, str], ...]):
         return made
 
     def __iter__(self) -> NoReturn:
-        self._marks.stop("it asks for messages(), as a list of dicts, while it runs")
+        self._marks.stop("it calls messages(), whose contents are not known yet")
 
 
 def _check_same(first: Graph, second: Graph) -> None:
-    """Check that two traces said the same.
+    """Check that two traces have equal graphs.
 
     Raises:
-        TraceError: a line did not.
+        TraceError: they differ; the message names the first different line.
     """
     if first == second:
         return
     pairs = zip_longest(first.nodes(), second.nodes())
     node = next((one or other for one, other in pairs if one != other), None)
     raise _error(
-        "it says something else when it runs again with the same arguments, so it depends on chance, time, or the "
-        'letters of a text that is not there yet: a width as in f"{x!r:>8}", or len() of an f-string, asks for those',
+        "two runs with the same arguments differ, so the program depends on randomness, on time, or on the characters "
+        'of a text that is not known yet, for example by a width as in f"{x!r:>8}" or by len() of an f-string',
         None if node is None else node.site,
     )
 

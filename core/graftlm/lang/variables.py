@@ -1,4 +1,4 @@
-"""The variables of a program's states: promised when a line asks for them, kept when it has run."""
+"""The variables of a program's states: created when a line appends an expression, filled when it has run."""
 
 import asyncio
 import threading
@@ -18,11 +18,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What a variable holds.
+    """The content of a variable.
 
     Attributes:
-        value: text; a list of texts when `n` of them were generated; anything that the program put there.
-        meta_info: what the backend said of it; one for each of `n`.
+        value: text; a list of texts if `n` of them were generated; any object that the program has set.
+        meta_info: the backend's meta information; a list if `n` texts were generated.
     """
 
     value: Any
@@ -31,11 +31,12 @@ class Value:
 
 @dataclass(slots=True, eq=False)
 class Scope:
-    """A `with s.var_scope(...)` block, as the program's thread has come to it.
+    """A `with s.var_scope(...)` block.
 
     Attributes:
-        site: where it begins.
-        thread: that runs the block, and so waits for ever if it waits for the block's text.
+        site: the line where it begins.
+        thread: id of the thread that runs the block. This thread must not wait for the block's text inside the block.
+        is_open: whether the block has not ended.
     """
 
     name: str
@@ -47,71 +48,71 @@ class Scope:
         """Check that the calling thread may wait for the block's text.
 
         Raises:
-            RequestError: it is in the block itself.
+            RequestError: the thread is inside the block.
         """
         if self.is_open and self.thread == threading.get_ident():
             raise RequestError(
-                f"scope {self.name!r} is still open, so its text is not there yet; read it behind its with block\n"
+                f"scope {self.name!r} is still open, so its text is not complete; read it after the with block\n"
                 f"  {self.site}"
             )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cell:
-    """One variable as one line of the program makes it. A line that runs again makes another.
+    """The future value of one variable. If the program sets the variable again, it gets a new cell.
 
     Attributes:
-        thoughts: the variable of the reasoning that led to this one, where that is kept apart.
-        scope: the block whose text it keeps, if it is one's.
+        reasoning: the cell of the reasoning before this text, if it is separated.
+        scope: the block whose text this is, if any.
     """
 
     future: "Future[Value]" = field(default_factory=Future)
     feed: TextFeed = field(default_factory=TextFeed)
-    thoughts: "Cell | None" = None
+    reasoning: "Cell | None" = None
     scope: Scope | None = None
 
     def fill(self, value: Value) -> None:
-        """Set the value; of `n` completions, the text to follow is the first, with which the program goes on."""
+        """Set the value. If there are `n` completions, the feed has the first one."""
         self.future.set_result(value)
         text = value.value[0] if isinstance(value.meta_info, list) else value.value
         self.feed.grow(text if isinstance(text, str) else "", value.meta_info)
         self.feed.end()
 
     def check_readable(self) -> None:
-        """Check that the calling thread may wait for the value; raises RequestError as `Scope.check_readable`."""
+        """Check that the calling thread may wait for the value; raises like `Scope.check_readable`."""
         has_failed = self.future.done() and self.future.exception() is not None
         if self.scope is not None and not has_failed:
             self.scope.check_readable()
 
     def fail(self, error: ProgramError) -> None:
-        """Have every read raise."""
+        """Set an error, which every read will raise."""
         if not self.future.done():
             self.future.set_exception(error)
             self.feed.end(error)
-        if self.thoughts is not None:
-            self.thoughts.fail(error)
+        if self.reasoning is not None:
+            self.reasoning.fail(error)
 
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """A return value that is put together of variables once they are there.
+    """A return value that is built from variables when they are available.
 
     Attributes:
-        result: waits for them, and returns the value; raises ProgramError when one failed.
+        result: waits for the variables and returns the value; raises ProgramError if one failed.
     """
 
     result: Callable[[], Any]
 
 
 class Variables:
-    """Names to cells, of one state.
+    """The cells of one state, by variable name.
 
-    The program's own thread knows which names it has asked for, so for it an unknown name is an error at once. Others
-    may look while the program still runs, and wait until it asks for the name, or ends.
+    In the program's own thread, an unknown name is an error at once, because this thread creates the variables. Other
+    threads wait until the program creates the variable or ends.
     """
 
     def __init__(self, inherited: Mapping[str, Cell] | None = None, *, is_open: bool = False) -> None:
-        """Begin with the variables of the state that this one goes on from; open ones wait for `end`."""
+        """Begin with the variables of the state that this one continues; with `is_open`, reads wait until `end`."""
         self._cells = dict(inherited or {})
         self._changed = threading.Condition()
         self._listeners: list[Callable[[], None]] = []
@@ -120,18 +121,18 @@ class Variables:
         self._error: ProgramError | None = None
 
     def begin(self) -> None:
-        """Take the calling thread for the program's own."""
+        """Register the calling thread as the program's own."""
         self._writer = threading.get_ident()
 
     def end(self, error: ProgramError | None = None) -> None:
-        """The program asks for no more names; with an error, it did not come to those that are not there."""
+        """Note that the program creates no more variables; reads of unknown names then raise `error`, if given."""
         with self._changed:
             self._is_open = False
             self._error = error
-            self._tell()
+            self._notify()
 
     def wait_until_ended(self) -> None:
-        """Wait until the program asks for no more names.
+        """Wait until the program creates no more variables.
 
         Raises:
             ProgramError: its function failed.
@@ -139,7 +140,7 @@ class Variables:
         """
         with self._changed:
             if self._is_open and self._writer == threading.get_ident():
-                raise RequestError("the program reads its own ret_value, which is there when its function has returned")
+                raise RequestError("a program cannot read its own ret_value before its function has returned")
             self._changed.wait_for(lambda: not self._is_open)
             if self._error is not None:
                 raise self._error.again()
@@ -147,7 +148,7 @@ class Variables:
     def __setitem__(self, name: str, cell: Cell) -> None:
         with self._changed:
             self._cells[name] = cell
-            self._tell()
+            self._notify()
 
     def __contains__(self, name: object) -> bool:
         with self._changed:
@@ -157,8 +158,8 @@ class Variables:
         """Return a variable's cell.
 
         Raises:
-            KeyError: the program does not make such a variable.
-            ProgramError: its function failed before it came to one.
+            KeyError: the program has no such variable.
+            ProgramError: its function failed before it created the variable.
         """
         with self._changed:
             while (cell := self._find(name)) is None:
@@ -166,7 +167,7 @@ class Variables:
             return cell
 
     async def wait_for(self, name: str) -> Cell:
-        """Return a variable's cell without blocking the event loop, nor a thread; raises as `[name]`."""
+        """Return a variable's cell without blocking the event loop or a thread; raises like `[name]`."""
         news = asyncio.Event()
         listener = waker(news)
         with self._changed:
@@ -174,19 +175,19 @@ class Variables:
         try:
             while (cell := self._find(name)) is None:
                 await news.wait()
-                news.clear()  # before the next look: what comes behind that sets it again
+                news.clear()  # before the next look-up: a later change sets it again
             return cell
         finally:
             with self._changed:
                 self._listeners.remove(listener)
 
     def copy(self) -> dict[str, Cell]:
-        """Return the names and cells as of now."""
+        """Return the current names and cells."""
         with self._changed:
             return dict(self._cells)
 
     def _find(self, name: str) -> Cell | None:
-        """Return a variable's cell, None while the program may still ask for one; raises as `[name]`."""
+        """Return a variable's cell; None if the program may still create it; raises like `[name]`."""
         with self._changed:
             if name in self._cells:
                 return self._cells[name]
@@ -197,7 +198,7 @@ class Variables:
                 raise KeyError(f"this program's state has no variable {name!r}; it has: {known}")
             return None
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._changed.notify_all()
         for listener in self._listeners:
             listener()
@@ -207,7 +208,7 @@ def result_of(future: "Future[Any]") -> Any:
     """Wait for a future.
 
     Raises:
-        ProgramError: the program failed; a new one each time, since reads in several threads share the future.
+        ProgramError: the program failed. Each call raises a new object, because several threads may read the future.
     """
     error = future.exception()
     if error is None:
@@ -218,7 +219,7 @@ def result_of(future: "Future[Any]") -> Any:
 
 
 async def arrival(future: "Future[T]") -> T:
-    """Wait for a future that is set in this very event loop; one that waits and is cancelled leaves it as it is."""
+    """Wait for a future that this event loop sets. Cancelling the wait does not cancel the future."""
     ready = asyncio.Event()
     future.add_done_callback(lambda _: ready.set())
     await ready.wait()

@@ -1,4 +1,4 @@
-"""Programs on a server with the native API: graftlm's, or SGLang's."""
+"""The backend for a graftlm or SGLang server, by its native API."""
 
 import reprlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any, Final, Self
 from graftlm.errors import ConfigError, EngineError, RequestFailedError, UnavailableError, UnsupportedFeatureError
 from graftlm.lang.backend import Generation, GenerationRequest
 from graftlm.lang.backends.http import HttpClient
-from graftlm.lang.backends.room import Room
+from graftlm.lang.backends.request_limit import RequestLimit
 from graftlm.lang.backends.scoring import ScoringBatch
 from graftlm.lang.backends.token_answers import cached_tokens_of, prompt_token_ids, scored_logprobs, tokenized
 from graftlm.lang.chat_template import ChatTemplate, check_template_name, find_template, jinja_renderer
@@ -17,9 +17,10 @@ from graftlm.types import Message
 
 __all__ = ["RuntimeEndpoint"]
 
-#: Fields of Sampling under other names on the wire; those of log-probabilities stand beside the others.
+#: Field of Sampling -> its name in the body's `sampling_params`, if it differs.
 _RENAMED: Final = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
-_BESIDE: Final = ("return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs")
+#: Fields of Sampling that are fields of the body itself.
+_TOP_LEVEL: Final = ("return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs")
 
 
 class RuntimeEndpoint:
@@ -28,16 +29,17 @@ class RuntimeEndpoint:
         set_default_backend(RuntimeEndpoint("http://127.0.0.1:30000"))
 
     Args:
-        base_url: of the server.
-        api_key: sent with each request; `flush_cache` needs the admin's, unless the server runs here without keys.
-        chat_template: a name of `CHAT_TEMPLATES`, for a server that does not tell its own and whose model's name says
-            nothing.
-        adapter: the name of a loaded low-rank adapter that all requests have; None: the model alone.
-        max_requests: under way at a time; more wait here.
-        timeout_s: without a byte from the server, after which a request is given up; None: never.
+        base_url: URL of the server.
+        api_key: sent with each request. `flush_cache` needs the server's admin key, unless the server runs on this
+            machine without keys.
+        chat_template: name of one of `CHAT_TEMPLATES`; needed if the server does not report its template and no
+            template matches the model's name.
+        adapter: name of a loaded low-rank adapter, used for all requests; None: no adapter.
+        max_requests: the most active requests; further ones wait.
+        timeout_s: seconds without a byte from the server after which a request is aborted; None: no limit.
 
     Raises:
-        ConfigError: one of them cannot be meant.
+        ConfigError: an argument is invalid.
     """
 
     def __init__(
@@ -54,9 +56,9 @@ class RuntimeEndpoint:
         check_template_name(chat_template)
         self._template_name = chat_template
         self._adapter = {} if adapter is None else {"lora_path": adapter}
-        self._room = Room(max_requests)
+        self._limit = RequestLimit(max_requests)
         self._chat_template: ChatTemplate | None = None
-        self._tokenizes = True  # until it turns out not to
+        self._tokenizes = True  # until the server refuses /v1/tokenize
 
     # -- the protocol --------------------------------------------------------------------------------------------------
 
@@ -66,15 +68,15 @@ class RuntimeEndpoint:
         return [_generation(answer) for answer in answers]
 
     async def stream(self, request: GenerationRequest) -> AsyncGenerator[Generation, None]:
-        """Complete a prompt, yielding as it grows; see Backend."""
-        async with self._room.place():
-            answer, rest = await self._room.enter(lambda: _started(self._events(_body(request) | {"stream": True})))
+        """Complete a prompt; yields the growing completion; see Backend."""
+        async with self._limit.permit():
+            answer, rest = await self._limit.retry(lambda: _started(self._events(_body(request) | {"stream": True})))
             async with aclosing(rest):
                 generation = _generation(answer)
                 yield generation
                 async for answer in rest:
                     before, generation = generation.text, _generation(answer)
-                    _check_goes_on(before, generation.text)
+                    _check_grows(before, generation.text)
                     yield generation
         if generation.meta_info.get("finish_reason") is None:
             raise UnavailableError(f"{self._http.url} ended a stream before its text was complete")
@@ -82,13 +84,13 @@ class RuntimeEndpoint:
     async def score(
         self, prompt: str, choices: Sequence[str], *, unconditional: bool, messages: Sequence[Message] = ()
     ) -> list[ChoiceScore]:
-        """Return how likely each choice is; see Backend."""
+        """Return the log-probabilities of each choice; see Backend."""
         texts = [prompt, *[prompt + choice for choice in choices]]
         before, *whole = await self._tokenize(texts)
         batch = ScoringBatch.of(choices, before, whole, unconditional)
-        firsts = [max(start - 1, 0) for start in batch.starts]  # the first one shown has no number
-        wish = {"return_logprob": True, "logprob_start_len": firsts, "sampling_params": _PROMPT_ONLY}
-        answers = await self._answers({"input_ids": batch.prompts, **wish}, len(batch.prompts))
+        firsts = [max(start - 1, 0) for start in batch.starts]  # the first reported token has no log-probability
+        options = {"return_logprob": True, "logprob_start_len": firsts, "sampling_params": _PROMPT_ONLY}
+        answers = await self._answers({"input_ids": batch.prompts, **options}, len(batch.prompts))
         source, infos = self._source("/generate"), [answer["meta_info"] for answer in answers]
         rows = [
             scored_logprobs(info, len(tokens), start, source)
@@ -97,22 +99,22 @@ class RuntimeEndpoint:
         return batch.scores(rows, [cached_tokens_of(info, source) for info in infos])
 
     async def cache_prefix(self, prompt: str) -> None:
-        """Have a prompt computed and cached; see Backend."""
+        """Compute and cache a prompt; see Backend."""
         await self._answers({"text": prompt, "sampling_params": _PROMPT_ONLY}, 1)
 
     async def chat_template(self) -> ChatTemplate:
-        """Return the server's own, or one that fits its model's name; see Backend."""
+        """Return the server's chat template, or one that matches its model's name; see Backend."""
         if self._chat_template is None:
             info = await self._model_info()
             self._chat_template = _template_of(info, self._template_name, self._source("/get_model_info"))
         return self._chat_template
 
     async def flush_cache(self) -> None:
-        """Forget cached prefixes; see Backend."""
+        """Remove cached prefixes; see Backend."""
         await self._http.call("POST", "/flush_cache")
 
     def close(self) -> None:
-        """Close its connections; what is under way fails. May be called twice."""
+        """Close the connections; active requests fail. May be called twice."""
         self._http.close()
 
     def __enter__(self) -> Self:
@@ -124,14 +126,14 @@ class RuntimeEndpoint:
     # -- HTTP ----------------------------------------------------------------------------------------------------------
 
     async def _answers(self, body: Mapping[str, Any], number: int) -> list[dict[str, Any]]:
-        """Return the answers of one call of /generate, all of which ended well, as many as were asked for."""
-        async with self._room.place():
-            answers = await self._room.enter(lambda: self._http.json("POST", "/generate", {**body, **self._adapter}))
+        """Return the answers of one call of /generate; checks their number and that none failed."""
+        async with self._limit.permit():
+            answers = await self._limit.retry(lambda: self._http.json("POST", "/generate", {**body, **self._adapter}))
         answers = answers if isinstance(answers, list) else [answers]
         for answer in answers:
             _check_ended_well(answer)
         if len(answers) != number:
-            raise EngineError(f"the server answered {len(answers)} completions of /generate, expected {number}")
+            raise EngineError(f"the server answered {len(answers)} completions to /generate, expected {number}")
         return answers
 
     async def _events(self, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
@@ -142,14 +144,14 @@ class RuntimeEndpoint:
                 yield event
 
     async def _model_info(self) -> Mapping[str, Any]:
-        """Return what the server says of its model; {} where it says nothing."""
+        """Return the server's information about its model; {} if it has none."""
         info = await self._http.find("/get_model_info", "/model_info")  # the first is SGLang's older name
         return info if isinstance(info, dict) else {}
 
     async def _tokenize(self, texts: list[str]) -> list[list[int]]:
-        """Return the token ids of texts, with those that the model wants before each prompt.
+        """Return the token ids of texts, with the tokens that the model needs before each prompt.
 
-        A server that does not tokenize names them with log-probabilities, for which it computes the texts.
+        A server without /v1/tokenize has to compute the texts: its log-probabilities contain the token ids.
         """
         if self._tokenizes:
             try:
@@ -157,12 +159,12 @@ class RuntimeEndpoint:
                 return tokenized(answer, len(texts), self._source("/v1/tokenize"))
             except UnsupportedFeatureError:
                 self._tokenizes = False
-        wish = {"return_logprob": True, "logprob_start_len": 0, "sampling_params": _PROMPT_ONLY}
-        answers = await self._answers({"text": texts, **wish}, len(texts))
+        options = {"return_logprob": True, "logprob_start_len": 0, "sampling_params": _PROMPT_ONLY}
+        answers = await self._answers({"text": texts, **options}, len(texts))
         return [prompt_token_ids(answer["meta_info"], self._source("/generate")) for answer in answers]
 
     def _source(self, path: str) -> str:
-        """Return where an answer is from, for errors."""
+        """Return the URL of an answer, for errors."""
         return f"{self._http.url}{path}"
 
 
@@ -175,7 +177,7 @@ _PROMPT_ONLY: Final = {"max_new_tokens": 0, "temperature": 0.0}
 async def _started(
     events: AsyncGenerator[dict[str, Any], None],
 ) -> tuple[dict[str, Any], AsyncGenerator[dict[str, Any], None]]:
-    """Return a stream's first event, which says that the request has been taken, and the rest."""
+    """Return a stream's first event, which shows that the request was accepted, and the rest."""
     try:
         return await anext(events), events
     except StopAsyncIteration:
@@ -185,9 +187,9 @@ async def _started(
 def _body(request: GenerationRequest) -> dict[str, Any]:
     """Return the body of /generate."""
     given = request.sampling.given()
-    beside: dict[str, Any] = {name: given.pop(name) for name in _BESIDE if name in given}
+    top_level: dict[str, Any] = {name: given.pop(name) for name in _TOP_LEVEL if name in given}
     sampling = {_RENAMED.get(name, name): value for name, value in given.items()}
-    return {"text": request.prompt, "sampling_params": sampling, **beside}
+    return {"text": request.prompt, "sampling_params": sampling, **top_level}
 
 
 def _hint(base_url: str) -> str:
@@ -198,11 +200,11 @@ def _generation(answer: Mapping[str, Any]) -> Generation:
     return Generation(answer["text"], dict(answer["meta_info"]))
 
 
-def _check_goes_on(before: str, text: str) -> None:
+def _check_grows(before: str, text: str) -> None:
     if not text.startswith(before):
         raise UnsupportedFeatureError(
-            "the server streams pieces of text; start it so that each event has the whole text so far (SGLang: without "
-            "--incremental-streaming-output)"
+            "the server streams pieces of text, but each event must have the whole text so far; start SGLang without "
+            "--incremental-streaming-output"
         )
 
 
@@ -215,20 +217,18 @@ def _is_completion(answer: Any) -> bool:
 
 def _check_ended_well(answer: Any) -> None:
     if not _is_completion(answer):
-        raise EngineError(
-            f"the server answered no completion of /generate, with text and meta_info, but {reprlib.repr(answer)}"
-        )
+        raise EngineError(f"the server must answer /generate with text and meta_info, got {reprlib.repr(answer)}")
     reason = answer["meta_info"].get("finish_reason")
     if reason is not None and reason.get("type") == "abort":
-        raise RequestFailedError(f"the server gave the request up: {reason.get('message', 'it was aborted')}")
+        raise RequestFailedError(f"the server ended the request: {reason.get('message', 'it was aborted')}")
 
 
 def _template_of(info: Mapping[str, Any], name: str | None, source: str) -> ChatTemplate:
-    """Return the template that a server tells, or one by its name or the model's.
+    """Return the template that a server reports, or the one of a name, or one that matches the model's name.
 
     Raises:
-        EngineError: what `source` tells is no template.
-        UnsupportedFeatureError: as `find_template`.
+        EngineError: the answer of `source` has no valid template.
+        UnsupportedFeatureError: see `find_template`.
     """
     if name is not None or not info.get("chat_template"):
         return find_template(name, str(info.get("model_path", "")))
@@ -240,7 +240,9 @@ def _template_of(info: Mapping[str, Any], name: str | None, source: str) -> Chat
         ("special_tokens", tokens, dict),
     ):
         if not isinstance(value, kind):
-            raise EngineError(f"{source} answered a {key} that is no {_JSON_NAMES[kind]}: {reprlib.repr(value)}")
+            raise EngineError(
+                f"{source} answered a {key} that is not a JSON {_JSON_NAMES[kind]}: {reprlib.repr(value)}"
+            )
     try:
         return ChatTemplate(jinja_renderer(template, tokens), added_prefix=prefix)
     except ConfigError as error:

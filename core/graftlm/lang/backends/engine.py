@@ -1,4 +1,4 @@
-"""Programs on an engine of this process."""
+"""The backend for an engine in this process."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 from graftlm.errors import RequestFailedError, SamplingParamsError, UnsupportedFeatureError
 from graftlm.lang.backend import Generation, GenerationRequest
 from graftlm.lang.backends.meta_info import meta_info
-from graftlm.lang.backends.room import Room
+from graftlm.lang.backends.request_limit import RequestLimit
 from graftlm.lang.backends.scoring import ScoringBatch
 from graftlm.lang.chat_template import ChatTemplate
 from graftlm.lang.choices import ChoiceScore
@@ -26,7 +26,7 @@ _SAME: Final = (
 
 
 class EngineTokenizer(Protocol):
-    """What is needed of an engine's tokenizer."""
+    """The methods of an engine's tokenizer that this backend uses."""
 
     @property
     def has_chat_template(self) -> bool:
@@ -34,10 +34,10 @@ class EngineTokenizer(Protocol):
 
     @property
     def prompt_prefix(self) -> str:
-        """What `encode` puts before each text, as text."""
+        """The text of the tokens that `encode` adds before each text."""
 
     def encode(self, text: str) -> TokenIds:
-        """Return a text's token ids, with those that the model wants before each prompt."""
+        """Return a text's token ids, with the tokens that the model needs before each prompt."""
 
     def decode(self, token_ids: Sequence[int] | TokenIds, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids."""
@@ -48,7 +48,7 @@ class EngineTokenizer(Protocol):
 
 @runtime_checkable
 class InProcessEngine(Protocol):
-    """What is needed of `graftlm.Engine`."""
+    """The methods of `graftlm.Engine` that this backend uses."""
 
     @property
     def config(self) -> Any:
@@ -59,25 +59,25 @@ class InProcessEngine(Protocol):
         """An EngineTokenizer."""
 
     async def agenerate(self, prompts: Any, sampling_params: Any = None, *, adapter: Any = None) -> list[RequestOutput]:
-        """Complete prompts; cancelling it aborts them."""
+        """Complete prompts; cancelling the coroutine aborts them."""
 
     def astream(
         self, prompt: Any, sampling_params: Any = None, *, adapter: str | None = None
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Complete one prompt, yielding growing outputs; closing it aborts the prompt."""
+        """Complete one prompt; yields growing outputs. Closing the generator aborts the prompt."""
 
     async def acache_prefix(self, prompt: str, *, adapter: str | None = None) -> None:
-        """Queue a prompt to be computed and cached."""
+        """Queue a prompt, which is then computed and cached."""
 
     def flush_cache(self) -> int:
-        """Forget cached prefixes."""
+        """Remove cached prefixes."""
 
 
 class EngineBackend:
-    """Runs a program's requests on an engine of this process.
+    """Runs a program's requests on an engine in this process.
 
     Args:
-        adapter: the name of a loaded low-rank adapter that all of them have; None: the model alone.
+        adapter: name of a loaded low-rank adapter, used for all requests; None: no adapter.
     """
 
     def __init__(self, engine: InProcessEngine, adapter: str | None = None) -> None:
@@ -85,7 +85,7 @@ class EngineBackend:
         self._adapter = adapter
         self._tokenizer: EngineTokenizer = engine.tokenizer
         self._max_requests: int = engine.config.scheduling.max_queued_requests
-        self._room = Room(self._max_requests)
+        self._limit = RequestLimit(self._max_requests)
         self._chat_template: ChatTemplate | None = None
 
     async def generate(self, request: GenerationRequest) -> list[Generation]:
@@ -93,17 +93,17 @@ class EngineBackend:
         params = _params(request.sampling)
         if (n := params.n) > self._max_requests:
             raise SamplingParamsError(
-                f"n={n}: this engine's queue takes {self._max_requests} completions at a time; lower n, or raise "
+                f"n={n}: this engine's queue has room for {self._max_requests} completions; lower n, or raise "
                 "scheduling.max_queued_requests"
             )
         (output,) = await self._outputs([request.prompt], params)
         return [self._generation(output, completion, request.sampling) for completion in output.completions]
 
     async def stream(self, request: GenerationRequest) -> AsyncGenerator[Generation, None]:
-        """Complete a prompt, yielding as it grows; see Backend."""
+        """Complete a prompt; yields the growing completion; see Backend."""
         params = _params(request.sampling)
-        async with self._room.place():
-            output, rest = await self._room.enter(
+        async with self._limit.permit():
+            output, rest = await self._limit.retry(
                 lambda: _started(self._engine.astream(request.prompt, params, adapter=self._adapter))
             )
             async with aclosing(rest):
@@ -114,7 +114,7 @@ class EngineBackend:
     async def score(
         self, prompt: str, choices: Sequence[str], *, unconditional: bool, messages: Sequence[Message] = ()
     ) -> list[ChoiceScore]:
-        """Return how likely each choice is; see Backend."""
+        """Return the log-probabilities of each choice; see Backend."""
         batch = await asyncio.to_thread(self._scoring_batch, prompt, choices, unconditional)
         params = [
             SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, prompt_logprobs_start=start)
@@ -122,7 +122,7 @@ class EngineBackend:
         ]
         outputs = [
             output
-            for i in range(0, len(params), self._max_requests)  # more at a time would never fit
+            for i in range(0, len(params), self._max_requests)  # a larger batch could never be queued
             for output in await self._outputs(
                 batch.prompts[i : i + self._max_requests], params[i : i + self._max_requests]
             )
@@ -134,12 +134,12 @@ class EngineBackend:
         return batch.scores(rows, [output.usage.cached_tokens for output in outputs])
 
     async def cache_prefix(self, prompt: str) -> None:
-        """Have a prompt computed and cached; see Backend."""
-        async with self._room.place():
-            await self._room.enter(lambda: self._engine.acache_prefix(prompt, adapter=self._adapter))
+        """Compute and cache a prompt; see Backend."""
+        async with self._limit.permit():
+            await self._limit.retry(lambda: self._engine.acache_prefix(prompt, adapter=self._adapter))
 
     async def chat_template(self) -> ChatTemplate:
-        """Return the checkpoint's; see Backend."""
+        """Return the checkpoint's chat template; see Backend."""
         if self._chat_template is None:
             if not self._tokenizer.has_chat_template:
                 raise UnsupportedFeatureError("this checkpoint has no chat template; write the roles as text")
@@ -147,7 +147,7 @@ class EngineBackend:
         return self._chat_template
 
     async def flush_cache(self) -> None:
-        """Forget cached prefixes; see Backend."""
+        """Remove cached prefixes; see Backend."""
         await asyncio.to_thread(self._engine.flush_cache)
 
     def _render(self, messages: Sequence[Message], opens_answer: bool) -> str:
@@ -170,8 +170,8 @@ class EngineBackend:
     async def _outputs(
         self, prompts: Sequence[str | list[int]], params: SamplingParams | list[SamplingParams]
     ) -> list[RequestOutput]:
-        async with self._room.place():
-            outputs = await self._room.enter(
+        async with self._limit.permit():
+            outputs = await self._limit.retry(
                 lambda: self._engine.agenerate(list(prompts), params, adapter=self._adapter)
             )
         for completion in (completion for output in outputs for completion in output.completions):
@@ -182,7 +182,7 @@ class EngineBackend:
 async def _started(
     outputs: AsyncGenerator[RequestOutput, None],
 ) -> tuple[RequestOutput, AsyncGenerator[RequestOutput, None]]:
-    """Return a stream's first output, which says that the request has been taken, and the rest."""
+    """Return a stream's first output, which shows that the request was accepted, and the rest."""
     return await anext(outputs), outputs
 
 
@@ -190,33 +190,34 @@ def _params(sampling: Sampling) -> SamplingParams:
     """Return the engine's parameters.
 
     Raises:
-        RequestError: a value is out of range, or asks for what engines do not have.
+        RequestError: a value is out of range, or engines do not support it.
     """
     if sampling.stop_regex:
-        raise UnsupportedFeatureError("stop_regex: an engine ends text by stop strings only; use stop, or regex")
+        raise UnsupportedFeatureError("stop_regex: an engine only supports stop strings; use stop, or regex")
     given = sampling.given()
     fields: dict[str, Any] = {name: given[name] for name in _SAME if name in given}
     _check_max_tokens(sampling.max_tokens)
     if sampling.max_tokens == 0:
-        fields["max_tokens"] = 1  # what an engine generates at least, and nobody is shown
+        fields["max_tokens"] = 1  # an engine generates at least one token; `_without_output` removes it
     if sampling.top_k is not None and sampling.top_k != -1:
         fields["top_k"] = sampling.top_k
     if sampling.return_logprob:
         fields["logprobs"] = sampling.top_logprobs_num or 0
         if sampling.logprob_start_len is not None and sampling.logprob_start_len >= 0:
             fields["prompt_logprobs"] = fields["logprobs"]
-            fields["prompt_logprobs_start"] = sampling.logprob_start_len + 1  # its own is not shown, as by SGLang
+            # As in SGLang, the token at logprob_start_len itself is reported without a log-probability.
+            fields["prompt_logprobs_start"] = sampling.logprob_start_len + 1
     return SamplingParams(**fields)
 
 
 def _check_max_tokens(value: object) -> None:
-    """Refuse what an engine would refuse by a limit that is not that of programs, which may ask for no tokens."""
+    """Check `max_tokens`. The engine's own check would name 1 as the minimum, but programs may use 0."""
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
         raise SamplingParamsError(f"max_tokens must be a whole number of at least 0, or None, got {value!r}")
 
 
 def _without_output(completion: Completion) -> Completion:
-    """Return a completion of no tokens, as of a server that is asked for none."""
+    """Return a completion without tokens, as a server returns it for `max_new_tokens=0`."""
     ended = None if completion.finish_reason is None else FinishReason.LENGTH
     logprobs = None if completion.logprobs is None else ()
     return replace(completion, text="", token_ids=(), logprobs=logprobs, finish_reason=ended, matched_stop=None)

@@ -1,4 +1,4 @@
-"""HTTP as the backends of servers use it: JSON and server-sent events, with every failure as an error of ours."""
+"""The HTTP client of the backends: JSON and server-sent events; every failure becomes a GraftlmError."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ __all__ = ["HttpClient", "refusal"]
 _CONNECT_TIMEOUT_S: Final = 10.0
 _CLOSE_TIMEOUT_S: Final = 1.0
 
-#: Seconds of silence before the other side is asked whether it is there, between questions, and questions in all.
+#: TCP keep-alive: seconds without data before the first probe, seconds between probes, and number of probes.
 _KEEPALIVE: Final[Mapping[str, int]] = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 
 _ERRORS: Final[Mapping[int, type[GraftlmError]]] = {
@@ -50,7 +50,7 @@ _ERRORS: Final[Mapping[int, type[GraftlmError]]] = {
     504: UnavailableError,
 }
 
-#: What an error's body says of its kind goes before its status.
+#: The code in an error's body takes precedence over the HTTP status.
 _ERRORS_OF_CODES: Final[Mapping[Any, type[GraftlmError]]] = {
     "context_length_exceeded": PromptTooLongError,
     "invalid_grammar": GrammarError,
@@ -58,7 +58,7 @@ _ERRORS_OF_CODES: Final[Mapping[Any, type[GraftlmError]]] = {
     "unsupported": UnsupportedFeatureError,
 }
 
-#: What an event of an error stands for, which has no status of its own.
+#: The HTTP status for the type of an error event in a stream.
 _STATUSES_OF_TYPES: Final[Mapping[Any, int]] = {
     "invalid_request_error": 400,
     "timeout_error": 408,
@@ -68,22 +68,22 @@ _STATUSES_OF_TYPES: Final[Mapping[Any, int]] = {
 
 
 class HttpClient:
-    """Talks to one server, in the language's event loop.
+    """Sends requests to one server, in the language's event loop.
 
-    Connections open when they are needed, and again after `close`. Cancelling a call closes its
-    connection, upon which a server aborts what it was doing for it.
+    Connections are opened when they are needed, also after `close`. Cancelling a call closes its connection; the
+    server then aborts the request.
     """
 
     def __init__(self, base_url: str, *, api_key: str | None, timeout_s: float | None, hint: str = "") -> None:
-        """Say whom to talk to.
+        """Create a client; opens no connection.
 
         Args:
             api_key: sent with each request.
-            timeout_s: without a byte from the server, after which a request is given up; None: never.
-            hint: at what may be wrong with the URL, for a page that is not there.
+            timeout_s: seconds without a byte from the server after which a request is aborted; None: no limit.
+            hint: what may be wrong with the URL; part of the message for a missing page.
 
         Raises:
-            ConfigError: the URL is none, or the time no number of seconds.
+            ConfigError: the URL or `timeout_s` is invalid.
         """
         _check_timeout(timeout_s)
         self.url = _checked(base_url).rstrip("/")
@@ -95,10 +95,10 @@ class HttpClient:
         self._finalizer = weakref.finalize(self, _close, self._sessions)  # also at the end of the process
 
     async def json(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """Return the JSON that a request is answered with.
+        """Return the JSON answer of a request.
 
         Raises:
-            GraftlmError: the server refuses, cannot be reached, or answers something else.
+            GraftlmError: the server refuses, cannot be reached, or answers with something else.
         """
         async with self._request(method, path, body) as response:
             body_read = await response.read()
@@ -106,10 +106,10 @@ class HttpClient:
             return json.loads(body_read)
         except (ValueError, RecursionError) as error:
             start = body_read[:80].decode(errors="replace")
-            raise EngineError(f"{self.url}{path} answered no JSON but {start!r}: {error}") from None
+            raise EngineError(f"{self.url}{path} must answer with JSON, got {start!r}: {error}") from None
 
     async def find(self, *paths: str) -> Any:
-        """Return the JSON of the first of some pages that the server has; None when it has none. Raises as `json`."""
+        """Return the JSON of the first page that exists on the server, or None; raises like `json`."""
         for path in paths:
             try:
                 return await self.json("GET", path)
@@ -118,12 +118,12 @@ class HttpClient:
         return None
 
     async def call(self, method: str, path: str) -> None:
-        """Make a request whose answer says nothing but that it went well; raises as `json`."""
+        """Make a request and ignore its answer; raises like `json`."""
         async with self._request(method, path, None) as response:
             await response.read()
 
     async def events(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
-        """Yield the server-sent events that a POST is answered with; raises as `json`."""
+        """Yield the server-sent events of the answer to a POST request; raises like `json`."""
         async with (
             self._request("POST", path, body) as response,
             aclosing(server_events(response.content.iter_any())) as events,
@@ -134,10 +134,10 @@ class HttpClient:
                         raise refusal(_status_of_event(event["error"]), event)
                     yield event
             except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-                raise EngineError(f"{self.url}{path} sent an event that is no JSON: {error}") from None
+                raise EngineError(f"{self.url}{path} sent an event that is not JSON: {error}") from None
 
     def close(self) -> None:
-        """Close the connections; what is under way fails. May be called twice."""
+        """Close the connections; active requests fail. May be called twice."""
         _close(self._sessions)
 
     @asynccontextmanager
@@ -160,7 +160,7 @@ class HttpClient:
             raise UnavailableError(f"cannot talk to {self.url}: {type(error).__name__}: {error}") from error
 
     def _about(self, status: int, path: str) -> str:
-        """Return what to say beside a refusal: where a page is not, since the URL may be wrong."""
+        """Return an addition to an error's message: for a missing page its URL, because the URL may be wrong."""
         if status not in (404, 405):
             return ""
         return f" ({self.url}{path}{'; ' if self._hint else ''}{self._hint})"
@@ -169,33 +169,34 @@ class HttpClient:
         import aiohttp
 
         if self._process_id != os.getpid():
-            self._leave_to_parent()
+            self._abandon_sessions()
         if not self._sessions:
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S, sock_read=self._timeout_s)
-            connector = aiohttp.TCPConnector(limit=0, socket_factory=_watched_socket)  # callers bound their requests
+            # No limit of connections: callers limit their requests.
+            connector = aiohttp.TCPConnector(limit=0, socket_factory=_keepalive_socket)
             self._sessions.append(aiohttp.ClientSession(connector=connector, timeout=timeout, headers=self._headers))
         return self._sessions[0]
 
-    def _leave_to_parent(self) -> None:
-        """Forget the connections of the process that this one was forked from, which goes on using them."""
+    def _abandon_sessions(self) -> None:
+        """Drop the connections of the parent process, in a forked process; the parent continues to use them."""
         self._finalizer.detach()
         self._process_id, self._sessions = os.getpid(), []
         self._finalizer = weakref.finalize(self, _close, self._sessions)
 
 
-def _watched_socket(address: "tuple[Any, ...]") -> socket.socket:
-    """Return a socket that notices within a minute when its server's machine is gone, however long an answer takes."""
+def _keepalive_socket(address: "tuple[Any, ...]") -> socket.socket:
+    """Return a socket that detects within a minute that the server's machine is unreachable, also during an answer."""
     family, kind, protocol, *_ = address
     made = socket.socket(family, kind, protocol)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE.items():
-        if hasattr(socket, name):  # not on every system
+        if hasattr(socket, name):  # some systems lack it
             made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     return made
 
 
 def refusal(status: int, body: Any, about: str = "") -> GraftlmError:
-    """Return a server's refusal as the error that fits its status; `about` is said behind it."""
+    """Return the error for a server's refusal; `about` is appended to its message."""
     detail = body.get("error", body) if isinstance(body, dict) else body
     message = detail.get("message", detail) if isinstance(detail, dict) else detail
     if (known := _kind_of(detail)) is not None:
@@ -205,18 +206,18 @@ def refusal(status: int, body: Any, about: str = "") -> GraftlmError:
 
 
 def _kind_of(detail: Any) -> type[GraftlmError] | None:
-    """Return the error that a body names by its code, or by the model as the field at fault; None if it names none."""
+    """Return the error class for the code in a body, or RequestError if its `param` is "model"; else None."""
     if not isinstance(detail, dict):
         return None
     code = detail.get("code")
-    named = _ERRORS_OF_CODES.get(code) if isinstance(code, str) else None
-    return RequestError if named is None and detail.get("param") == "model" else named
+    by_code = _ERRORS_OF_CODES.get(code) if isinstance(code, str) else None
+    return RequestError if by_code is None and detail.get("param") == "model" else by_code
 
 
 def _status_of_event(detail: Any) -> int:
-    """Return the HTTP status that an error in a stream would have had before it."""
+    """Return the HTTP status that corresponds to an error event in a stream."""
     code, kind = (detail.get("code"), detail.get("type")) if isinstance(detail, dict) else (None, None)
-    if isinstance(code, int) and 400 <= code < 600:  # SGLang's are statuses
+    if isinstance(code, int) and 400 <= code < 600:  # SGLang's codes are HTTP statuses
         return code
     return _STATUSES_OF_TYPES.get(kind, 500) if isinstance(kind, str) else 500
 
@@ -242,7 +243,7 @@ def _json_or_text(text: str) -> Any:
 
 
 def _close(sessions: "list[aiohttp.ClientSession]") -> None:
-    """Close sessions in the loop that they live in, and wait a little for it, unless this is that loop."""
+    """Close sessions in the shared loop; wait for this up to a second, unless the caller runs in that loop."""
 
     async def close(closing: "list[aiohttp.ClientSession]") -> None:
         for session in closing:

@@ -1,4 +1,4 @@
-"""What an engine says of a completion, under the names of SGLang's `meta_info`."""
+"""The meta information of an engine's completion, in the form of SGLang's `meta_info`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,11 @@ __all__ = ["meta_info"]
 def meta_info(
     output: RequestOutput, completion: Completion, sampling: Sampling, token_text: Callable[[int], str]
 ) -> dict[str, Any]:
-    """Return a completion's id, end, token counts and, when `sampling` asks for them, log-probabilities."""
+    """Return a completion's id, finish reason and token counts, and its log-probabilities if `sampling` requests them.
+
+    Args:
+        token_text: returns the text of a token.
+    """
     meta: dict[str, Any] = {
         "id": output.request_id,
         "finish_reason": _finish_reason(completion),
@@ -38,7 +42,7 @@ def _finish_reason(completion: Completion) -> dict[str, Any] | None:
 
 
 class _Entries:
-    """Writes log-probabilities as [log-probability, token id, text or null]."""
+    """Makes entries of the form [log-probability, token id, text or None]."""
 
     def __init__(self, token_text: Callable[[int], str] | None, num_top: int) -> None:
         self._token_text = token_text
@@ -55,7 +59,7 @@ class _Entries:
         if start is None or start < 0 or output.prompt_logprobs is None:
             return {"input_token_logprobs": []}
         ids, logprobs = output.prompt_token_ids[start:], output.prompt_logprobs[start:]
-        # The first one has no number, wherever it stands: programs written for SGLang skip it.
+        # The first reported token has no log-probability, as in SGLang: programs for SGLang skip it.
         numbers = [None if t is None else t.logprob for t in logprobs]
         meta: dict[str, Any] = {"input_token_logprobs": [self._entry(p, i) for p, i in zip(numbers, ids, strict=True)]}
         if self._num_top:

@@ -1,4 +1,4 @@
-"""The batch that scores all choices of a `select` behind their common prompt."""
+"""The batch that scores all choices of a `select` after their common prompt."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,17 +12,18 @@ __all__ = ["ScoringBatch", "check_choices", "first_difference"]
 
 @dataclass(frozen=True, slots=True)
 class ScoringBatch:
-    """Prompts to compute together, each scored from a token of its own on.
+    """Prompts that are computed together; each is scored from its own start on.
 
-        prompt | choice 0          only the log-probabilities behind the bar are wanted; what precedes it is
-        prompt | choice 1          the same for all, up to where tokens merge, and computed once
-              | choice 0           the same tokens by themselves, when unconditional log-probabilities are wanted
-              | choice 1
+        prompt | choice 0          Only the tokens after the bar are scored. The tokens before it are equal,
+        prompt | choice 1          except where they merge with a choice, and are computed once.
+               | choice 0          The choices' tokens without the prompt, for unconditional log-probabilities.
+               | choice 1
 
     Attributes:
-        prompts: [choices], or [2 * choices] with those by themselves behind the others; token ids.
-        starts: where the tokens to score begin in each of them. One at 0 has no log-probability and counts as 0.
-        num_choices: of the prompts, those with a choice behind the common prompt.
+        prompts: [choices] or [2 * choices], token ids; the choices without the prompt come last.
+        starts: for each prompt, the index of the first token that is scored. A token at index 0 has no log-probability;
+            it counts as 0.
+        num_choices: number of choices.
     """
 
     prompts: list[list[int]]
@@ -31,10 +32,15 @@ class ScoringBatch:
 
     @classmethod
     def of(cls, choices: Sequence[str], before: Sequence[int], whole: Sequence[list[int]], unconditional: bool) -> Self:
-        """Make the batch of the tokens of the common prompt, and of prompt and choice together.
+        """Create the batch.
+
+        Args:
+            before: token ids of the common prompt.
+            whole: token ids of the prompt with each choice.
+            unconditional: also score the choices without the prompt.
 
         Raises:
-            InvalidPromptError: as `check_choices`.
+            InvalidPromptError: see `check_choices`.
         """
         starts = [first_difference(before, tokens) for tokens in whole]
         check_choices(choices, [len(tokens) for tokens in whole], starts)
@@ -45,8 +51,8 @@ class ScoringBatch:
         """Return the choices' scores.
 
         Args:
-            logprobs: of each prompt's tokens from its start on.
-            cached_tokens: of each prompt.
+            logprobs: log-probabilities of each prompt's tokens from its start on.
+            cached_tokens: number of reused tokens of each prompt.
         """
         n = self.num_choices
         own = [tokens[start:] for tokens, start in zip(self.prompts[:n], self.starts[:n], strict=True)]
@@ -56,19 +62,20 @@ class ScoringBatch:
 
 
 def first_difference(before: Sequence[int], whole: Sequence[int]) -> int:
-    """Return how many tokens two lists begin with in common.
+    """Return the number of common first tokens of two lists.
 
-    A choice may merge with the end of its prompt into other tokens ("token healing"); those count as the choice's.
+    The first letters of a choice may merge with the end of the prompt into one token ("token healing"). Such a token
+    belongs to the choice.
     """
     pairs = enumerate(zip(before, whole, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(before), len(whole)))
 
 
 def check_choices(choices: Sequence[str], lens: Sequence[int], starts: Sequence[int]) -> None:
-    """Check that there is something to score.
+    """Check that each choice can be scored.
 
     Raises:
-        InvalidPromptError: a choice has no token of its own, or none before it.
+        InvalidPromptError: a choice has no token of its own, or no token before it.
     """
     for choice, length, start in zip(choices, lens, starts, strict=True):
         if length <= start:

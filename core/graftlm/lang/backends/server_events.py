@@ -1,4 +1,4 @@
-"""Reading server-sent events off bytes as they arrive."""
+"""A reader of server-sent events."""
 
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -10,7 +10,7 @@ _LAST = b"[DONE]"
 
 
 async def server_events(chunks: AsyncIterator[bytes]) -> AsyncGenerator[Any, None]:
-    """Yield the JSON of each event, up to `[DONE]`. An event may be of any length."""
+    """Yield the JSON of each event, up to `[DONE]`. An event may have any length, and span several chunks."""
     rest = b""
     async for chunk in chunks:
         *lines, rest = (rest + chunk).split(b"\n")

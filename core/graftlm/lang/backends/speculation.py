@@ -1,16 +1,16 @@
-r"""API speculative execution: several `gen`s of one state answered by one longer completion.
+r"""API speculative execution: one longer completion answers several `gen`s of one state.
 
-The state's text so far is the prompt of every call, so one rule covers constant text and `gen`s alike: a call's prompt
-and its completion together are text that the model is known to write. A later `gen` whose prompt lies within that text
-is answered by what follows there, up to its stop string.
+A call's prompt and its completion together are the known text: the model has written it after this prompt. The prompt
+of a later `gen` is the state's text so far. If the known text starts with this prompt, the text that follows there, up
+to the `gen`'s stop string, is its answer.
 
-    known    Name: Ana\nJob: cook\n
-             |---------|            the first gen's prompt and answer; it was asked without its stop string "\n"
-                      |-----|       constant text of the program, and equal: the guess holds
-                             |--|   the second gen's answer, without a call
+    known text  Name: Ana\nJob: cook\n
+                |-------|              the first gen's prompt and answer; it was requested without its stop string "\n"
+                         |-----|       constant text of the program; it is equal, so the known text remains usable
+                                |--|   the second gen's answer, without a call
 
-This is for greedy sampling, where asking again gives the same text. A draw at a higher temperature must stand: whether
-it tells where a `gen` ends depends on what was drawn, so asking again where it does not would favour short texts.
+This needs greedy sampling, where a second request gives the same text. At higher temperatures, the sampled text decides
+whether the end of a `gen` is in it. To sample again whenever it is not would favour short texts.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -28,31 +28,31 @@ from graftlm.types import Message
 
 __all__ = ["SpeculativeBackend"]
 
-#: With these, an answer is not what follows in any completion; nor does it tell what would.
+#: A `gen` with one of these makes its own call: its answer differs from the text of another completion.
 _NEEDS_CALL: Final = (
     "regex", "json_schema", "return_logprob", "stop_token_ids", "stop_regex", "min_tokens", "ignore_eos",
 )  # fmt: skip
 
-#: These count the tokens that a call has written before. A call of its own would begin to count anew.
+#: Penalties depend on the tokens that the same call has generated before, so a separate call would give another text.
 _PENALTIES: Final = ("frequency_penalty", "presence_penalty")
 
-#: What the call says of itself, and has been told with the `gen` that it was made for.
-_NOT_ASKED_FOR: Final = {
+#: Meta information of a `gen` without a call. The call's counts belong to the `gen` that made the call.
+_WITHOUT_CALL: Final = {
     "prompt_tokens": 0, "completion_tokens": 0, "cached_tokens": 0, "reasoning_content": "", "speculated": True,
 }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What the model is known to write.
+    """The known text of one call.
 
     Attributes:
-        text: a call's prompt and its completion.
-        prompt_len: characters of the prompt in it.
-        has_ended: whether the model ended the text there by itself.
-        max_tokens: that the call might have had.
-        sampling: of the call, without what only says where to end.
-        meta_info: of the call.
+        text: the call's prompt and its completion.
+        prompt_len: number of characters of the prompt.
+        has_ended: whether the model itself ended the completion.
+        max_tokens: the call's limit of tokens.
+        sampling: the call's parameters, without those that only determine its end.
+        meta_info: the call's meta information.
     """
 
     text: str
@@ -63,24 +63,24 @@ class _Known:
     meta_info: dict[str, Any]
 
     def likely_tokens(self, part: str) -> int:
-        """Estimate the tokens of a text by its share of the completion's."""
+        """Estimate the number of tokens of a part of the completion, in proportion to its length."""
         total, length = self.meta_info.get("completion_tokens"), len(self.text) - self.prompt_len
         if not total or not length:
             return len(part.encode())
         return -(-len(part) * int(total) // length)
 
     def most_tokens(self, part: str) -> int:
-        """Return what no part of the completion exceeds: its bytes, as a token has one or more, and all tokens."""
+        """Return an upper limit of a part's tokens: its bytes (a token has at least one), or all tokens if fewer."""
         total = self.meta_info.get("completion_tokens") or self.max_tokens
         return min(len(part.encode()), int(total), self.max_tokens)
 
     def answer(
         self, prompt: str, sampling: Sampling, max_tokens: int, *, is_estimate: bool = False
     ) -> Generation | None:
-        """Return what follows a prompt up to its end; None where that cannot be told.
+        """Return the text that follows a prompt, up to the end of the `gen`; None if its end is not in the known text.
 
         Args:
-            is_estimate: tokens are counted as is likely; otherwise, an answer surely has no more than `max_tokens`.
+            is_estimate: compare an estimate of the answer's tokens with `max_tokens`; else an upper limit of them.
         """
         rest = self.text[len(prompt) :]
         found = [(at, stop) for stop in sampling.stop or () if (at := rest.find(stop)) >= 0]
@@ -89,21 +89,22 @@ class _Known:
         at, matched = min(found) if found else (len(rest), None)
         count = self.likely_tokens if is_estimate else self.most_tokens
         if count(rest[: at + len(matched or "")]) > max_tokens:
-            return None  # its own call may end in here, at a token of which only the endpoint knows
+            return None  # max_tokens may end the gen within this text, at a token that only the endpoint can find
         reason = {"type": "stop", "matched": matched}
         return Generation(rest[:at], self.meta_info | {"finish_reason": reason, "speculated": False})
 
 
 class SpeculativeBackend:
-    """One state's view of a backend. Not for several states: two that sample must not share what one of them drew.
+    """A view of a backend for one state. Two states must not share it, because each must sample its own texts.
 
-    A greedy `gen` that ends at a stop string is asked without it, and for more tokens. A guess that fails later costs
-    nothing but those tokens: the `gen` makes its own call. The one case that costs a call is a first `gen` whose end
-    cannot be told in its own longer completion; it is asked again as it stands, and from then on every `gen` is.
+    A greedy `gen` with a stop string is requested without this string, and with more tokens. If a later text of the
+    program differs from the known text, only these tokens are lost: the later `gen` makes its own call. One case costs
+    a call: the end of the first `gen` is not in its longer completion. Then it is requested again normally, and so is
+    every later `gen`.
 
-    A message of a chat that the endpoint writes from its beginning is drawn once, at any temperature. No call could go
-    on with a part of it, so a `gen` whose end the message does not tell is an error unless asking again is certain to
-    give the same.
+    Some chat endpoints can only write whole messages. Such a message is sampled once, at any temperature. No call can
+    continue a part of it. So if the end of a `gen` is not in the message, this is an error, unless a second request is
+    certain to give the same text.
     """
 
     def __init__(
@@ -115,13 +116,13 @@ class SpeculativeBackend:
         default_max_tokens: int,
         writes_whole_messages: bool = False,
     ) -> None:
-        """Begin knowing nothing.
+        """Begin without known text.
 
         Args:
-            num_tokens: to ask for, where a `gen` alone would ask for fewer.
-            meter: counts what is saved.
-            default_max_tokens: of the backend, for a `gen` that names none.
-            writes_whole_messages: the backend cannot go on with a message of a chat that is there in part.
+            num_tokens: number of tokens to request, if the `gen` itself requests fewer.
+            meter: counts the saved calls and tokens.
+            default_max_tokens: the backend's limit for a `gen` without `max_tokens`.
+            writes_whole_messages: the backend cannot continue a partial chat message.
         """
         self._backend = backend
         self._num_tokens = num_tokens
@@ -129,26 +130,26 @@ class SpeculativeBackend:
         self._writes_whole_messages = writes_whole_messages
         self._meter = meter
         self._known: _Known | None = None
-        self._guesses = True
+        self._speculates = True
 
     async def generate(self, request: GenerationRequest) -> list[Generation]:
-        """Answer out of what is known, or by a call; see Backend.
+        """Answer from the known text, or by a call; see Backend.
 
         Raises:
-            RequestFailedError: a sampled message ends before the `gen` does.
+            RequestFailedError: the end of the `gen` is not in a sampled message.
         """
         if (known := self._from_known(request)) is not None:
             return [known]
-        if not self._may_guess(request):
+        if not self._may_speculate(request):
             return await self._backend.generate(request)
-        return [await self._guess(request)]
+        return [await self._request_longer(request)]
 
     async def stream(self, request: GenerationRequest) -> AsyncGenerator[Generation, None]:
-        """Answer as `generate`, in one piece when that answers out of more text than was asked for; see Backend."""
+        """Answer like `generate`; speculated text is yielded in one piece; see Backend."""
         if (known := self._from_known(request)) is not None:
             yield known
-        elif self._may_guess(request):
-            yield await self._guess(request)
+        elif self._may_speculate(request):
+            yield await self._request_longer(request)
         else:
             async with aclosing(self._backend.stream(request)) as generations:
                 async for generation in generations:
@@ -157,19 +158,19 @@ class SpeculativeBackend:
     async def score(
         self, prompt: str, choices: Sequence[str], *, unconditional: bool, messages: Sequence[Message] = ()
     ) -> list[ChoiceScore]:
-        """Return how likely each choice is; see Backend."""
+        """Return the log-probabilities of each choice; see Backend."""
         return await self._backend.score(prompt, choices, unconditional=unconditional, messages=messages)
 
     async def cache_prefix(self, prompt: str) -> None:
-        """Have a prompt computed and cached; see Backend."""
+        """Compute and cache a prompt; see Backend."""
         await self._backend.cache_prefix(prompt)
 
     async def chat_template(self) -> ChatTemplate:
-        """Return how the model's chats are written; see Backend."""
+        """Return the format of the model's chats; see Backend."""
         return await self._backend.chat_template()
 
     async def flush_cache(self) -> None:
-        """Forget cached prefixes; see Backend."""
+        """Remove cached prefixes; see Backend."""
         await self._backend.flush_cache()
 
     def _from_known(self, request: GenerationRequest) -> Generation | None:
@@ -186,10 +187,10 @@ class SpeculativeBackend:
             return None
         prompt_tokens = known.meta_info.get("prompt_tokens", 0)
         self._meter.count_saved(prompt_tokens + known.likely_tokens(request.prompt[known.prompt_len :]))
-        return replace(answer, meta_info=answer.meta_info | _NOT_ASKED_FOR)
+        return replace(answer, meta_info=answer.meta_info | _WITHOUT_CALL)
 
-    async def _guess(self, request: GenerationRequest) -> Generation:
-        """Ask for more than a request wants, and keep it."""
+    async def _request_longer(self, request: GenerationRequest) -> Generation:
+        """Request a longer completion than the `gen` needs, and keep it as known text."""
         sampling, max_tokens, is_part = request.sampling, self._max_tokens(request), self._is_part(request)
         is_longer = is_part or _is_certain(sampling)
         num_asked = max(self._num_tokens, max_tokens) if is_longer else max_tokens
@@ -201,34 +202,33 @@ class SpeculativeBackend:
         answer = known.answer(request.prompt, sampling, max_tokens, is_estimate=is_part)
         if answer is not None or num_asked == max_tokens:
             self._known = known
-            return answer or whole  # which is as long as wanted, and holds no stop string
+            return answer or whole  # the completion has max_tokens tokens and no stop string
         self._check_may_ask_again(request)
-        self._guesses = False
+        self._speculates = False
         (own,) = await self._backend.generate(request)
         return own
 
-    def _may_guess(self, request: GenerationRequest) -> bool:
-        """Whether a longer completion tells where this `gen` ends in it: only a stop string does."""
+    def _may_speculate(self, request: GenerationRequest) -> bool:
+        """Whether the end of this `gen` can be found in a longer completion; this needs a stop string."""
         sampling = request.sampling
-        if not self._guesses or not sampling.stop or _needs_call(sampling):
+        if not self._speculates or not sampling.stop or _needs_call(sampling):
             return False
         return _is_certain(sampling) or (self._writes_whole_messages and bool(request.messages))
 
     def _is_part(self, request: GenerationRequest) -> bool:
-        """Whether only a whole message can answer, which begins with the part of it that is there."""
+        """Whether the request continues a partial message, which the endpoint can only write as a whole."""
         return self._writes_whole_messages and bool(request.messages) and bool(request.messages[-1]["content"])
 
     def _check_may_ask_again(self, request: GenerationRequest) -> None:
         if not _is_certain(request.sampling):
             raise RequestFailedError(
-                "the model's message does not tell where this gen ends, and another draw would favour messages that "
-                "do; ask for longer ones with num_api_spec_tokens, or with max_tokens of the gen that begins the "
-                "message, or take temperature=0"
+                "the end of this gen is not in the model's message, and sampling again would favour short texts; "
+                "raise num_api_spec_tokens, or max_tokens of the first gen in the message, or use temperature=0"
             )
 
     def _max_tokens(self, request: GenerationRequest) -> int:
-        wanted = request.sampling.max_tokens
-        return self._default_max_tokens if wanted is None else wanted
+        max_tokens = request.sampling.max_tokens
+        return self._default_max_tokens if max_tokens is None else max_tokens
 
 
 def _needs_call(sampling: Sampling) -> bool:
@@ -236,7 +236,7 @@ def _needs_call(sampling: Sampling) -> bool:
 
 
 def _is_certain(sampling: Sampling) -> bool:
-    """Whether text behind a prompt is the same in every call, also in one that wrote a part of that prompt."""
+    """Whether every call writes the same text after a prompt, also a call that wrote a part of that prompt itself."""
     return sampling.temperature == 0 and not any(getattr(sampling, name) for name in _PENALTIES)
 
 

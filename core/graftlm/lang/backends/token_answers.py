@@ -1,4 +1,4 @@
-"""What a server says of tokens, checked before it counts."""
+"""Checks and converts a server's answers about tokens."""
 
 import math
 import reprlib
@@ -9,44 +9,45 @@ from graftlm.errors import EngineError
 
 __all__ = ["cached_tokens_of", "prompt_token_ids", "scored_logprobs", "tokenized"]
 
-#: Above 0 by as much, a log-probability is one of a sure token that was rounded.
+#: A log-probability up to this value counts as 0: rounding can make that of a certain token positive.
 _ROUNDING: Final = 1e-3
 
 
 def tokenized(answer: Any, number: int, source: str) -> list[list[int]]:
-    """Return the token ids that texts are answered with.
+    """Return the token ids of each text.
 
     Args:
-        answer: of /v1/tokenize.
-        number: of texts.
-        source: of the answer, for errors: server and route.
+        answer: answer of /v1/tokenize.
+        number: number of texts.
+        source: server and route of the answer, for errors.
 
     Raises:
-        EngineError: it is something else.
+        EngineError: the answer has another form.
     """
     lists = answer.get("tokens") if isinstance(answer, dict) else None
     if not isinstance(lists, list) or len(lists) != number or not all(_are_token_ids(ids) for ids in lists):
         raise EngineError(
-            f"{source} answered no tokens, a list of token ids for each of {number} texts, but {reprlib.repr(answer)}"
+            f"{source} must answer with tokens, a list of token ids for each of {number} texts; "
+            f"got {reprlib.repr(answer)}"
         )
     return lists
 
 
 def prompt_token_ids(meta_info: dict[str, Any], source: str) -> list[int]:
-    """Return the token ids of a prompt, of which all log-probabilities were asked for; raises as `tokenized`."""
+    """Return the token ids of a prompt whose log-probabilities were all requested; raises like `tokenized`."""
     return [token_id for _, token_id in _entries(meta_info, source)]
 
 
 def scored_logprobs(meta_info: dict[str, Any], num_tokens: int, start: int, source: str) -> list[float]:
-    """Return [num_tokens - start], the log-probabilities of a prompt's tokens from one on.
+    """Return [num_tokens - start], the log-probabilities of a prompt's tokens from index `start` on.
 
     Args:
-        meta_info: of a request whose logprob_start_len was the token before, as far as there is one; that token itself
-            has no number. The prompt's first has none either, and counts as 0.
-        num_tokens: of the prompt.
+        meta_info: of a request whose logprob_start_len was `start - 1`, or 0 if `start` is 0. The first reported token
+            has no log-probability. If this is the prompt's first token, it counts as 0.
+        num_tokens: number of tokens of the prompt.
 
     Raises:
-        EngineError: a token has no log-probability: a finite number that is at most 0.
+        EngineError: a token has no log-probability (a finite number of at most 0).
     """
     first = max(start - 1, 0)
     entries = _entries(meta_info, source)
@@ -59,15 +60,15 @@ def scored_logprobs(meta_info: dict[str, Any], num_tokens: int, start: int, sour
 
 
 def cached_tokens_of(meta_info: dict[str, Any], source: str) -> int | None:
-    """Return how many tokens were reused, None where the server does not say; raises as `tokenized`."""
+    """Return the number of reused tokens; None if the server does not report it; raises like `tokenized`."""
     number = meta_info.get("cached_tokens")
     if number is not None and not _is_count(number):
-        raise EngineError(f"{source} answered no number of cached_tokens but {reprlib.repr(number)}")
+        raise EngineError(f"{source} must answer with a number of cached_tokens, got {reprlib.repr(number)}")
     return number
 
 
 def _entries(meta_info: dict[str, Any], source: str) -> Sequence[tuple[Any, int]]:
-    """Return what is said of the tokens of a prompt: log-probability, yet to be checked, and token id."""
+    """Return the log-probability (not checked yet) and the token id of each reported prompt token."""
     entries = meta_info.get("input_token_logprobs")
     if not isinstance(entries, list) or not all(
         isinstance(e, list) and len(e) > 1 and _is_count(e[1]) for e in entries
@@ -83,8 +84,8 @@ def _checked(logprob: Any, source: str) -> float:
     return min(float(logprob), 0.0)
 
 
-def _refuse(wanted: str, got: Any, source: str) -> NoReturn:
-    raise EngineError(f"{source} answered input_token_logprobs that are not {wanted}: {reprlib.repr(got)}")
+def _refuse(expected: str, got: Any, source: str) -> NoReturn:
+    raise EngineError(f"{source} answered input_token_logprobs that are not {expected}: {reprlib.repr(got)}")
 
 
 def _are_token_ids(values: Any) -> bool:

@@ -1,4 +1,4 @@
-"""What an endpoint that bills by the token was asked, and what it did not have to be asked."""
+"""Counts the calls and tokens of an endpoint that charges by the token, and those that speculation saved."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Self
@@ -8,14 +8,14 @@ __all__ = ["ApiUsage", "UsageMeter"]
 
 @dataclass(frozen=True, slots=True)
 class ApiUsage:
-    """Calls and tokens; `after - before` is what happened between.
+    """Calls and tokens; the difference of two is the usage between them.
 
     Attributes:
-        calls: that were answered.
-        prompt_tokens: that the endpoint counted, in all calls.
-        completion_tokens: likewise, those that no `gen` had a use for included.
-        saved_calls: `gen`s that were answered out of the completion of an earlier one.
-        saved_prompt_tokens: that their prompts would have had, estimated from the calls' own counts.
+        calls: number of answered calls.
+        prompt_tokens: prompt tokens of all calls, as counted by the endpoint.
+        completion_tokens: generated tokens, as counted by the endpoint; including tokens that no `gen` used.
+        saved_calls: number of `gen`s that were answered from the completion of an earlier call.
+        saved_prompt_tokens: prompt tokens that these `gen`s did not need; an estimate from the calls' counts.
     """
 
     calls: int = 0
@@ -29,18 +29,18 @@ class ApiUsage:
 
 
 class UsageMeter:
-    """Adds up. Written in the language's event loop, read anywhere."""
+    """Adds up usage. The language's event loop writes it; any thread may read it."""
 
     def __init__(self) -> None:
         self._usage = ApiUsage()
 
     @property
     def usage(self) -> ApiUsage:
-        """What there was so far."""
+        """The usage so far."""
         return self._usage
 
     def count_call(self, prompt_tokens: int, completion_tokens: int) -> None:
-        """Count a call that was answered."""
+        """Count an answered call."""
         now = self._usage
         self._usage = replace(
             now,
@@ -50,7 +50,7 @@ class UsageMeter:
         )
 
     def count_saved(self, prompt_tokens: int) -> None:
-        """Count a call that was not needed, and the tokens that its prompt would have had."""
+        """Count a call that was not needed, with the tokens of its prompt."""
         now = self._usage
         self._usage = replace(
             now,

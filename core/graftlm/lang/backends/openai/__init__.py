@@ -1,4 +1,4 @@
-"""Programs on endpoints that speak OpenAI's HTTP API."""
+"""The backend for OpenAI-compatible endpoints."""
 
 from graftlm.lang.backends.openai.backend import OpenAI
 

@@ -1,4 +1,4 @@
-"""Programs on an endpoint that speaks OpenAI's HTTP API."""
+"""The backend for an OpenAI-compatible endpoint."""
 
 import re
 from collections.abc import AsyncGenerator, Sequence
@@ -12,7 +12,7 @@ from graftlm.lang.backends.http import HttpClient
 from graftlm.lang.backends.openai.choices import MAX_PATH_TOKENS, TokenNumbers, echoed_scores, path_scores
 from graftlm.lang.backends.openai.dialects import ChatDialect, CompletionDialect, Dialect
 from graftlm.lang.backends.openai.fields import DEFAULT_MAX_TOKENS, call_tokens, choices_of
-from graftlm.lang.backends.room import Room
+from graftlm.lang.backends.request_limit import RequestLimit
 from graftlm.lang.backends.speculation import SpeculativeBackend
 from graftlm.lang.backends.usage import ApiUsage, UsageMeter
 from graftlm.lang.chat_template import ChatTemplate, check_template_name, find_template
@@ -24,32 +24,31 @@ __all__ = ["OpenAI"]
 
 _OPENAI: Final = "https://api.openai.com/v1"
 
-#: Models that complete text; all others chat.
+#: Names of models that complete text. All other models use the chat endpoint.
 _COMPLETION_MODELS: Final = re.compile(r"instruct|davinci|babbage|-base\b", re.IGNORECASE)
 
-#: How a chat endpoint's programs write chats in their own text, which the endpoint never sees.
-_NOTATION: Final = "chatml"
+#: The format of chats in a program's text on a chat endpoint. The endpoint itself only gets messages.
+_CHAT_TEXT_FORMAT: Final = "chatml"
 
 
 class OpenAI:
-    """Runs a program's requests on an endpoint of OpenAI's, or one like it.
+    """Runs a program's requests on an endpoint with OpenAI's API.
 
         set_default_backend(OpenAI("gpt-4o-mini", api_key=...))
         set_default_backend(OpenAI("llama", base_url="http://127.0.0.1:8000/v1", is_chat=False))
 
     Args:
-        model: its name there.
-        base_url: what `/chat/completions` and `/completions` stand behind.
-        api_key: sent with each request; nothing is read from the environment.
-        is_chat: whether to use `/chat/completions`; None: unless the model's name says that it completes text.
-        chat_template: for `/completions`: a name of `CHAT_TEMPLATES`, when the model's name says nothing.
-        continue_final_message: the chat endpoint goes on with a message that is there in part, as those of graftlm,
-            SGLang and vLLM do.
-        max_requests: under way at a time; more wait here.
-        timeout_s: without a byte from the endpoint, after which a request is given up; None: never.
+        model: the model's name at the endpoint.
+        base_url: URL before `/chat/completions` and `/completions`.
+        api_key: sent with each request; the environment is not read.
+        is_chat: whether to use `/chat/completions`; None: yes, unless the model's name is that of a completion model.
+        chat_template: for `/completions`: name of one of `CHAT_TEMPLATES`; needed if none matches the model's name.
+        continue_final_message: the chat endpoint can continue a partial message, as those of graftlm, SGLang and vLLM.
+        max_requests: the most active requests; further ones wait.
+        timeout_s: seconds without a byte from the endpoint after which a request is aborted; None: no limit.
 
     Raises:
-        ConfigError: one of them cannot be meant.
+        ConfigError: an argument is invalid.
     """
 
     def __init__(
@@ -65,21 +64,21 @@ class OpenAI:
         timeout_s: float | None = 600.0,
     ) -> None:
         if not isinstance(model, str) or not model:
-            raise ConfigError(f"model must be a model's name at the endpoint, got {model!r}")
+            raise ConfigError(f"model must be the name of a model at the endpoint, got {model!r}")
         check_template_name(chat_template)
         self._model = model
         self._template_name = chat_template
         self._http = HttpClient(base_url, api_key=api_key, timeout_s=timeout_s, hint=_hint(base_url))
-        self._room = Room(max_requests)
+        self._limit = RequestLimit(max_requests)
         self._meter = UsageMeter()
         self._echoes = True
         self._is_chat = _COMPLETION_MODELS.search(model) is None if is_chat is None else is_chat
         self._completions = CompletionDialect(model)
         self._dialect: Dialect = self._completions
         if self._is_chat:
-            notation = find_template(_NOTATION, model)
+            template = find_template(_CHAT_TEXT_FORMAT, model)
             limit = "max_completion_tokens" if urlsplit(base_url).hostname == "api.openai.com" else "max_tokens"
-            self._dialect = ChatDialect(model, notation, continues=continue_final_message, limit_name=limit)
+            self._dialect = ChatDialect(model, template, continues=continue_final_message, limit_name=limit)
 
     @property
     def is_chat(self) -> bool:
@@ -88,11 +87,11 @@ class OpenAI:
 
     @property
     def usage(self) -> ApiUsage:
-        """Calls and tokens so far, and those that speculation saved."""
+        """Calls and tokens so far, and those that speculation has saved."""
         return self._meter.usage
 
     def speculative(self, num_tokens: int) -> Backend:
-        """Return one state's view of it, which answers several `gen`s by one call; see SpeculatingBackend."""
+        """Return a view for one state that can answer several `gen`s by one call; see SpeculatingBackend."""
         return SpeculativeBackend(
             self,
             num_tokens,
@@ -109,15 +108,15 @@ class OpenAI:
         return self._dialect.generations(request, answer)
 
     async def stream(self, request: GenerationRequest) -> AsyncGenerator[Generation, None]:
-        """Complete a prompt, yielding as it grows; see Backend."""
+        """Complete a prompt; yields the growing completion; see Backend."""
         body = self._dialect.body(request) | {"stream": True, "stream_options": {"include_usage": True}}
-        if self._dialect.written(request):  # nothing is certain before the beginning has been compared
+        if self._dialect.written(request):  # the beginning of the answer must be compared before text is yielded
             (whole,) = await self.generate(request)
             yield whole
             return
         growing, generation = self._dialect.growing(), Generation("")
-        async with self._room.place():
-            event, rest = await self._room.enter(lambda: _started(self._http.events(self._dialect.path, body)))
+        async with self._limit.permit():
+            event, rest = await self._limit.retry(lambda: _started(self._http.events(self._dialect.path, body)))
             async with aclosing(rest):
                 generation = self._dialect.grown(request, growing, event)
                 yield generation
@@ -131,15 +130,15 @@ class OpenAI:
     async def score(
         self, prompt: str, choices: Sequence[str], *, unconditional: bool, messages: Sequence[Message] = ()
     ) -> list[ChoiceScore]:
-        """Return how likely each choice is; see Backend.
+        """Return the log-probabilities of each choice; see Backend.
 
-        An endpoint that echoes prompts with their log-probabilities tells all of each choice. Of others, and of chat
-        endpoints, one answer at temperature 0 is asked, and choices are known as far as they are among the likeliest
-        tokens beside it.
+        If the endpoint echoes prompts with their log-probabilities, the result has all tokens of each choice. Other
+        endpoints, and chat endpoints, generate one answer at temperature 0 with the most likely tokens at each
+        position; the result then has the first tokens of each choice, as far as they were reported.
         """
         if unconditional:
             raise UnsupportedFeatureError(
-                "unconditional_likelihood_normalized: an endpoint cannot score tokens without their prompt; take "
+                "unconditional_likelihood_normalized: an endpoint cannot score tokens without their prompt; use "
                 "another choices_method"
             )
         if self._is_chat or not self._echoes:
@@ -147,22 +146,22 @@ class OpenAI:
         scores = await self._echoed_scores(prompt, choices)
         if scores is None:
             scores = await self._path_scores(prompt, choices, messages)
-            self._echoes = False  # it was that which it refused, and not this prompt
+            self._echoes = False  # the answer shows that the prompt is valid, so the endpoint has refused the echo
         return scores
 
     async def cache_prefix(self, prompt: str) -> None:
-        """Do nothing: what such an endpoint caches is its own to decide, and a call has its price; see Backend."""
+        """Do nothing: the endpoint decides itself what it caches, and a call costs money; see Backend."""
 
     async def chat_template(self) -> ChatTemplate:
-        """Return how the program's text writes chats; see Backend."""
-        return find_template(_NOTATION if self._is_chat else self._template_name, self._model)
+        """Return the format of chats in the program's text; see Backend."""
+        return find_template(_CHAT_TEXT_FORMAT if self._is_chat else self._template_name, self._model)
 
     async def flush_cache(self) -> None:
-        """Refuse: such an endpoint has no way to ask for it; see Backend."""
-        raise UnsupportedFeatureError("flush_cache: an OpenAI endpoint cannot be told to forget its cache")
+        """Refuse: OpenAI's API has no such request; see Backend."""
+        raise UnsupportedFeatureError("flush_cache: OpenAI's API has no request that flushes the cache")
 
     def close(self) -> None:
-        """Close its connections; what is under way fails. May be called twice."""
+        """Close the connections; active requests fail. May be called twice."""
         self._http.close()
 
     def __enter__(self) -> Self:
@@ -174,23 +173,21 @@ class OpenAI:
     # -- calls ---------------------------------------------------------------------------------------------------------
 
     async def _call(self, path: str, body: dict[str, Any]) -> Any:
-        async with self._room.place():
-            answer = await self._room.enter(lambda: self._http.json("POST", path, body))
+        async with self._limit.permit():
+            answer = await self._limit.retry(lambda: self._http.json("POST", path, body))
         choices_of(answer)
         tokens = call_tokens(answer)
         self._meter.count_call(tokens.prompt, tokens.completion)
         return answer
 
     async def _echoed_scores(self, prompt: str, choices: Sequence[str]) -> list[ChoiceScore] | None:
-        """Return the scores; None when the endpoint does not echo log-probabilities."""
+        """Return the scores; None if the endpoint does not echo log-probabilities."""
         texts = [prompt, *[prompt + choice for choice in choices]]
         try:
             answer = await self._call(self._completions.path, self._completions.scoring_body(texts))
         except RequestError as error:
-            if type(error) not in (
-                RequestError,
-                UnsupportedFeatureError,
-            ):  # full or failed, which says nothing of what it can do
+            # Other errors (a full queue, a failure) do not show that the endpoint lacks the feature.
+            if type(error) not in (RequestError, UnsupportedFeatureError):
                 raise
             return None
         echoes = [choice.get("logprobs") for choice in choices_of(answer)]
@@ -207,19 +204,19 @@ class OpenAI:
         tokens, top = answer.meta_info["output_token_logprobs"], answer.meta_info["output_top_logprobs"]
         if not tokens or len(top) != len(tokens):
             raise UnsupportedFeatureError(
-                "select: this endpoint tells no log-probabilities; let gen write one of the choices instead, and check"
+                "select: this endpoint reports no log-probabilities; use gen and compare its text with the choices"
             )
         return path_scores(choices, tokens, top, TokenNumbers())
 
 
 def _hint(base_url: str) -> str:
-    return "" if str(base_url).rstrip("/").endswith("/v1") else "base_url ends in /v1 at most endpoints"
+    return "" if str(base_url).rstrip("/").endswith("/v1") else "for most endpoints, base_url ends in /v1"
 
 
 async def _started(
     events: AsyncGenerator[dict[str, Any], None],
 ) -> tuple[dict[str, Any], AsyncGenerator[dict[str, Any], None]]:
-    """Return a stream's first event, which says that the request has been taken, and the rest."""
+    """Return a stream's first event, which shows that the request was accepted, and the rest."""
     try:
         return await anext(events), events
     except StopAsyncIteration:

@@ -1,4 +1,4 @@
-"""Scoring choices by what such endpoints tell: the tokens of an echoed prompt, or the likeliest at each place."""
+"""Scores choices by the tokens of an echoed prompt, or by the most likely tokens at each position of an answer."""
 
 from collections.abc import Sequence
 from math import inf
@@ -11,12 +11,12 @@ from graftlm.lang.choices import ChoiceScore
 
 __all__ = ["MAX_PATH_TOKENS", "TokenNumbers", "echoed_scores", "path_scores"]
 
-#: Tokens of the model's own answer along which choices are compared, at most.
+#: The most tokens of the model's own answer with which choices are compared.
 MAX_PATH_TOKENS: Final = 16
 
 
 class TokenNumbers:
-    """Numbers for tokens, which these endpoints name by their text; of no meaning outside one `select`."""
+    """Ids for tokens, because these endpoints only report their texts. The ids are only valid for one `select`."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
@@ -28,12 +28,12 @@ class TokenNumbers:
 def echoed_scores(
     prompt: str, choices: Sequence[str], echoes: Sequence[dict[str, Any] | None], numbers: TokenNumbers
 ) -> list[ChoiceScore] | None:
-    """Return the scores of choices whose tokens were echoed, behind those of the prompt alone.
+    """Return the scores of choices whose tokens the endpoint has echoed.
 
     Args:
-        echoes: `logprobs` of the prompt, and of the prompt with each choice.
+        echoes: `logprobs` of the prompt, then of the prompt with each choice.
 
-    Returns: None when the endpoint echoed something else.
+    Returns: None if the endpoint echoed something else.
     """
     texts = [prompt, *[prompt + choice for choice in choices]]
     rows = [_echoed(text, echo) for text, echo in zip(texts, echoes, strict=True)]
@@ -49,7 +49,7 @@ def echoed_scores(
 
 
 def _echoed(text: str, echo: dict[str, Any] | None) -> list[tuple[str, float]] | None:
-    """Return the tokens of an echoed text with their log-probabilities, without those generated behind it."""
+    """Return the tokens of an echoed text with their log-probabilities, without generated tokens after it."""
     if not echo or not echo.get("tokens") or len(echo.get("text_offset") or ()) != len(echo["tokens"]):
         return None
     triples = zip(echo["tokens"], echo["token_logprobs"], echo["text_offset"], strict=True)
@@ -61,54 +61,55 @@ def _echoed(text: str, echo: dict[str, Any] | None) -> list[tuple[str, float]] |
 def path_scores(
     choices: Sequence[str], tokens: Sequence[list[Any]], top: Sequence[list[list[Any]]], numbers: TokenNumbers
 ) -> list[ChoiceScore]:
-    """Return the scores of choices as far as they can be told from the model's own answer at temperature 0.
+    """Return the scores of the choices' first tokens, taken from the model's own answer at temperature 0.
 
-    A choice is followed along the answer's tokens; where it leaves them, the likeliest token there that leads on to it
-    counts, and is the last that is known of it.
+    A choice is compared with the answer token by token. Where it differs, the most likely reported token that continues
+    the choice counts. It is the last known token of this choice.
 
     Args:
         tokens: [log-probability, None, text] of each token of the answer.
-        top: the same of the likeliest at each place.
+        top: the same for the most likely tokens at each position.
 
     Raises:
-        RequestFailedError: no choice is among what was told.
-        UnsupportedFeatureError: it does not tell the best ones apart.
+        RequestFailedError: the reported tokens begin no choice.
+        UnsupportedFeatureError: the best choices have equal scores.
     """
-    scores = [_along(choice, tokens, top, numbers) for choice in choices]
+    scores = [_path_score(choice, tokens, top, numbers) for choice in choices]
     means = [fmean(score.logprobs) for score in scores]
     best = max(means)
     if best == -inf:
         answer = "".join(text for _, _, text in tokens)
         raise RequestFailedError(
-            f"the model's answer {answer!r:.80} leads to none of {list(choices)!r:.200}; ask for one of them"
+            f"the model's answer {answer!r:.80} matches none of {list(choices)!r:.200}; ask for one of them in the "
+            "prompt"
         )
     if means.count(best) > 1:
         equal = [choice for choice, mean in zip(choices, means, strict=True) if mean == best]
         raise UnsupportedFeatureError(
-            f"the choices {equal!r:.200} begin alike, and this endpoint tells the likelihood of their beginning only; "
-            "word them so that they differ from the first letters on"
+            f"the choices {equal!r:.200} have the same beginning, and this endpoint only reports the likelihood of "
+            "the beginning; use choices that differ in their first letters"
         )
     return scores
 
 
-def _along(
+def _path_score(
     choice: str, tokens: Sequence[list[Any]], top: Sequence[list[list[Any]]], numbers: TokenNumbers
 ) -> ChoiceScore:
     rest, ids, logprobs = choice, list[int](), list[float]()
-    for (logprob, _, text), likeliest in zip(tokens, top, strict=True):
+    for (logprob, _, text), most_likely in zip(tokens, top, strict=True):
         if not rest:
             break
-        leading = [(logprob, text)] if _leads(text, rest) else []
-        others = [(p, t) for p, _, t in likeliest if _leads(t, rest)]
-        best = max(leading or others, default=(-inf, ""))
+        own = [(logprob, text)] if _continues(text, rest) else []
+        others = [(p, t) for p, _, t in most_likely if _continues(t, rest)]
+        best = max(own or others, default=(-inf, ""))
         ids.append(numbers[best[1]])
         logprobs.append(float(best[0]))
-        if not leading:
+        if not own:
             break
         rest = rest[len(text) :]
     return ChoiceScore(tuple(ids), tuple(logprobs)) if ids else ChoiceScore((numbers[""],), (-inf,))
 
 
-def _leads(token: str, rest: str) -> bool:
-    """Whether a token is a beginning of a choice's rest, or the other way round."""
+def _continues(token: str, rest: str) -> bool:
+    """Whether a token is the beginning of the rest of a choice, or the rest the beginning of the token."""
     return bool(token) and (rest.startswith(token) or token.startswith(rest))

@@ -1,4 +1,4 @@
-"""The two kinds of endpoints: how each is asked, and how its answers read."""
+"""The two kinds of endpoints: the bodies of their requests, and the form of their answers."""
 
 import json
 from abc import ABC, abstractmethod
@@ -31,10 +31,11 @@ __all__ = ["ChatDialect", "CompletionDialect", "Dialect", "Growing", "Piece"]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A completion, or what is new of it in a stream.
+    """A completion, or one event's part of it.
 
     Attributes:
-        tokens: [log-probability, token id, text] of each, with the likeliest at its place in `top`.
+        tokens: [log-probability, token id, text] of each token.
+        top: for each token, the most likely tokens at its position, in the same form.
     """
 
     text: str = ""
@@ -64,9 +65,9 @@ class Dialect(ABC):
     """One kind of endpoint.
 
     Attributes:
-        path: of the endpoint, behind the base URL.
-        max_top_logprobs: likeliest tokens that it tells for each place.
-        writes_whole_messages: it cannot go on with a message that is there in part.
+        path: path of the endpoint after the base URL.
+        max_top_logprobs: the most tokens that it reports for each position.
+        writes_whole_messages: it cannot continue a partial message.
     """
 
     path: str
@@ -78,14 +79,14 @@ class Dialect(ABC):
 
     @abstractmethod
     def body(self, request: GenerationRequest) -> dict[str, Any]:
-        """Return what to send.
+        """Return the body of a request.
 
         Raises:
-            RequestError: such an endpoint cannot answer the request.
+            RequestError: the endpoint does not support the request.
         """
 
     def written(self, request: GenerationRequest) -> str:
-        """Return what the program wrote already of what the endpoint will answer."""
+        """Return the beginning of the answer that is already in the program's text."""
         return ""
 
     @abstractmethod
@@ -96,14 +97,14 @@ class Dialect(ABC):
         """Return the completions of an answer.
 
         Raises:
-            EngineError: it has another number of them than was asked for, or one without text.
-            UnsupportedFeatureError: it has one where several were asked for.
-            RequestFailedError: one does not begin with what the program wrote already.
+            EngineError: the number of completions differs from the request, or one has no text.
+            UnsupportedFeatureError: the answer has one completion, but several were requested.
+            RequestFailedError: a completion does not start with the program's text.
         """
         choices, tokens, call_id = choices_of(answer), call_tokens(answer), str(answer.get("id", ""))
         expected = request.sampling.n or 1
         if len(choices) == 1 < expected:
-            raise UnsupportedFeatureError(f"n={expected}: the endpoint answered one completion, as if it knew no n")
+            raise UnsupportedFeatureError(f"n={expected}: the endpoint answered one completion; it may not support n")
         if len(choices) != expected:
             raise EngineError(f"the endpoint answered {len(choices)} choices, expected n={expected}: {answer!r:.200}")
         for choice in choices:
@@ -119,15 +120,15 @@ class Dialect(ABC):
 
     @abstractmethod
     def _check_whole(self, choice: Mapping[str, Any]) -> None:
-        """Raise EngineError for a choice of an answer that has no text; an event of a stream may have none."""
+        """Raise EngineError for a choice without text. Only for whole answers: events of a stream may have no text."""
 
     def growing(self) -> Growing:
-        """Return a streamed completion of nothing yet."""
+        """Return an empty streamed completion."""
         return Growing()
 
     def grown(self, request: GenerationRequest, growing: Growing, event: Any) -> Generation:
         """Add an event of a stream; returns the completion so far."""
-        for choice in choices_of(event)[:1]:  # the last event has counts and no choice
+        for choice in choices_of(event)[:1]:  # the last event has token counts, but no choice
             growing.piece += self._piece(choice)
             growing.last = choice if choice.get("finish_reason") is not None else growing.last
         if event.get("usage"):
@@ -150,34 +151,34 @@ class Dialect(ABC):
                 meta["output_top_logprobs"] = list(piece.top)
         if piece.reasoning:
             meta["reasoning_content"] = piece.reasoning
-        return Generation(_behind(self.written(request), piece.text), meta)
+        return Generation(_without_beginning(self.written(request), piece.text), meta)
 
 
 def _known_tokens(request: GenerationRequest, choice: Mapping[str, Any], piece: Piece) -> int | None:
-    """Return a completion's tokens as far as its choice tells them; None where it does not."""
+    """Return a completion's number of tokens if its choice implies it, else None."""
     if piece.tokens:
         return len(piece.tokens)
     return max_tokens_of(request.sampling) if choice.get("finish_reason") == "length" else None
 
 
-def _behind(written: str, text: str) -> str:
+def _without_beginning(written: str, text: str) -> str:
     if not text.startswith(written):
         raise RequestFailedError(
-            f"the model was to write a message that begins with the program's text {written!r:.120}, and wrote "
-            f"{text!r:.120}; ask for that form in the message before"
+            f"the model's message must start with the program's text {written!r:.120}, but it is {text!r:.120}; ask "
+            "for this form in the message before it"
         )
     return text[len(written) :]
 
 
 class CompletionDialect(Dialect):
-    """`/completions`: goes on with any text."""
+    """`/completions`: continues any text."""
 
     path = "/completions"
     max_top_logprobs = 5
     writes_whole_messages = False
 
     def body(self, request: GenerationRequest) -> dict[str, Any]:
-        """Return what to send; see Dialect."""
+        """Return the body of a request; see Dialect."""
         sampling = request.sampling
         fields = common_fields(sampling)
         if sampling.return_logprob:
@@ -186,9 +187,9 @@ class CompletionDialect(Dialect):
         return {"model": self._model, "prompt": request.prompt, **fields}
 
     def scoring_body(self, texts: Sequence[str]) -> dict[str, Any]:
-        """Return what to send in order to have texts echoed with their log-probabilities."""
-        wish = {"echo": True, "logprobs": 0, "max_tokens": 1, "temperature": 0.0}
-        return {"model": self._model, "prompt": list(texts), **wish}
+        """Return the body of a request that echoes texts with their log-probabilities."""
+        options = {"echo": True, "logprobs": 0, "max_tokens": 1, "temperature": 0.0}
+        return {"model": self._model, "prompt": list(texts), **options}
 
     def _check_whole(self, choice: Mapping[str, Any]) -> None:
         if not isinstance(choice.get("text"), str):
@@ -197,28 +198,28 @@ class CompletionDialect(Dialect):
     def _piece(self, choice: Mapping[str, Any]) -> Piece:
         logprobs = choice.get("logprobs") or {}
         pairs = zip(logprobs.get("token_logprobs") or (), logprobs.get("tokens") or (), strict=True)
-        likeliest = [place or {} for place in logprobs.get("top_logprobs") or ()]
-        top = [[[p, None, text] for text, p in place.items()] for place in likeliest]
+        top_of_token = [place or {} for place in logprobs.get("top_logprobs") or ()]
+        top = [[[p, None, text] for text, p in place.items()] for place in top_of_token]
         return Piece(choice.get("text") or "", "", tuple([[p, None, text] for p, text in pairs]), tuple(top))
 
 
 class ChatDialect(Dialect):
     """`/chat/completions`: answers a list of messages.
 
-    It cannot go on with a message that is there in part, unless it knows `continue_final_message`. Where the program
-    has written the beginning of the answer, the whole message is asked for, and has to begin so.
+    It cannot continue a partial message, unless it supports `continue_final_message`. If the program has written the
+    beginning of an answer, the whole message is requested, and must start with this beginning.
     """
 
     path = "/chat/completions"
     max_top_logprobs = 20
 
     def __init__(self, model: str, template: ChatTemplate, *, continues: bool, limit_name: str) -> None:
-        """Take note of what endpoints differ in.
+        """Create the dialect of one endpoint.
 
         Args:
-            template: how the program's text writes chats, of which the endpoint knows nothing.
-            continues: it goes on with a message that is there in part.
-            limit_name: of the field that bounds the tokens.
+            template: format of chats in the program's text; the endpoint does not see it.
+            continues: the endpoint supports `continue_final_message`.
+            limit_name: name of the field that limits the tokens.
         """
         super().__init__(model)
         self._template = template
@@ -227,7 +228,7 @@ class ChatDialect(Dialect):
         self._limit_name = limit_name
 
     def body(self, request: GenerationRequest) -> dict[str, Any]:
-        """Return what to send; see Dialect."""
+        """Return the body of a request; see Dialect."""
         sampling = request.sampling
         messages = self._messages(request)
         fields = common_fields(sampling, taken=("json_schema",))
@@ -241,18 +242,18 @@ class ChatDialect(Dialect):
         return {"model": self._model, "messages": messages, **fields}
 
     def written(self, request: GenerationRequest) -> str:
-        """Return what the answer has to begin with; see Dialect."""
+        """Return the text with which the answer must start; see Dialect."""
         return "" if self._continues else str(request.messages[-1]["content"])
 
     def _messages(self, request: GenerationRequest) -> list[dict[str, Any]]:
         chat = request.messages
         if not chat or chat[-1]["role"] != "assistant":
             raise InvalidPromptError(
-                "a chat endpoint answers messages: write gen and select within assistant(...), behind a user(...), or "
-                "make the backend with is_chat=False where the endpoint completes text"
+                "a chat endpoint answers messages: use gen and select within assistant(...), after a user(...); if the "
+                "endpoint can complete text, create the backend with is_chat=False"
             )
         if self._template.text_of(chat) != request.prompt:
-            raise InvalidPromptError("a chat endpoint sees messages only: write no text between them")
+            raise InvalidPromptError("a chat endpoint only gets messages: append no text outside of messages")
         messages = [dict(message) for message in chat]
         if self._continues and chat[-1]["content"]:
             return messages
@@ -275,14 +276,14 @@ class ChatDialect(Dialect):
 
 
 def _check_may_be_whole(sampling: Sampling) -> None:
-    """Refuse what would not be the same of a message that the model writes from its beginning."""
-    named = ("stop", "return_logprob", "json_schema")
-    strange = [name for name in named if getattr(sampling, name)]
-    if strange:
+    """Refuse parameters whose result would differ if the endpoint writes the whole message."""
+    names = ("stop", "return_logprob", "json_schema")
+    refused = [name for name in names if getattr(sampling, name)]
+    if refused:
         raise UnsupportedFeatureError(
-            f"{', '.join(strange)}: a chat endpoint cannot go on with the beginning of a message; let gen begin the "
-            "message, say @function(num_api_spec_tokens=...) for several gens with stop strings in one, or make the "
-            "backend with continue_final_message=True where the server knows it"
+            f"{', '.join(refused)}: a chat endpoint cannot continue a partial message. Start the message with gen, or "
+            "use @function(num_api_spec_tokens=...) for several gens with stop strings in one message, or create the "
+            "backend with continue_final_message=True if the server supports it"
         )
 
 

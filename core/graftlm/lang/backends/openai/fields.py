@@ -1,4 +1,4 @@
-"""What chat and completion endpoints have in common on the wire."""
+"""The fields that requests and answers of chat and completion endpoints have in common."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ __all__ = [
     "tokens_of_each",
 ]
 
-#: What engines and their servers take when nobody says; endpoints differ.
+#: The limit of a `gen` without `max_tokens`. It equals that of engines and servers; endpoints have various defaults.
 DEFAULT_MAX_TOKENS: Final = 128
 
-#: Fields under the same name on the wire.
+#: Fields of Sampling with the same name in a body, and those that other code writes into a body.
 _SAME: Final = ("n", "temperature", "top_p", "frequency_penalty", "presence_penalty")
 _ELSEWHERE: Final = ("max_tokens", "stop", "return_logprob", "top_logprobs_num", "return_text_in_logprobs")
 
-#: Fields that no such endpoint has, and the value that asks for nothing.
+#: Fields that such endpoints lack -> value without effect, which is accepted.
 _NEUTRAL: Final[Mapping[str, Any]] = {
     "top_k": -1, "min_p": 0.0, "min_tokens": 0, "ignore_eos": False, "logprob_start_len": -1, "stop_token_ids": (),
     "stop_regex": (),
@@ -35,7 +35,7 @@ _NEUTRAL: Final[Mapping[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class CallTokens:
-    """What one call took."""
+    """The tokens of one call."""
 
     prompt: int = 0
     completion: int = 0
@@ -46,19 +46,19 @@ def common_fields(sampling: Sampling, *, taken: tuple[str, ...] = ()) -> dict[st
     """Return the fields of a body that both kinds of endpoints have.
 
     Args:
-        taken: further fields of a Sampling that the caller writes.
+        taken: further fields of Sampling that the caller writes into the body.
 
     Raises:
-        UnsupportedFeatureError: the sampling asks for what such endpoints do not have.
+        UnsupportedFeatureError: a parameter is set that such endpoints do not support.
     """
     given = sampling.given()
     known = {*_SAME, *_ELSEWHERE, *taken}
-    strange = [name for name in given if name not in known and given[name] != _NEUTRAL.get(name)]
-    if strange:
-        is_dtype = sampling.regex in DTYPE_PATTERNS.values()  # which is written as a pattern by now
-        written = ["dtype" if name == "regex" and is_dtype else name for name in strange]
+    refused = [name for name in given if name not in known and given[name] != _NEUTRAL.get(name)]
+    if refused:
+        is_dtype = sampling.regex in DTYPE_PATTERNS.values()  # a dtype has been replaced by its pattern
+        names = ["dtype" if name == "regex" and is_dtype else name for name in refused]
         raise UnsupportedFeatureError(
-            f"{', '.join(written)}: this endpoint has no such field; leave it out, or run the program on an Engine or "
+            f"{', '.join(names)}: this endpoint has no such field; leave it out, or run the program on an Engine or "
             "a RuntimeEndpoint"
         )
     fields: dict[str, Any] = {name: given[name] for name in _SAME if name in given}
@@ -68,19 +68,19 @@ def common_fields(sampling: Sampling, *, taken: tuple[str, ...] = ()) -> dict[st
 
 
 def choices_of(answer: Any) -> list[dict[str, Any]]:
-    """Return the choices of an answer, or of an event of a stream, in order.
+    """Return the choices of an answer, or of a stream's event, in order.
 
     Raises:
-        EngineError: it has none.
+        EngineError: the answer has no list of choices.
     """
     choices = answer.get("choices") if isinstance(answer, dict) else None
     if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
-        raise EngineError(f"the endpoint answered no choices but {answer!r:.200}; is base_url right?")
+        raise EngineError(f"the endpoint must answer with choices, got {answer!r:.200}; is base_url right?")
     return sorted(choices, key=lambda choice: int(choice.get("index") or 0))
 
 
 def call_tokens(answer: Mapping[str, Any]) -> CallTokens:
-    """Return the tokens of an answer; 0 where the endpoint does not tell."""
+    """Return the tokens of an answer; 0 if the endpoint does not report them."""
     usage = answer.get("usage") or {}
     details = usage.get("prompt_tokens_details") or {}
     counts = (usage.get("prompt_tokens"), usage.get("completion_tokens"), details.get("cached_tokens"))
@@ -88,20 +88,21 @@ def call_tokens(answer: Mapping[str, Any]) -> CallTokens:
 
 
 def max_tokens_of(sampling: Sampling) -> int:
-    """Return the most tokens that a completion may have."""
+    """Return the limit of a completion's tokens."""
     return DEFAULT_MAX_TOKENS if sampling.max_tokens is None else sampling.max_tokens
 
 
 def tokens_of_each(total: int, num_letters: Sequence[int], known: Sequence[int | None]) -> list[int]:
-    """Return the tokens of each completion of a call whose answer only tells their sum.
+    """Return the number of tokens of each completion, if an answer only reports their sum.
 
     Args:
-        total: that sum.
-        num_letters: of each completion. By these, those whose tokens are not known share what is left of the sum.
-        known: tokens of each; None where nothing tells them.
+        total: the sum.
+        num_letters: length of each completion. Completions with an unknown number of tokens share the rest of the sum
+            in proportion to their lengths.
+        known: number of tokens of each completion; None if it is unknown.
     """
     left = total - sum(number or 0 for number in known)
-    if left < 0 or (left and None not in known):  # what seemed to be known is wrong
+    if left < 0 or (left and None not in known):  # the known numbers contradict the sum
         left, known = total, [None] * len(known)
     letters = [length if number is None else 0 for length, number in zip(num_letters, known, strict=True)]
     every = max(sum(letters), 1)
@@ -111,7 +112,7 @@ def tokens_of_each(total: int, num_letters: Sequence[int], known: Sequence[int |
 
 
 def finish_reason(choice: Mapping[str, Any], num_tokens: int) -> dict[str, Any] | None:
-    """Return why a completion ended, as SGLang writes it; None while it goes on."""
+    """Return why a completion ended, in SGLang's form; None if it has not ended."""
     match choice.get("finish_reason"):
         case None:
             return None

@@ -1,4 +1,4 @@
-"""What a model thinks before it answers, kept apart from the answer."""
+"""Separates a model's reasoning from its answer."""
 
 from dataclasses import replace
 from typing import Final
@@ -6,23 +6,23 @@ from typing import Final
 from graftlm.chat.reasoning import ReasoningSplitter, check_model_type
 from graftlm.lang.backend import Generation
 
-__all__ = ["REASONING_SUFFIX", "Thoughts", "check_model_type"]
+__all__ = ["REASONING_SUFFIX", "ReasoningFilter", "check_model_type"]
 
-#: Behind a variable's name: the variable of the reasoning that led to it. Also its key in `meta_info`.
+#: The reasoning before the text of variable `x` is the variable `x` + this suffix.
 REASONING_SUFFIX: Final = "_reasoning_content"
 _KEY: Final = "reasoning_content"
 
 
-class Thoughts:
-    """Takes the reasoning out of one completion, which may grow."""
+class ReasoningFilter:
+    """Removes the reasoning from one completion, which may grow."""
 
     def __init__(self, model_type: str, prompt: str) -> None:
         self._splitter = ReasoningSplitter(model_type, prompt)
 
-    def out_of(self, generation: Generation) -> Generation:
-        """Return a completion without its reasoning, which is in `meta_info` as `reasoning_content`.
+    def apply(self, generation: Generation) -> Generation:
+        """Return a completion without its reasoning, which is added to `meta_info` as `reasoning_content`.
 
-        Where the backend has told the two apart, as chat endpoints do, its word counts.
+        A completion whose reasoning the backend has separated, as chat endpoints do, is returned unchanged.
         """
         if _KEY in generation.meta_info:
             return generation
