@@ -31,6 +31,10 @@ def post(client, path, **body):
     return response.json()
 
 
+def test_sglangs_frontend_may_report_joined_texts(client):
+    post(client, "/concate_and_append_request", src_rids=["a", "b"], dst_rid="c")
+
+
 class Background:
     """A request to /generate that runs in a thread."""
 

@@ -140,11 +140,14 @@ class TestAnswer:
 
     def test_zero_new_tokens_only_cache_the_prompt(self, generate):
         prompt = "Computed for the cache alone. " * 3
-        answer = generate(text=prompt, sampling_params={"max_new_tokens": 0}, return_logprob=True, logprob_start_len=0)
+        greedy = {"max_new_tokens": 0, "temperature": 0}
+        answer = generate(text=prompt, sampling_params=greedy, return_logprob=True, logprob_start_len=0)
         assert (answer["text"], answer["output_ids"]) == ("", [])
         assert answer["meta_info"]["finish_reason"] == {"type": "length", "length": 0}
         assert answer["meta_info"]["completion_tokens"] == 0
-        assert answer["meta_info"]["output_token_logprobs"] == []
+        (next_token,) = answer["meta_info"]["output_token_logprobs"]
+        assert [next_token[1]] == generate(text=prompt, sampling_params=greedy | {"max_new_tokens": 1})["output_ids"]
+        assert answer["meta_info"]["output_token_logprobs_length"] == 1
         assert len(answer["meta_info"]["input_token_logprobs"]) == answer["meta_info"]["prompt_tokens"]
         assert generate(text=prompt)["meta_info"]["cached_tokens"] > 0
 

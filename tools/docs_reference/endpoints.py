@@ -23,6 +23,8 @@ This page lists every public route of the server's `/openapi.json`. [The server]
 the behaviour under load and failure. For SGLang's clients, `PUT /generate`, `GET /flush_cache`, `GET /start_profile`,
 `GET /stop_profile`, `GET /get_model_info` and `GET /get_server_info` are aliases of `POST /generate`,
 `POST /flush_cache`, `POST /start_profile`, `POST /stop_profile`, `GET /model_info` and `GET /server_info`.
+`POST /concate_and_append_request` is accepted without effect: SGLang's frontend calls it after it has joined texts,
+which the prefix cache finds in the next request.
 """
 
 

@@ -85,7 +85,8 @@ class AnswerWriter:
             meta["e2e_latency"] = self._seconds()
         if completion.logprobs is not None:
             meta |= self._input_logprobs(output)
-            meta |= self._outputs[index].write(() if hides_output else completion.logprobs, self._num_top)
+            # Without output, the log-probabilities are those of the next token.
+            meta |= self._outputs[index].write(completion.logprobs, self._num_top)
         return {"text": "" if hides_output else completion.text, "output_ids": token_ids, "meta_info": meta}
 
     @property
@@ -133,7 +134,8 @@ class _OutputLogprobs:
         for logprob in logprobs[len(self._sampled) :]:
             self._sampled.append(self._entry(logprob.token_id, logprob.logprob))
             self._top.append([self._entry(*pair) for pair in logprob.top])
-        return {"output_token_logprobs": self._sampled} | ({"output_top_logprobs": self._top} if num_top else {})
+        known = {"output_token_logprobs": self._sampled, "output_token_logprobs_length": len(self._sampled)}
+        return known | ({"output_top_logprobs": self._top} if num_top else {})
 
 
 def _finish_reason(completion: Completion, num_tokens: int | None) -> dict[str, Any] | None:

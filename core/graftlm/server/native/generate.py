@@ -50,6 +50,12 @@ def make_router(manager: TokenizerManager) -> APIRouter:
         answers = await until_disconnect(request, _answers(manager, body))
         return Response(msgspec.json.encode(answers), media_type="application/json")
 
+    @router.post("/concate_and_append_request", summary="Accepted without effect", include_in_schema=False)
+    async def concatenate() -> dict[str, bool]:
+        # SGLang's frontend calls this after it has joined the texts of forks. Their tokens are in the prefix cache, and
+        # the next request contains the joined text, so there is nothing to do.
+        return {"success": True}
+
     return router
 
 

@@ -77,7 +77,12 @@ class MetaInfo(_Body):
         default=None,
         description="[log-probability, token id, text] of each prompt token; the first log-probability is null.",
     )
-    output_token_logprobs: list[_Entry] | None = Field(default=None, description="The same for the output's tokens.")
+    output_token_logprobs: list[_Entry] | None = Field(
+        default=None, description="The same for the output's tokens; with max_new_tokens 0, for the next token."
+    )
+    output_token_logprobs_length: int | None = Field(
+        default=None, description="Number of entries in output_token_logprobs."
+    )
     input_top_logprobs: list[list[_Entry] | None] | None = Field(
         default=None, description="The most likely tokens at each position of the prompt."
     )
