@@ -40,7 +40,7 @@ def test_a_plain_value_becomes_the_only_argument(in_process):
 
     states = program.run_batch(["a", "b"], backend=in_process)
     assert [state.text() for state in states] == ["a", "b"]
-    with pytest.raises(RequestError, match="a mapping for each run"):
+    with pytest.raises(RequestError, match="a mapping or a list of arguments for each run"):
         add.run_batch([1], backend=in_process)
 
 
@@ -109,4 +109,4 @@ def test_more_choices_than_the_queue_holds_are_scored_one_after_the_other(narrow
 
 def test_more_completions_than_the_queue_holds_are_refused_at_once(narrow_engine):
     with pytest.raises(ProgramError, match="n=5: this engine's queue has room for 4"):
-        function(lambda s: s.__iadd__("1 + 1 =" + gen("x", n=5))).run(backend=narrow_engine)
+        function(lambda s: s.__iadd__("1 + 1 =" + gen("x", n=5))).run(backend=narrow_engine).text()

@@ -383,7 +383,7 @@ def test_an_error_that_n_does_not_cause_is_reported_unchanged(in_process):
             forks += gen("x", temperature=-1.0)
 
     with pytest.raises(ProgramError, match="temperature"):
-        function(program).compile().run(backend=in_process)
+        function(program).compile().run(backend=in_process).text()
 
 
 def test_branches_with_several_gens_share_no_request(counting):
@@ -476,7 +476,7 @@ def test_nested_forks_may_exceed_pythons_recursion_limit(in_process):
 def test_a_wrong_argument_fails_at_the_line_that_appends_it(in_process):
     compiled = function(joined).compile()
     with pytest.raises(ProgramError, match="got int 5") as caught:
-        compiled.run(5, backend=in_process)
+        compiled.run(5, backend=in_process).text()
     assert isinstance(caught.value.__cause__, InvalidPromptError)
     assert caught.value.lineno == joined.__code__.co_firstlineno + 1
 
@@ -490,7 +490,7 @@ def test_an_error_in_a_branch_ends_the_run_with_its_line(backend, all_requests_e
         s += f"{bad['y']}{good['z']}"
 
     with pytest.raises(ProgramError, match="temperature") as caught:
-        function(program).compile().run(backend=backend)
+        function(program).compile().run(backend=backend).text()
     assert isinstance(caught.value.__cause__, RequestError)
     assert caught.value.lineno == program.__code__.co_firstlineno + 3
     all_requests_end()

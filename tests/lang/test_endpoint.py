@@ -13,6 +13,7 @@ from graftlm import OpenAI, RuntimeEndpoint, assistant, function, gen, select, u
 from graftlm.errors import (
     ConfigError,
     EngineError,
+    GrammarError,
     ProgramError,
     PromptTooLongError,
     RequestFailedError,
@@ -125,7 +126,7 @@ def test_a_server_without_a_model_name_needs_a_template(options):
     program = function(lambda s: s.__iadd__(user("1 + 1?") + assistant(gen("x"))))
     with AppServer(sglang(**options)) as server:
         with RuntimeEndpoint(server.url) as endpoint, pytest.raises(ProgramError, match="to the backend") as caught:
-            program.run(backend=endpoint)
+            program.run(backend=endpoint).text()
         assert isinstance(caught.value.__cause__, UnsupportedFeatureError)
         with RuntimeEndpoint(server.url, chat_template="gemma") as endpoint:
             assert program.run(backend=endpoint).text().startswith("<start_of_turn>user\n")
@@ -150,7 +151,7 @@ def test_a_refused_model_info_request_is_an_error():
         RuntimeEndpoint(server.url) as endpoint,
         pytest.raises(ProgramError, match="who are"),
     ):
-        program.run(backend=endpoint)
+        program.run(backend=endpoint).text()
 
 
 def event(text, reason=None):
@@ -220,7 +221,7 @@ def test_missing_completions_are_an_error(answer, match):
         RuntimeEndpoint(server.url) as endpoint,
         pytest.raises(ProgramError, match=match) as caught,
     ):
-        program.run(backend=endpoint)
+        program.run(backend=endpoint).text()
     assert isinstance(caught.value.__cause__, EngineError)
 
 
@@ -229,7 +230,7 @@ def test_the_error_for_a_url_with_v1_names_the_url(server):
         RuntimeEndpoint(f"{server.url}/v1") as backend,
         pytest.raises(ProgramError, match=r"404.*/v1/generate; leave /v1 out of base_url"),
     ):
-        function(lambda s: s.__iadd__("a" + gen("x"))).run(backend=backend)
+        function(lambda s: s.__iadd__("a" + gen("x"))).run(backend=backend).text()
 
 
 def garbled(**routes):
@@ -289,7 +290,7 @@ def test_malformed_scores_are_an_error(routes, says):
         RuntimeEndpoint(server.url) as endpoint,
         pytest.raises(ProgramError, match=f"{server.url}{says}") as caught,
     ):
-        function(lambda s: s.__iadd__("a" + select("x", ["b", "c"]))).run(backend=endpoint)
+        function(lambda s: s.__iadd__("a" + select("x", ["b", "c"]))).run(backend=endpoint).text()
     assert type(caught.value.__cause__) is EngineError
 
 
@@ -301,7 +302,7 @@ def test_a_malformed_chat_template_is_an_error(template):
         RuntimeEndpoint(server.url) as endpoint,
         pytest.raises(ProgramError, match="/get_model_info answered a") as caught,
     ):
-        function(lambda s: s.__iadd__(user("a"))).run(backend=endpoint)
+        function(lambda s: s.__iadd__(user("a"))).run(backend=endpoint).text()
     assert type(caught.value.__cause__) is EngineError
 
 
@@ -322,9 +323,9 @@ def test_a_wrong_option_is_refused_at_once(make):
 
 @pytest.mark.parametrize(
     ("prompt", "options", "kind"),
-    [("a", {"stop_regex": "a"}, UnsupportedFeatureError), ("a b " * 20_000, {}, PromptTooLongError)],
+    [("a", {"json_schema": '{"type": 5}'}, GrammarError), ("a b " * 20_000, {}, PromptTooLongError)],
 )
 def test_an_error_has_the_same_cause_on_every_backend(backend, prompt, options, kind):
     with pytest.raises(ProgramError) as caught:
-        function(lambda s: s.__iadd__(prompt + gen("x", max_tokens=1, **options))).run(backend=backend)
+        function(lambda s: s.__iadd__(prompt + gen("x", max_tokens=1, **options))).run(backend=backend).text()
     assert type(caught.value.__cause__) is kind

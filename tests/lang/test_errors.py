@@ -44,13 +44,13 @@ def test_a_read_raises_with_file_and_line(backend):
         return s.error()
 
     with pytest.raises(ProgramError, match="temperature") as caught:
-        program.run(backend=backend)
+        program.run(backend=backend).text()
     assert caught.value.lineno == line_of(program, "# this line")
 
 
 def test_the_cause_is_the_error_of_the_backend(in_process):
     with pytest.raises(ProgramError) as caught:
-        function(lambda s: s.__iadd__("a" + gen("x", top_p=3.0))).run(backend=in_process)
+        function(lambda s: s.__iadd__("a" + gen("x", top_p=3.0))).run(backend=in_process).text()
     assert isinstance(caught.value.__cause__, SamplingParamsError)
 
 
@@ -64,7 +64,7 @@ def test_the_line_is_that_of_the_helper_that_appended(backend):
         helper(s)
 
     with pytest.raises(ProgramError) as caught:
-        program.run(backend=backend)
+        program.run(backend=backend).text()
     lines, first = inspect.getsourcelines(helper)
     assert caught.value.lineno == first + next(i for i, line in enumerate(lines) if "# here" in line)
 
@@ -122,7 +122,7 @@ def test_messages_cannot_be_nested(in_process):
             s += user("Hi")
 
     with pytest.raises(ProgramError, match="a message of user is open"):
-        program.run(backend=in_process)
+        program.run(backend=in_process).text()
 
 
 def test_a_program_needs_a_backend_and_an_argument():
@@ -151,7 +151,7 @@ def test_an_unreachable_server_is_reported():
         RuntimeEndpoint("http://127.0.0.1:9") as nobody,
         pytest.raises(ProgramError, match=r"127\.0\.0\.1:9") as caught,
     ):
-        program.run(backend=nobody)
+        program.run(backend=nobody).text()
     assert isinstance(caught.value.__cause__, UnavailableError)
 
 
@@ -171,7 +171,7 @@ def test_a_select_on_a_backend_without_logprobs_is_an_error():
             raise UnsupportedFeatureError("this backend has no log-probabilities")
 
     with pytest.raises(ProgramError, match="no log-probabilities"):
-        function(lambda s: s.__iadd__("a" + select("x", ["b"]))).run(backend=NoLogprobs())
+        function(lambda s: s.__iadd__("a" + select("x", ["b"]))).run(backend=NoLogprobs()).text()
 
 
 def read_in_scope(s):

@@ -367,7 +367,7 @@ def test_messages_cannot_be_appended_within_another(in_process):
         forks.join("concate_and_append")
 
     with pytest.raises(ProgramError, match="a message of user is open"):
-        program.run(backend=in_process)
+        program.run(backend=in_process).text()
 
 
 @pytest.mark.parametrize("func", [append_messages, append_within_a_message])

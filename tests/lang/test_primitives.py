@@ -252,14 +252,9 @@ def test_a_wrong_argument_is_refused_where_it_is_appended(make, error, says):
         make()
 
 
-def test_a_stop_regex_is_refused_by_backends_without_one(backend):
-    with pytest.raises(ProgramError, match="stop_regex"):
-        one(gen("x", stop_regex="[.]"), backend)
-
-
 def test_dtype_beside_a_regex_is_refused(backend):
     with pytest.raises(ProgramError, match="cannot be combined with regex"):
-        one(gen("x", dtype=int, regex="a"), backend)
+        one(gen("x", dtype=int, regex="a"), backend).text()
 
 
 def test_a_server_without_a_template_uses_the_named_one(server):
@@ -296,7 +291,6 @@ def test_max_tokens_may_be_zero(given, stream, backend):
         assert text == ""
         assert (meta["completion_tokens"], meta["finish_reason"]) == (0, {"type": "length", "length": 0})
         assert meta["prompt_tokens"] > 0
-        assert not meta.get("output_token_logprobs")
 
 
 @pytest.mark.parametrize(
@@ -351,10 +345,10 @@ def test_invalid_expressions_are_refused_by_name(make, says):
 )
 def test_the_error_for_a_refused_value_has_its_type_and_limit(in_process, options, says):
     with pytest.raises(ProgramError, match=says):
-        function(lambda s: s.__iadd__("a" + gen("x", **options))).run(backend=in_process)
+        function(lambda s: s.__iadd__("a" + gen("x", **options))).run(backend=in_process).text()
 
 
 def test_more_completions_than_any_engine_supports_are_refused_first(narrow_engine):
     for n, says in ((129, "n must be between 1 and 128"), (5, "queue has room for 4")):
         with pytest.raises(ProgramError, match=says):
-            function(lambda s, n: s.__iadd__("a" + gen("x", n=n))).run(n=n, backend=EngineBackend(narrow_engine))
+            function(lambda s, n: s.__iadd__("a" + gen("x", n=n))).run(n=n, backend=EngineBackend(narrow_engine)).text()

@@ -213,4 +213,4 @@ def test_a_select_without_a_prompt_is_an_error(backend):
         s += select("x", ["a", "b"])
 
     with pytest.raises(ProgramError, match="text is empty"):
-        program.run(backend=backend)
+        program.run(backend=backend).text()

@@ -4,6 +4,9 @@ A program is a function under `@function`; it appends text and expressions such 
 has examples.
 """
 
+from importlib import import_module
+from typing import Any
+
 from graftlm.lang.backend import Backend, Generation, GenerationRequest, SpeculatingBackend
 from graftlm.lang.backends.endpoint import RuntimeEndpoint
 from graftlm.lang.backends.engine import EngineBackend
@@ -11,6 +14,7 @@ from graftlm.lang.backends.openai import OpenAI
 from graftlm.lang.backends.usage import ApiUsage
 from graftlm.lang.choices import (
     ChoiceScore,
+    ChoicesDecision,
     ChoicesMethod,
     Decision,
     greedy_token_selection,
@@ -18,7 +22,7 @@ from graftlm.lang.choices import (
     unconditional_likelihood_normalized,
 )
 from graftlm.lang.compiler import CompiledProgram
-from graftlm.lang.default_backend import flush_cache, set_default_backend
+from graftlm.lang.default_backend import flush_cache, get_server_info, set_default_backend
 from graftlm.lang.graph import Graph
 from graftlm.lang.primitives import (
     assistant,
@@ -39,27 +43,37 @@ from graftlm.lang.primitives import (
     video,
 )
 from graftlm.lang.program import Program, function
+from graftlm.lang.refused_names import REFUSED_NAMES
+from graftlm.lang.runtime import Runtime
 from graftlm.lang.sampling import Sampling
 from graftlm.lang.state import ProgramState, ProgramStateGroup
 
 __all__ = [
+    "Anthropic",
     "ApiUsage",
     "Backend",
     "ChoiceScore",
+    "ChoicesDecision",
     "ChoicesMethod",
     "CompiledProgram",
     "Decision",
+    "Engine",
     "EngineBackend",
     "Generation",
     "GenerationRequest",
     "Graph",
+    "LiteLLM",
     "OpenAI",
     "Program",
     "ProgramState",
     "ProgramStateGroup",
+    "Runtime",
     "RuntimeEndpoint",
     "Sampling",
+    "ServerArgs",
     "SpeculatingBackend",
+    "VertexAI",
+    "__version__",
     "assistant",
     "assistant_begin",
     "assistant_end",
@@ -68,6 +82,8 @@ __all__ = [
     "gen",
     "gen_int",
     "gen_string",
+    "get_server_info",
+    "global_config",
     "greedy_token_selection",
     "image",
     "select",
@@ -83,3 +99,16 @@ __all__ = [
     "user_end",
     "video",
 ]
+
+Anthropic = REFUSED_NAMES["Anthropic"]
+LiteLLM = REFUSED_NAMES["LiteLLM"]
+ServerArgs = REFUSED_NAMES["ServerArgs"]
+VertexAI = REFUSED_NAMES["VertexAI"]
+global_config = REFUSED_NAMES["global_config"]
+
+
+def __getattr__(name: str) -> Any:
+    """Return names of graftlm that are not part of the language, but that SGLang's programs import with it."""
+    if name not in ("Engine", "__version__"):
+        raise AttributeError(f"module 'graftlm.lang' has no attribute {name!r}")
+    return getattr(import_module("graftlm"), name)

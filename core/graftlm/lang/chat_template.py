@@ -157,6 +157,10 @@ CHAT_TEMPLATES: Final[Mapping[str, NamedTemplate]] = {
 }
 
 
+#: SGLang's name of a template -> the name in CHAT_TEMPLATES.
+_ALIASES: Final = {"llama-3-instruct": "llama-3", "gemma-it": "gemma"}
+
+
 def find_template(name: str | None, model: str) -> ChatTemplate:
     """Return a template of CHAT_TEMPLATES.
 
@@ -168,6 +172,7 @@ def find_template(name: str | None, model: str) -> ChatTemplate:
         UnsupportedFeatureError: no name is given, and no template matches the model's name.
     """
     check_template_name(name)
+    name = name if name is None else _ALIASES.get(name, name)
     fitting = [key for key, template in CHAT_TEMPLATES.items() if re.search(template.models, model, re.IGNORECASE)]
     chosen = name or next(iter(fitting), None)
     if chosen is None:
@@ -184,7 +189,7 @@ def check_template_name(name: str | None) -> None:
     Raises:
         ConfigError: it does not exist.
     """
-    if name is not None and (not isinstance(name, str) or name not in CHAT_TEMPLATES):
+    if name is not None and (not isinstance(name, str) or _ALIASES.get(name, name) not in CHAT_TEMPLATES):
         raise ConfigError(f"there is no chat template {name!r}; the names are {_template_names()}")
 
 

@@ -1,21 +1,27 @@
 """Methods by which `select` picks a choice, given the log-probabilities of its tokens."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Final
+from typing import Any, Final
 
 from graftlm.errors import RequestError
 
 __all__ = [
     "CHOICES_METHODS",
+    "CallableMethod",
     "ChoiceScore",
+    "ChoicesDecision",
     "ChoicesMethod",
     "Decision",
+    "Selection",
     "greedy_token_selection",
     "token_length_normalized",
     "unconditional_likelihood_normalized",
 ]
+
+#: The tokens of a text in SGLang's form: [log-probability, token id, text] each.
+Entries = Sequence[Sequence[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,32 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
+class ChoicesDecision:
+    """The result of a choices method that is called, under SGLang's names.
+
+    Attributes:
+        decision: the selected choice.
+        meta_info: for `s.get_meta_info(name)`.
+    """
+
+    decision: str
+    meta_info: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The choice that a `select` appends.
+
+    Attributes:
+        index: index of the choice.
+        meta_info: for `s.get_meta_info(name)`.
+    """
+
+    index: int
+    meta_info: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class ChoicesMethod:
     """A method that selects one of several choices.
 
@@ -76,6 +108,117 @@ class ChoicesMethod:
                 f"choices, got {decision!r}"
             )
         return decision
+
+    def select(self, choices: Sequence[str], scores: Sequence[ChoiceScore]) -> Selection:
+        """Return the selected choice with its meta information; raises like `take`."""
+        decision = self.take(scores)
+        meta_info = _meta_info(self, choices, scores) | {"normalized_prompt_logprobs": list(decision.scores)}
+        return Selection(decision.index, meta_info)
+
+    @property
+    def requires_unconditional_logprobs(self) -> bool:
+        """SGLang's name of `unconditional`."""
+        return self.unconditional
+
+    def __call__(
+        self,
+        *,
+        choices: Sequence[str],
+        normalized_prompt_logprobs: Sequence[float],
+        input_token_logprobs: Sequence[Entries],
+        output_token_logprobs: Sequence[Entries] = (),
+        unconditional_token_logprobs: Sequence[Entries] | None = None,
+    ) -> ChoicesDecision:
+        """Select a choice by log-probabilities in SGLang's form: [log-probability, token id, text] for each token.
+
+        Raises:
+            RequestError: the method needs the unconditional log-probabilities; or see `take`.
+        """
+        if self.unconditional and unconditional_token_logprobs is None:
+            raise RequestError(f"choices_method {self.name!r} needs unconditional_token_logprobs")
+        alone: Sequence[Entries | None] = unconditional_token_logprobs or [None] * len(choices)
+        decision = self.take([_score(own, other) for own, other in zip(input_token_logprobs, alone, strict=True)])
+        meta_info = {
+            "normalized_prompt_logprobs": list(normalized_prompt_logprobs),
+            "input_token_logprobs": list(input_token_logprobs),
+            "output_token_logprobs": list(output_token_logprobs),
+        }
+        return ChoicesDecision(choices[decision.index], meta_info)
+
+
+@dataclass(frozen=True, slots=True)
+class CallableMethod:
+    """A choices method in SGLang's form: an object that is called with keyword arguments.
+
+    It gets `choices`, `normalized_prompt_logprobs`, `input_token_logprobs`, `output_token_logprobs` (empty lists) and
+    `unconditional_token_logprobs`. It returns an object with `decision`, the selected choice, and `meta_info`. If its
+    attribute `requires_unconditional_logprobs` is true, it gets the unconditional log-probabilities, else None.
+    """
+
+    call: Callable[..., Any]
+
+    @property
+    def name(self) -> str:
+        """The name of the function or of the object's class."""
+        return str(getattr(self.call, "__name__", type(self.call).__name__))
+
+    @property
+    def unconditional(self) -> bool:
+        """Whether it needs the unconditional log-probabilities."""
+        return bool(getattr(self.call, "requires_unconditional_logprobs", False))
+
+    def select(self, choices: Sequence[str], scores: Sequence[ChoiceScore]) -> Selection:
+        """Return the selected choice with its meta information.
+
+        Raises:
+            RequestError: the result has no `decision` that is one of the choices.
+        """
+        meta_info = _meta_info(self, choices, scores)
+        decided = self.call(
+            choices=list(choices),
+            normalized_prompt_logprobs=meta_info["normalized_prompt_logprobs"],
+            input_token_logprobs=meta_info["input_token_logprobs"],
+            output_token_logprobs=[[] for _ in choices],
+            unconditional_token_logprobs=meta_info.get("unconditional_token_logprobs"),
+        )
+        decision = getattr(decided, "decision", None)
+        if not isinstance(decision, str) or decision not in choices:
+            raise RequestError(
+                f"choices_method {self.name} must return an object whose decision is one of {list(choices)!r:.200}, "
+                f"got {decided!r:.200}"
+            )
+        return Selection(list(choices).index(decision), meta_info | (getattr(decided, "meta_info", None) or {}))
+
+
+def _meta_info(
+    method: ChoicesMethod | CallableMethod, choices: Sequence[str], scores: Sequence[ChoiceScore]
+) -> dict[str, Any]:
+    meta_info: dict[str, Any] = {
+        "choices": list(choices),
+        "choices_method": method.name,
+        "normalized_prompt_logprobs": [fmean(score.logprobs) for score in scores],
+        "input_token_logprobs": [_entries(score.logprobs, score.token_ids) for score in scores],
+        "cached_tokens": [score.cached_tokens for score in scores],
+    }
+    if method.unconditional:
+        meta_info["unconditional_token_logprobs"] = [
+            _entries(score.unconditional_logprobs or (), score.token_ids) for score in scores
+        ]
+    return meta_info
+
+
+def _entries(logprobs: Iterable[float], token_ids: Iterable[int]) -> list[list[Any]]:
+    """Return [log-probability, token id, None] for each token, the form of SGLang's `meta_info`."""
+    return [[logprob, token_id, None] for logprob, token_id in zip(logprobs, token_ids, strict=True)]
+
+
+def _score(entries: Entries, unconditional: Entries | None) -> ChoiceScore:
+    """Return a score for entries in SGLang's form; a missing log-probability counts as 0."""
+    return ChoiceScore(
+        tuple([int(entry[1]) for entry in entries]),
+        tuple([float(entry[0] or 0.0) for entry in entries]),
+        None if unconditional is None else tuple([float(entry[0] or 0.0) for entry in unconditional]),
+    )
 
 
 def _by_mean(scores: Sequence[ChoiceScore]) -> Decision:

@@ -49,7 +49,13 @@ class CompiledProgram:
         """The optimised graph. In runs with `stream=True` or `n`, states do not share requests."""
         return self._graph
 
-    def run(self, *args: Any, backend: Any = None, stream: bool = False, **kwargs: Any) -> ProgramState:
+    def __call__(self, *args: Any, **kwargs: Any) -> ProgramState:
+        """Run the program once; see `run`."""
+        return self.run(*args, **kwargs)
+
+    def run(
+        self, *args: Any, backend: Any = None, stream: bool = False, use_thread: bool = True, **kwargs: Any
+    ) -> ProgramState:
         """Run the program once; see `Program.run`."""
         return self._runner(Start()).run(*args, backend=resolve(backend), stream=stream, **kwargs)
 

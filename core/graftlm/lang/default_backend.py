@@ -1,14 +1,13 @@
 """The backend of runs that do not set one."""
 
-import asyncio
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
-from graftlm.errors import ConfigError
+from graftlm.errors import ConfigError, UnsupportedFeatureError
 from graftlm.lang.backend import Backend
 from graftlm.lang.backends.engine import EngineBackend, InProcessEngine
-from graftlm.lang.event_loop import shared_loop
+from graftlm.lang.event_loop import wait_in_shared_loop
 
-__all__ = ["as_backend", "default_backend", "flush_cache", "resolve", "set_default_backend"]
+__all__ = ["as_backend", "default_backend", "flush_cache", "get_server_info", "resolve", "set_default_backend"]
 
 _default: list[Backend] = []
 
@@ -28,7 +27,7 @@ def default_backend() -> Backend | None:
 
 
 def as_backend(backend: Any) -> Backend:
-    """Return a Backend unchanged; wrap an Engine of this process into one.
+    """Return a Backend unchanged, or that of a Runtime; wrap an Engine of this process into one.
 
     Raises:
         ConfigError: the object is neither.
@@ -37,6 +36,8 @@ def as_backend(backend: Any) -> Backend:
         raise ConfigError(f"a backend is an object, got the class {backend.__name__}; write {backend.__name__}(...)")
     if isinstance(backend, Backend):
         return backend
+    if isinstance(endpoint := getattr(backend, "endpoint", None), Backend):
+        return endpoint
     if isinstance(backend, InProcessEngine):
         return EngineBackend(backend)
     raise ConfigError(
@@ -66,4 +67,29 @@ def flush_cache(backend: Any = None) -> None:
     Raises:
         GraftlmError: the backend refuses, or fails.
     """
-    asyncio.run_coroutine_threadsafe(resolve(backend).flush_cache(), shared_loop()).result()
+    wait_in_shared_loop(_flush(resolve(backend)))
+
+
+async def _flush(backend: Backend) -> None:
+    await backend.flush_cache()
+
+
+def get_server_info(backend: Any = None) -> dict[str, Any]:
+    """Return the configuration and the state of a backend's server or engine.
+
+    Args:
+        backend: see `Program.run`.
+
+    Raises:
+        UnsupportedFeatureError: the backend does not report them.
+        GraftlmError: the server refuses, or cannot be reached.
+    """
+    chosen = resolve(backend)
+    if not isinstance(chosen, _Informative):
+        raise UnsupportedFeatureError(f"get_server_info: {type(chosen).__name__} does not report a server's state")
+    return chosen.get_server_info()
+
+
+@runtime_checkable
+class _Informative(Protocol):
+    def get_server_info(self) -> dict[str, Any]: ...

@@ -6,9 +6,12 @@ import selectors
 import sys
 import threading
 import weakref
-from typing import Final
+from collections.abc import Coroutine
+from typing import Any, Final, TypeVar
 
-__all__ = ["is_in_shared_loop", "shared_loop"]
+__all__ = ["is_in_shared_loop", "shared_loop", "wait_in_shared_loop"]
+
+T = TypeVar("T")
 
 
 _STOP_TIMEOUT_S: Final = 1.0
@@ -73,6 +76,11 @@ def shared_loop() -> asyncio.AbstractEventLoop:
     A state that waits for tokens is a suspended coroutine in this loop, so thousands of states need one thread.
     """
     return _loop_of_process.get()
+
+
+def wait_in_shared_loop(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine in the shared loop and wait for its result. Not for code that runs in this loop itself."""
+    return asyncio.run_coroutine_threadsafe(coroutine, shared_loop()).result()
 
 
 def is_in_shared_loop() -> bool:

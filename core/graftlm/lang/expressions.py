@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from graftlm.errors import InvalidPromptError, ProgramError
 from graftlm.lang.call_site import call_site, error_at
-from graftlm.lang.choices import ChoicesMethod
+from graftlm.lang.choices import CallableMethod, ChoicesMethod
 from graftlm.lang.sampling import Sampling
 
 __all__ = [
@@ -91,7 +91,7 @@ class Select(Expr):
 
     name: str | None
     choices: tuple[str, ...]
-    method: ChoicesMethod
+    method: ChoicesMethod | CallableMethod
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,9 @@ import logging
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable
 from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any
 
 from graftlm.errors import (
     GraftlmError,
@@ -313,21 +311,10 @@ class Interpreter:
             self._prompt(), select.choices, unconditional=method.unconditional, messages=self._open_chat()
         )
         self._cached_len = len(self.feed.text)
-        decision = method.take(scores)
-        choice = select.choices[decision.index]
-        meta: dict[str, Any] = {
-            "choices": list(select.choices),
-            "choices_method": method.name,
-            "normalized_prompt_logprobs": list(decision.scores),
-            "input_token_logprobs": [_entries(s.logprobs, s.token_ids) for s in scores],
-            "cached_tokens": [s.cached_tokens for s in scores],
-        }
-        if method.unconditional:
-            meta["unconditional_token_logprobs"] = [
-                _entries(s.unconditional_logprobs or (), s.token_ids) for s in scores
-            ]
+        selection = method.select(select.choices, scores)
+        choice = select.choices[selection.index]
         self._append(choice)
-        cell.fill(Value(choice, meta))
+        cell.fill(Value(choice, selection.meta_info))
 
     async def _open_message(self, role: str) -> None:
         if self._role is not None:
@@ -379,11 +366,6 @@ def _reasoning_of(value: Value) -> Value:
     if isinstance(value.meta_info, list):
         return Value([meta.get("reasoning_content", "") for meta in value.meta_info])
     return Value(value.meta_info.get("reasoning_content", ""))
-
-
-def _entries(logprobs: Iterable[float], token_ids: Iterable[int]) -> list[list[Any]]:
-    """Return [log-probability, token id, None] for each token, the form of SGLang's `meta_info`."""
-    return [[logprob, token_id, None] for logprob, token_id in zip(logprobs, token_ids, strict=True)]
 
 
 def _program_error(error: BaseException, site: CallSite | None) -> ProgramError:

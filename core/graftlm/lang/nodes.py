@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from graftlm.lang.call_site import CallSite
-from graftlm.lang.choices import ChoicesMethod
+from graftlm.lang.choices import CallableMethod, ChoicesMethod
 from graftlm.lang.expressions import Gen, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd
 from graftlm.lang.template import Produced, Slot, Template, slots_of
 
@@ -47,7 +47,7 @@ class Choose:
 
     name: str | None
     choices: tuple[str | Template, ...]
-    method: ChoicesMethod
+    method: ChoicesMethod | CallableMethod
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from graftlm.errors import ProgramError
 from graftlm.lang.backend import Backend
-from graftlm.lang.event_loop import shared_loop
+from graftlm.lang.event_loop import shared_loop, wait_in_shared_loop
 from graftlm.lang.expressions import Expr, RoleBegin, RoleEnd, Text, as_expr
 from graftlm.lang.graph import Graph
 from graftlm.lang.interpreter import Interpreter, RunContext
@@ -17,7 +17,7 @@ from graftlm.lang.steps import Action, Later, Snapshot, Take
 from graftlm.lang.template import Argument, Source
 from graftlm.lang.variables import result_of
 
-__all__ = ["cache_ahead", "shared_arguments"]
+__all__ = ["cache_ahead", "cache_now", "shared_arguments"]
 
 #: Types of arguments for which equal values give equal texts.
 _PLAIN: Final = (str, int, float, bool, type(None))
@@ -33,15 +33,25 @@ def cache_ahead(graph: Graph, backend: Backend, arguments: Mapping[str, Any]) ->
         that each run raises the error with its own line.
     """
     leading = _leading(graph, arguments)
-    interpreter = Interpreter(RunContext(backend, Sampling(), False, shared_loop()))
-    taken: Future[Snapshot] = Future()
     try:
-        for node in leading:
-            interpreter.submit(_step(node, arguments), node.site)
-        interpreter.submit(Take(taken, shared=True))
-        return Start(len(leading), result_of(taken))
+        return Start(len(leading), _snapshot_after(leading, backend, arguments, is_hint=True))
     except ProgramError:
         return Start()
+
+
+def cache_now(graph: Graph, backend: Backend) -> None:
+    """Ask the backend to cache a graph's first text, of any length.
+
+    Raises:
+        GraftlmError: the text cannot be made, or the backend refuses or fails.
+    """
+    text = _snapshot_after(_leading(graph, {}), backend, {}, is_hint=False).text
+    if text:
+        wait_in_shared_loop(_cache(backend, text))
+
+
+async def _cache(backend: Backend, text: str) -> None:
+    await backend.cache_prefix(text)
 
 
 def shared_arguments(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -53,6 +63,19 @@ def shared_arguments(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if isinstance(value, _PLAIN)
         and all(name in run and type(run[name]) is type(value) and run[name] == value for run in others)
     }
+
+
+def _snapshot_after(
+    nodes: Sequence[Node], backend: Backend, arguments: Mapping[str, Any], *, is_hint: bool
+) -> Snapshot:
+    """Run nodes on a new state and return the state after them; with `is_hint`, the backend caches a long text."""
+    interpreter = Interpreter(RunContext(backend, Sampling(), False, shared_loop()))
+    taken: Future[Snapshot] = Future()
+    for node in nodes:
+        interpreter.submit(_step(node, arguments), node.site)
+    interpreter.submit(Take(taken, shared=is_hint))
+    snapshot: Snapshot = result_of(taken)
+    return snapshot
 
 
 def _leading(graph: Graph, arguments: Mapping[str, Any]) -> list[Node]:

@@ -1,12 +1,12 @@
 """The functions of the language that make expressions: `gen`, `select`, roles."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
 from graftlm.errors import RequestError, SamplingParamsError, UnsupportedFeatureError
-from graftlm.lang.choices import CHOICES_METHODS, ChoicesMethod, token_length_normalized
+from graftlm.lang.choices import CHOICES_METHODS, CallableMethod, ChoicesMethod, token_length_normalized
 from graftlm.lang.expressions import Expr, Gen, RoleBegin, RoleEnd, Select, as_expr
 from graftlm.lang.expressions import Sequence as ExprSequence
 from graftlm.lang.placeholder import Placeholder
@@ -54,7 +54,7 @@ def gen(
     return_text_in_logprobs: bool | None = None,
     dtype: type | str | None = None,
     choices: Sequence[str] | None = None,
-    choices_method: ChoicesMethod | str | None = None,
+    choices_method: ChoicesMethod | Callable[..., Any] | str | None = None,
     regex: str | None = None,
     json_schema: str | Mapping[str, Any] | type[Any] | None = None,
 ) -> Expr:
@@ -87,21 +87,33 @@ def gen(
     return Gen(name, make_sampling(arguments | {"json_schema": _schema_text(json_schema)}))
 
 
-def gen_int(name: str | None = None, **sampling: Any) -> Expr:
+def gen_int(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    n: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    **sampling: Any,
+) -> Expr:
     """Generate a whole number; the same as `gen(..., dtype=int)`."""
-    return gen(name, dtype=int, **sampling)
+    return gen(name, max_tokens, n=n, stop=stop, dtype=int, **sampling)
 
 
-def gen_string(name: str | None = None, **sampling: Any) -> Expr:
+def gen_string(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    n: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    **sampling: Any,
+) -> Expr:
     """Generate a string in quotes; the same as `gen(..., dtype=str)`."""
-    return gen(name, dtype=str, **sampling)
+    return gen(name, max_tokens, n=n, stop=stop, dtype=str, **sampling)
 
 
 def select(
     name: str | None = None,
     choices: Sequence[str] | None = None,
     temperature: float = 0.0,
-    choices_method: ChoicesMethod | str = token_length_normalized,
+    choices_method: ChoicesMethod | Callable[..., Any] | str = token_length_normalized,
 ) -> Expr:
     """Append the most likely of some choices.
 
@@ -109,7 +121,8 @@ def select(
         name: name of the variable that stores the choice.
         temperature: must be 0, because the most likely choice is selected.
         choices_method: how choices of several tokens are compared: `token_length_normalized`,
-            `greedy_token_selection`, `unconditional_likelihood_normalized`, or your own.
+            `greedy_token_selection`, `unconditional_likelihood_normalized`, your own ChoicesMethod, or an object that
+            is called as SGLang calls its methods.
 
     Raises:
         RequestError: there are no choices, or the method is unknown.
@@ -123,9 +136,12 @@ def select(
         if choices_method not in CHOICES_METHODS:
             raise RequestError(f"choices_method must be one of {', '.join(CHOICES_METHODS)}, got {choices_method!r}")
         choices_method = CHOICES_METHODS[choices_method]
-    if not isinstance(choices_method, ChoicesMethod):
-        raise RequestError(f"choices_method must be a ChoicesMethod or the name of one, got {choices_method!r}")
-    return Select(name, tuple(choices), choices_method)
+    if not callable(choices_method) or isinstance(choices_method, type):
+        raise RequestError(
+            f"choices_method must be a ChoicesMethod, the name of one, or an object to call, got {choices_method!r}"
+        )
+    method = choices_method if isinstance(choices_method, ChoicesMethod) else CallableMethod(choices_method)
+    return Select(name, tuple(choices), method)
 
 
 def separate_reasoning(expr: Expr, model_type: str) -> Expr:

@@ -11,7 +11,7 @@ from graftlm.lang.bound import BoundFunction
 from graftlm.lang.compiler import CompiledProgram
 from graftlm.lang.default_backend import default_backend, resolve
 from graftlm.lang.graph import Graph
-from graftlm.lang.prefix import cache_ahead
+from graftlm.lang.prefix import cache_ahead, cache_now
 from graftlm.lang.runner import Runner
 from graftlm.lang.state import ProgramState
 from graftlm.lang.tracer import trace, trace_prefix
@@ -19,13 +19,14 @@ from graftlm.lang.tracer import trace, trace_prefix
 __all__ = ["Program", "function"]
 
 #: Arguments of `run` itself. A program's function must not have arguments of these names.
-_RUN_NAMES = frozenset({"backend", "stream"})
+_RUN_NAMES = frozenset({"backend", "stream", "use_thread"})
 
 
 class Program:
     """A function whose first argument is the state that it writes to and reads from; `@function` makes one.
 
-    A program that is called with another program's state acts as an ordinary function.
+    `program(...)` is the same as `program.run(...)`, unless the first argument is a state: then the program acts as an
+    ordinary function on this state.
     """
 
     def __init__(
@@ -64,11 +65,28 @@ class Program:
         self._cached_in = cached_in
         update_wrapper(self, function, updated=())  # copies name and docstring, but not the function's __dict__
 
-    def __call__(self, s: ProgramState, *args: Any, **kwargs: Any) -> Any:
-        """Run the function on another program's state; returns what the function returns."""
-        return self._function(s, *args, **kwargs)
+    @property
+    def func(self) -> Callable[..., Any]:
+        """The function of a state and the program's arguments."""
+        return self._function
 
-    def run(self, *args: Any, backend: Any = None, stream: bool = False, **kwargs: Any) -> ProgramState:
+    @property
+    def arg_names(self) -> list[str]:
+        """The names of the program's arguments, without the state and without bound ones."""
+        return list(inspect.signature(self._function).parameters)[1:]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the program; see `run`. If the first argument is a state, call the function with this state instead.
+
+        Returns: the state of the new run; or the function's result, if it was called with a state.
+        """
+        if args and isinstance(args[0], ProgramState):
+            return self._function(*args, **kwargs)
+        return self.run(*args, **kwargs)
+
+    def run(
+        self, *args: Any, backend: Any = None, stream: bool = False, use_thread: bool = True, **kwargs: Any
+    ) -> ProgramState:
         """Run the program once.
 
         Args:
@@ -76,11 +94,12 @@ class Program:
                 `temperature`, `stop`, ...). The latter apply to each `gen` that does not set them itself.
             backend: an Engine, a RuntimeEndpoint or a Backend; None: the default backend.
             stream: return at once; texts then grow token by token, and the function runs in a new thread.
+            use_thread: has no effect: the expressions of a state never need a thread.
 
-        Returns: the state. Without `stream`, all its expressions are finished.
+        Returns: the state. Without `stream`, all its expressions are finished. If one failed, `state.error()` is its
+            error, and every read of the state raises it.
 
         Raises:
-            ProgramError: an expression failed (only without `stream`).
             Exception: the function itself raised it (only without `stream`).
         """
         return self._runner.run(*args, backend=resolve(backend), stream=stream, **kwargs)
@@ -98,7 +117,8 @@ class Program:
         """Run the program once for each set of arguments.
 
         Args:
-            batch_kwargs: keyword arguments of each run. If the function has one argument, its plain value suffices.
+            batch_kwargs: the arguments of each run: a mapping of keyword arguments, or a list or tuple of positional
+                arguments. If the function has one argument, its plain value suffices, unless it is one of these.
             num_threads: number of threads that run the function. A program occupies a thread while it waits for a
                 value that it reads. A program that only writes does not wait.
             progress_bar: show a progress bar on standard error.
@@ -123,6 +143,20 @@ class Program:
             generator_style=generator_style,
             **sampling,
         )
+
+    def cache(self, backend: Any = None) -> None:
+        """Put the program's prefix into a backend's cache, and wait until this is queued.
+
+        The prefix is the program's text up to the first part that depends on an argument or on a model. To find it, the
+        function runs once, with placeholders for its arguments.
+
+        Args:
+            backend: see `run`.
+
+        Raises:
+            GraftlmError: the backend refuses, or fails.
+        """
+        cache_now(self._prefix or trace_prefix(self._function, {}), resolve(backend))
 
     def bind(self, **constants: Any) -> "Program":
         """Return the program with constants for some of its arguments.

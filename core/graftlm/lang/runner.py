@@ -1,6 +1,7 @@
 """Runs a program's function on new states, once or many times."""
 
 import inspect
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -12,9 +13,10 @@ from graftlm.lang.event_loop import shared_loop
 from graftlm.lang.interpreter import RunContext
 from graftlm.lang.sampling import Sampling, make_sampling
 from graftlm.lang.state import ProgramState
-from graftlm.lang.variables import result_of
 
 __all__ = ["Runner"]
+
+logger = logging.getLogger(__name__)
 
 #: Arguments of `run` that are sampling parameters, unless the program's function has an argument of that name.
 _SAMPLING_NAMES: Final = frozenset(Sampling.__dataclass_fields__) | {"max_new_tokens"}
@@ -38,10 +40,12 @@ class Runner:
             threading.Thread(target=worker, name=f"graftlm-{self._function.__name__}", daemon=True).start()
             return state
         try:
-            result_of(state.run(self._function, *args, **arguments))
+            state.run(self._function, *args, **arguments).exception()  # waits; reads of the state raise the error
         except BaseException:
             state.cancel()  # also after KeyboardInterrupt: the remaining expressions are not needed
             raise
+        if (error := state.error()) is not None:
+            logger.warning("%s() ended with an error in its state: %s", self._function.__name__, error)
         return state
 
     def run_batch(
@@ -64,22 +68,41 @@ class Runner:
         return states if generator_style else list(states)
 
     def keywords(self, batch_kwargs: Any) -> list[Mapping[str, Any]]:
-        """Return the keyword arguments of each run of a batch; a plain value is that of the only argument.
+        """Return the keyword arguments of each run of a batch.
+
+        An entry is a mapping, a list or tuple of positional arguments, or the plain value of the only argument.
 
         Raises:
-            RequestError: there is no entry for each run, or a plain value and not exactly one argument.
+            RequestError: the batch is no list of entries, or an entry does not match the function's arguments.
         """
         return [self._keywords_of(arguments) for arguments in as_runs(batch_kwargs)]
 
     def _keywords_of(self, arguments: Any) -> Mapping[str, Any]:
         if isinstance(arguments, Mapping):
             return arguments
+        if isinstance(arguments, list | tuple):
+            return self._named(arguments)
         if len(self._argument_names) != 1:
             raise RequestError(
-                f"run_batch takes a mapping for each run, since {self._function.__name__}() has "
+                f"run_batch takes a mapping or a list of arguments for each run, since {self._function.__name__}() has "
                 f"{len(self._argument_names)} arguments; got {type(arguments).__name__}"
             )
         return {self._argument_names[0]: arguments}
+
+    def _named(self, values: Sequence[Any]) -> Mapping[str, Any]:
+        """Return positional arguments by their names."""
+        try:
+            bound = inspect.signature(self._function).bind(None, *values)
+        except TypeError as error:
+            raise RequestError(
+                f"run_batch: {len(values)} positional arguments do not match {self._function.__name__}(), whose "
+                f"arguments are: {', '.join(self._argument_names) or 'none'} ({error})"
+            ) from None
+        if len(bound.arguments) != 1 + len(values):
+            raise RequestError(
+                f"run_batch takes a mapping for each run, since {self._function.__name__}() has an argument with *"
+            )
+        return dict(zip(self._argument_names, values, strict=False))
 
     def _begin(self, kwargs: dict[str, Any], backend: Backend, stream: bool) -> tuple[ProgramState, dict[str, Any]]:
         """Return a new state, and the entries of `kwargs` that are arguments of the function."""

@@ -87,10 +87,12 @@ def make_sampling(values: Mapping[str, Any]) -> Sampling:
     values = dict(values)
     for name in ("stop", "stop_regex"):
         values[name] = _strings(name, values.get(name))
+    for pattern in values["stop_regex"] or ():
+        _check_regex("stop_regex", pattern)
     if values.get("stop_token_ids") is not None:
         values["stop_token_ids"] = _tuple("stop_token_ids", values["stop_token_ids"], "a list of token ids")
     values["dtype"] = _dtype_name(values.get("dtype"))
-    _check_regex(values.get("regex"))
+    _check_regex("regex", values.get("regex"))
     return Sampling(**values)
 
 
@@ -121,12 +123,12 @@ def _dtype_name(dtype: type | str | None) -> str | None:
     return name
 
 
-def _check_regex(regex: str | None) -> None:
+def _check_regex(name: str, regex: str | None) -> None:
     if regex is None:
         return
     try:
         re.compile(regex)
     except TypeError:
-        raise SamplingParamsError(f"regex must be a string, got {regex!r}") from None
+        raise SamplingParamsError(f"{name} must be a string, got {regex!r}") from None
     except re.error as error:
-        raise SamplingParamsError(f"regex {regex!r} is not a regular expression: {error}") from None
+        raise SamplingParamsError(f"{name} {regex!r} is not a regular expression: {error}") from None

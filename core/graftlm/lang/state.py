@@ -4,7 +4,7 @@ import operator
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from typing import Any, Final, Literal, Self, overload
 
 from graftlm.errors import ProgramCancelledError, ProgramError, RequestError
@@ -12,6 +12,7 @@ from graftlm.lang import expressions as ex
 from graftlm.lang.call_site import CallSite, call_site, function_error
 from graftlm.lang.expressions import Expr, as_expr
 from graftlm.lang.interpreter import Interpreter, RunContext
+from graftlm.lang.new_logprobs import NewLogprobs
 from graftlm.lang.reasoning import REASONING_SUFFIX
 from graftlm.lang.steps import End, Snapshot, Take, TakeWritten
 from graftlm.lang.stream import Stream
@@ -130,18 +131,25 @@ class ProgramState:
         finally:  # the message also ends if the program catches an error of its block
             self._submit(end, call_site())
 
-    def fork(self, size: int = 1) -> "ProgramStateGroup":
+    def fork(self, size: int = 1, position_ids_offset: Sequence[int] | None = None) -> "ProgramStateGroup":
         """Return `size` states that continue from here and run in parallel.
 
         The backend caches the text so far once, before the first of them sends a request.
+
+        Args:
+            position_ids_offset: accepted for SGLang's programs; has no effect, as in SGLang's backends.
         """
         children = self._interpreter.fork(_number_of_forks(size), call_site())
         states = [ProgramState(child, Variables(self._variables.copy()), self) for child in children]
         return ProgramStateGroup(states, self)
 
     @contextmanager
-    def copy(self) -> Iterator["ProgramState"]:
-        """Continue from here in a `with` block. Afterwards this state has the block's variables, but not its text."""
+    def copy(self, position_ids_offset: Sequence[int] | None = None) -> Iterator["ProgramState"]:
+        """Continue from here in a `with` block. Afterwards this state has the block's variables, but not its text.
+
+        Args:
+            position_ids_offset: see `fork`.
+        """
         group = self.fork(1)
         yield group[0]
         group.join()
@@ -183,6 +191,13 @@ class ProgramState:
         """Wait for everything appended so far; return the text."""
         return self._snapshot().text
 
+    def __str__(self) -> str:
+        """Return the text; see `text`."""
+        return str(self.text())
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} with the variables {', '.join(sorted(self.names())) or 'none'}>"
+
     def messages(self) -> list[dict[str, str]]:
         """Wait for everything appended so far; return the chat's messages, each with role and content."""
         return [dict(message) for message in self._snapshot().messages]
@@ -203,7 +218,9 @@ class ProgramState:
         self._snapshot()
 
     def error(self) -> ProgramError | None:
-        """Return the error of this state so far, or None; does not wait."""
+        """Wait for everything appended so far; return the error of this state, or None."""
+        with suppress(ProgramError):  # the error is returned below
+            self.sync()
         return self._interpreter.error
 
     @property
@@ -245,8 +262,9 @@ class ProgramState:
         """Yield like `text_iter`, without blocking the event loop.
 
         Args:
-            return_meta_data: yield pairs of a piece of the variable's text and the meta information at that point. The
-                last pair has the result of `get_meta_info`; its piece is empty if the text was complete before.
+            return_meta_data: yield pairs of a piece of the variable's text and the meta information at that point. Its
+                counts refer to the whole text so far; its log-probabilities of generated tokens only contain those that
+                no earlier pair had. No piece is empty, so `get_meta_info` can have more than the last pair.
 
         Raises:
             RequestError: `return_meta_data` without a variable: a whole text has no meta information.
@@ -255,8 +273,15 @@ class ProgramState:
             raise RequestError("text_async_iter(return_meta_data=True) needs the name of a variable: var_name=...")
         cell = None if var_name is None else await self._variables.wait_for(var_name)
         feed = self._feed(cell)
-        async for chunk in feed.achunks_with_meta() if return_meta_data else feed.achunks():
-            yield chunk
+        if not return_meta_data:
+            async with aclosing(feed.achunks()) as pieces:
+                async for piece in pieces:
+                    yield piece
+            return
+        new = NewLogprobs()
+        async with aclosing(feed.achunks_with_meta()) as pairs:
+            async for piece, meta_info in pairs:
+                yield piece, new.of(meta_info)
 
     def _feed(self, cell: Cell | None) -> TextFeed:
         """Return the feed of a variable or of the state; raises RequestError inside the variable's `var_scope`."""

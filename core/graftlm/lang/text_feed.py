@@ -2,7 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing
 from typing import Any
 
 from graftlm.errors import ProgramError
@@ -14,8 +15,7 @@ class TextFeed:
     """Grows by `append` until `end`. One thread at a time may call these two; any thread may follow the text."""
 
     def __init__(self, text: str = "") -> None:
-        self._text = text
-        self._meta_info: Any = {}
+        self._now: tuple[str, Any] = (text, {})  # text and meta information, replaced together: readers take no lock
         self._ended = False
         self._error: ProgramError | None = None
         self._listeners: list[Callable[[], None]] = []
@@ -23,19 +23,18 @@ class TextFeed:
     @property
     def text(self) -> str:
         """Everything so far."""
-        return self._text
+        return self._now[0]
 
     def append(self, text: str, meta_info: Any = None) -> None:
         """Add text; `meta_info` is the meta information of the whole text so far; None leaves it unchanged."""
-        if meta_info is not None:
-            self._meta_info = meta_info
+        old_text, old_meta_info = self._now
+        self._now = (old_text + text, old_meta_info if meta_info is None else meta_info)
         if text:
-            self._text += text
             self._notify()
 
     def grow(self, text: str, meta_info: Any = None) -> None:
         """Set the whole text, which must begin with the text so far; see `append`."""
-        self.append(text[len(self._text) :], meta_info)
+        self.append(text[len(self.text) :], meta_info)
 
     def end(self, error: ProgramError | None = None) -> None:
         """End the text. Followers get the error, if any, after the text. Later calls have no effect."""
@@ -53,7 +52,7 @@ class TextFeed:
             while True:
                 news.clear()
                 ended = self._ended  # read before the text, so that text added in between is not missed
-                text = self._text
+                text = self.text
                 if len(text) > at:
                     yield text[at:]
                     at = len(text)
@@ -65,8 +64,14 @@ class TextFeed:
             self._listeners.remove(news.set)
         self._raise()
 
-    async def achunks(self) -> AsyncIterator[str]:
+    async def achunks(self) -> AsyncGenerator[str, None]:
         """Yield the text in pieces, in the caller's event loop."""
+        async with aclosing(self.achunks_with_meta()) as pairs:
+            async for piece, _ in pairs:
+                yield piece
+
+    async def achunks_with_meta(self) -> AsyncGenerator[tuple[str, Any], None]:
+        """Yield pieces like `achunks`, each with the meta information of the text so far."""
         news = asyncio.Event()
         listener = waker(news)
         self._listeners.append(listener)
@@ -75,9 +80,9 @@ class TextFeed:
             while True:
                 news.clear()
                 ended = self._ended
-                text = self._text
+                text, meta_info = self._now
                 if len(text) > at:
-                    yield text[at:]
+                    yield text[at:], meta_info
                     at = len(text)
                 elif ended:
                     break
@@ -86,15 +91,6 @@ class TextFeed:
         finally:
             self._listeners.remove(listener)
         self._raise()
-
-    async def achunks_with_meta(self) -> AsyncIterator[tuple[str, Any]]:
-        """Yield pieces like `achunks`, each with the meta information so far; the last one has all of it."""
-        yielded = None
-        async for chunk in self.achunks():
-            yielded = self._meta_info
-            yield chunk, yielded
-        if yielded is not self._meta_info:
-            yield "", self._meta_info
 
     def _notify(self) -> None:
         for listener in list(self._listeners):

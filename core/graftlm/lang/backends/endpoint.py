@@ -1,18 +1,28 @@
 """The backend for a graftlm or SGLang server, by its native API."""
 
 import reprlib
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Final, Self
 
-from graftlm.errors import ConfigError, EngineError, RequestFailedError, UnavailableError, UnsupportedFeatureError
+from graftlm.errors import (
+    ConfigError,
+    EngineError,
+    RequestError,
+    RequestFailedError,
+    UnavailableError,
+    UnsupportedFeatureError,
+)
 from graftlm.lang.backend import Generation, GenerationRequest
+from graftlm.lang.backends.finished_call import run_unless_in_loop
 from graftlm.lang.backends.http import HttpClient
 from graftlm.lang.backends.request_limit import RequestLimit
 from graftlm.lang.backends.scoring import ScoringBatch
+from graftlm.lang.backends.stop_regex import complete_until_match, stream_until_match
 from graftlm.lang.backends.token_answers import cached_tokens_of, prompt_token_ids, scored_logprobs, tokenized
 from graftlm.lang.chat_template import ChatTemplate, check_template_name, find_template, jinja_renderer
 from graftlm.lang.choices import ChoiceScore
+from graftlm.lang.event_loop import wait_in_shared_loop
 from graftlm.types import Message
 
 __all__ = ["RuntimeEndpoint"]
@@ -30,8 +40,10 @@ class RuntimeEndpoint:
 
     Args:
         base_url: URL of the server.
-        api_key: sent with each request. `flush_cache` needs the server's admin key, unless the server runs on this
-            machine without keys.
+        api_key: sent with each request. `flush_cache` and the profile need the server's admin key, unless the server
+            runs on this machine without keys.
+        verify: file of certificates of the authorities that may sign the server's certificate; None: the system's.
+        chat_template_name: SGLang's name of `chat_template`.
         chat_template: name of one of `CHAT_TEMPLATES`; needed if the server does not report its template and no
             template matches the model's name.
         adapter: name of a loaded low-rank adapter, used for all requests; None: no adapter.
@@ -45,30 +57,59 @@ class RuntimeEndpoint:
     def __init__(
         self,
         base_url: str,
-        *,
         api_key: str | None = None,
+        verify: str | None = None,
+        chat_template_name: str | None = None,
+        *,
         chat_template: str | None = None,
         adapter: str | None = None,
         max_requests: int = 512,
         timeout_s: float | None = None,
     ) -> None:
-        self._http = HttpClient(base_url, api_key=api_key, timeout_s=timeout_s, hint=_hint(base_url))
-        check_template_name(chat_template)
-        self._template_name = chat_template
+        self._http = HttpClient(base_url, api_key=api_key, timeout_s=timeout_s, hint=_hint(base_url), ca_file=verify)
+        self._template_name = chat_template or chat_template_name
+        check_template_name(self._template_name)
         self._adapter = {} if adapter is None else {"lora_path": adapter}
         self._limit = RequestLimit(max_requests)
         self._chat_template: ChatTemplate | None = None
         self._tokenizes = True  # until the server refuses /v1/tokenize
+        self._has_stop_regex = True  # until the server refuses stop_regex
 
     # -- the protocol --------------------------------------------------------------------------------------------------
 
     async def generate(self, request: GenerationRequest) -> list[Generation]:
         """Complete a prompt; see Backend."""
-        answers = await self._answers(_body(request), request.sampling.n or 1)
+        if request.sampling.stop_regex and not self._has_stop_regex:
+            return await complete_until_match(self._stream, request)
+        try:
+            answers = await self._answers(_body(request), request.sampling.n or 1)
+        except RequestError as error:
+            self._note_refusal(request, error)
+            return await complete_until_match(self._stream, request)
         return [_generation(answer) for answer in answers]
 
     async def stream(self, request: GenerationRequest) -> AsyncGenerator[Generation, None]:
         """Complete a prompt; yields the growing completion; see Backend."""
+        if self._has_stop_regex or not request.sampling.stop_regex:
+            try:
+                async with aclosing(self._stream(request)) as generations:
+                    async for generation in generations:
+                        yield generation
+                return
+            except RequestError as error:
+                self._note_refusal(request, error)
+        async with aclosing(stream_until_match(self._stream, request)) as generations:
+            async for generation in generations:
+                yield generation
+
+    def _note_refusal(self, request: GenerationRequest, error: RequestError) -> None:
+        """Remember that the server lacks `stop_regex`, if this is why it refused a request; else raise the error."""
+        if not request.sampling.stop_regex or "stop_regex" not in str(error):
+            raise error
+        self._has_stop_regex = False
+
+    async def _stream(self, request: GenerationRequest) -> AsyncGenerator[Generation, None]:
+        """Stream a completion as the server sends it."""
         async with self._limit.permit():
             answer, rest = await self._limit.retry(lambda: _started(self._events(_body(request) | {"stream": True})))
             async with aclosing(rest):
@@ -98,8 +139,11 @@ class RuntimeEndpoint:
         ]
         return batch.scores(rows, [cached_tokens_of(info, source) for info in infos])
 
-    async def cache_prefix(self, prompt: str) -> None:
-        """Compute and cache a prompt; see Backend."""
+    def cache_prefix(self, prompt: str) -> Coroutine[Any, Any, None]:
+        """Compute and cache a prompt; see Backend. A program may call this without await; it then waits."""
+        return run_unless_in_loop(self._cache_prefix(prompt))
+
+    async def _cache_prefix(self, prompt: str) -> None:
         await self._answers({"text": prompt, "sampling_params": _PROMPT_ONLY}, 1)
 
     async def chat_template(self) -> ChatTemplate:
@@ -109,9 +153,42 @@ class RuntimeEndpoint:
             self._chat_template = _template_of(info, self._template_name, self._source("/get_model_info"))
         return self._chat_template
 
-    async def flush_cache(self) -> None:
-        """Remove cached prefixes; see Backend."""
-        await self._http.call("POST", "/flush_cache")
+    def flush_cache(self) -> Coroutine[Any, Any, None]:
+        """Remove cached prefixes; see Backend. A program may call this without await; it then waits."""
+        return run_unless_in_loop(self._http.call("POST", "/flush_cache"))
+
+    # -- calls of SGLang's programs; they wait -------------------------------------------------------------------------
+
+    def get_model_name(self) -> str:
+        """Return the path or name of the server's model."""
+        return str(wait_in_shared_loop(self._model_info()).get("model_path", ""))
+
+    def get_server_info(self) -> dict[str, Any]:
+        """Return the server's configuration and state.
+
+        Raises:
+            GraftlmError: the server refuses, cannot be reached, or has no such page.
+        """
+        info = wait_in_shared_loop(self._http.find("/server_info", "/get_server_info"))
+        if not isinstance(info, dict):
+            raise UnsupportedFeatureError(f"{self._http.url} reports no server info")
+        return info
+
+    def start_profile(self) -> None:
+        """Start a profile of the server's steps."""
+        wait_in_shared_loop(self._http.call("POST", "/start_profile"))
+
+    def stop_profile(self) -> None:
+        """Stop the profile; the server writes its files."""
+        wait_in_shared_loop(self._http.call("POST", "/stop_profile"))
+
+    def request(self, method: str, path: str, body: Mapping[str, Any]) -> Any:
+        """Send one request with a JSON body; returns the JSON of the answer.
+
+        Raises:
+            GraftlmError: the server refuses, or cannot be reached.
+        """
+        return wait_in_shared_loop(self._http.json(method, path, body))
 
     def close(self) -> None:
         """Close the connections; active requests fail. May be called twice."""
@@ -197,7 +274,10 @@ def _hint(base_url: str) -> str:
 
 
 def _generation(answer: Mapping[str, Any]) -> Generation:
-    return Generation(answer["text"], dict(answer["meta_info"]))
+    meta_info = dict(answer["meta_info"])
+    if isinstance(logprobs := meta_info.get("output_token_logprobs"), list):
+        meta_info.setdefault("output_token_logprobs_length", len(logprobs))
+    return Generation(answer["text"], meta_info)
 
 
 def _check_grows(before: str, text: str) -> None:

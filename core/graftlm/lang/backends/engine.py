@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Final, Protocol, runtime_checkable
 
 from graftlm.errors import RequestFailedError, SamplingParamsError, UnsupportedFeatureError
@@ -11,6 +11,7 @@ from graftlm.lang.backend import Generation, GenerationRequest
 from graftlm.lang.backends.meta_info import meta_info
 from graftlm.lang.backends.request_limit import RequestLimit
 from graftlm.lang.backends.scoring import ScoringBatch
+from graftlm.lang.backends.stop_regex import complete_until_match, stream_until_match
 from graftlm.lang.chat_template import ChatTemplate
 from graftlm.lang.choices import ChoiceScore
 from graftlm.lang.sampling import Sampling
@@ -72,6 +73,9 @@ class InProcessEngine(Protocol):
     def flush_cache(self) -> int:
         """Remove cached prefixes."""
 
+    def stats(self) -> Any:
+        """Return the engine's statistics, a dataclass."""
+
 
 class EngineBackend:
     """Runs a program's requests on an engine in this process.
@@ -90,6 +94,8 @@ class EngineBackend:
 
     async def generate(self, request: GenerationRequest) -> list[Generation]:
         """Complete a prompt; see Backend."""
+        if request.sampling.stop_regex:
+            return await complete_until_match(self.stream, request)
         params = _params(request.sampling)
         if (n := params.n) > self._max_requests:
             raise SamplingParamsError(
@@ -101,6 +107,11 @@ class EngineBackend:
 
     async def stream(self, request: GenerationRequest) -> AsyncGenerator[Generation, None]:
         """Complete a prompt; yields the growing completion; see Backend."""
+        if request.sampling.stop_regex:
+            async with aclosing(stream_until_match(self.stream, request)) as generations:
+                async for generation in generations:
+                    yield generation
+            return
         params = _params(request.sampling)
         async with self._limit.permit():
             output, rest = await self._limit.retry(
@@ -145,6 +156,10 @@ class EngineBackend:
                 raise UnsupportedFeatureError("this checkpoint has no chat template; write the roles as text")
             self._chat_template = ChatTemplate(self._render, added_prefix=self._tokenizer.prompt_prefix)
         return self._chat_template
+
+    def get_server_info(self) -> dict[str, Any]:
+        """Return the engine's configuration and its statistics."""
+        return {"config": self._engine.config.model_dump(mode="json"), "stats": asdict(self._engine.stats())}
 
     async def flush_cache(self) -> None:
         """Remove cached prefixes; see Backend."""
@@ -192,8 +207,6 @@ def _params(sampling: Sampling) -> SamplingParams:
     Raises:
         RequestError: a value is out of range, or engines do not support it.
     """
-    if sampling.stop_regex:
-        raise UnsupportedFeatureError("stop_regex: an engine only supports stop strings; use stop, or regex")
     given = sampling.given()
     fields: dict[str, Any] = {name: given[name] for name in _SAME if name in given}
     _check_max_tokens(sampling.max_tokens)
@@ -217,10 +230,12 @@ def _check_max_tokens(value: object) -> None:
 
 
 def _without_output(completion: Completion) -> Completion:
-    """Return a completion without tokens, as a server returns it for `max_new_tokens=0`."""
+    """Return a completion without tokens, as a server returns it for `max_new_tokens=0`.
+
+    Its log-probabilities are kept: they are those of the token that would come next.
+    """
     ended = None if completion.finish_reason is None else FinishReason.LENGTH
-    logprobs = None if completion.logprobs is None else ()
-    return replace(completion, text="", token_ids=(), logprobs=logprobs, finish_reason=ended, matched_stop=None)
+    return replace(completion, text="", token_ids=(), finish_reason=ended, matched_stop=None)
 
 
 def _check_ended_well(completion: Completion) -> None:

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import socket
+import ssl
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from concurrent.futures import wait
@@ -74,13 +75,22 @@ class HttpClient:
     server then aborts the request.
     """
 
-    def __init__(self, base_url: str, *, api_key: str | None, timeout_s: float | None, hint: str = "") -> None:
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str | None,
+        timeout_s: float | None,
+        hint: str = "",
+        ca_file: str | None = None,
+    ) -> None:
         """Create a client; opens no connection.
 
         Args:
             api_key: sent with each request.
             timeout_s: seconds without a byte from the server after which a request is aborted; None: no limit.
             hint: what may be wrong with the URL; part of the message for a missing page.
+            ca_file: certificates of the authorities that may sign the server's certificate; None: those of the system.
 
         Raises:
             ConfigError: the URL or `timeout_s` is invalid.
@@ -90,6 +100,7 @@ class HttpClient:
         self._hint = hint
         self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._timeout_s = timeout_s
+        self._ssl = True if ca_file is None else _ssl_context(ca_file)
         self._sessions: list[aiohttp.ClientSession] = []
         self._process_id = os.getpid()
         self._finalizer = weakref.finalize(self, _close, self._sessions)  # also at the end of the process
@@ -173,7 +184,7 @@ class HttpClient:
         if not self._sessions:
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S, sock_read=self._timeout_s)
             # No limit of connections: callers limit their requests.
-            connector = aiohttp.TCPConnector(limit=0, socket_factory=_keepalive_socket)
+            connector = aiohttp.TCPConnector(limit=0, ssl=self._ssl, socket_factory=_keepalive_socket)
             self._sessions.append(aiohttp.ClientSession(connector=connector, timeout=timeout, headers=self._headers))
         return self._sessions[0]
 
@@ -233,6 +244,13 @@ def _checked(url: str) -> str:
     if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(f"base_url must be a URL such as http://127.0.0.1:30000, got {url!r}")
     return url
+
+
+def _ssl_context(ca_file: str) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except (OSError, TypeError, ssl.SSLError) as error:
+        raise ConfigError(f"verify must be a file of certificates, got {ca_file!r}: {error}") from error
 
 
 def _json_or_text(text: str) -> Any:

@@ -50,7 +50,8 @@ class _Entries:
 
     def of_output(self, completion: Completion) -> dict[str, Any]:
         logprobs = completion.logprobs or ()
-        meta = {"output_token_logprobs": [self._entry(t.logprob, t.token_id) for t in logprobs]}
+        entries = [self._entry(t.logprob, t.token_id) for t in logprobs]
+        meta: dict[str, Any] = {"output_token_logprobs": entries, "output_token_logprobs_length": len(entries)}
         if self._num_top:
             meta["output_top_logprobs"] = [[self._entry(p, i) for i, p in t.top] for t in logprobs]
         return meta

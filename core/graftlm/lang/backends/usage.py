@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields, replace
 from typing import Self
 
-__all__ = ["ApiUsage", "UsageMeter"]
+__all__ = ["ApiUsage", "TokenUsage", "UsageMeter"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +57,25 @@ class UsageMeter:
             saved_calls=now.saved_calls + 1,
             saved_prompt_tokens=now.saved_prompt_tokens + prompt_tokens,
         )
+
+
+class TokenUsage:
+    """Tokens since the last `reset`, under SGLang's names."""
+
+    def __init__(self, meter: UsageMeter) -> None:
+        self._meter = meter
+        self._start = ApiUsage()
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Prompt tokens of all calls."""
+        return (self._meter.usage - self._start).prompt_tokens
+
+    @property
+    def completion_tokens(self) -> int:
+        """Generated tokens of all calls."""
+        return (self._meter.usage - self._start).completion_tokens
+
+    def reset(self) -> None:
+        """Set both numbers to 0."""
+        self._start = self._meter.usage

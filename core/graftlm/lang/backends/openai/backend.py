@@ -14,7 +14,7 @@ from graftlm.lang.backends.openai.dialects import ChatDialect, CompletionDialect
 from graftlm.lang.backends.openai.fields import DEFAULT_MAX_TOKENS, call_tokens, choices_of
 from graftlm.lang.backends.request_limit import RequestLimit
 from graftlm.lang.backends.speculation import SpeculativeBackend
-from graftlm.lang.backends.usage import ApiUsage, UsageMeter
+from graftlm.lang.backends.usage import ApiUsage, TokenUsage, UsageMeter
 from graftlm.lang.chat_template import ChatTemplate, check_template_name, find_template
 from graftlm.lang.choices import ChoiceScore
 from graftlm.lang.sampling import Sampling
@@ -42,6 +42,7 @@ class OpenAI:
         base_url: URL before `/chat/completions` and `/completions`.
         api_key: sent with each request; the environment is not read.
         is_chat: whether to use `/chat/completions`; None: yes, unless the model's name is that of a completion model.
+        is_chat_model: SGLang's name of `is_chat`.
         chat_template: for `/completions`: name of one of `CHAT_TEMPLATES`; needed if none matches the model's name.
         continue_final_message: the chat endpoint can continue a partial message, as those of graftlm, SGLang and vLLM.
         max_requests: the most active requests; further ones wait.
@@ -58,6 +59,7 @@ class OpenAI:
         base_url: str = _OPENAI,
         api_key: str | None = None,
         is_chat: bool | None = None,
+        is_chat_model: bool | None = None,
         chat_template: str | None = None,
         continue_final_message: bool = False,
         max_requests: int = 64,
@@ -71,8 +73,10 @@ class OpenAI:
         self._http = HttpClient(base_url, api_key=api_key, timeout_s=timeout_s, hint=_hint(base_url))
         self._limit = RequestLimit(max_requests)
         self._meter = UsageMeter()
+        self._token_usage = TokenUsage(self._meter)
         self._echoes = True
-        self._is_chat = _COMPLETION_MODELS.search(model) is None if is_chat is None else is_chat
+        chats = is_chat_model if is_chat is None else is_chat
+        self._is_chat = _COMPLETION_MODELS.search(model) is None if chats is None else chats
         self._completions = CompletionDialect(model)
         self._dialect: Dialect = self._completions
         if self._is_chat:
@@ -89,6 +93,16 @@ class OpenAI:
     def usage(self) -> ApiUsage:
         """Calls and tokens so far, and those that speculation has saved."""
         return self._meter.usage
+
+    @property
+    def is_chat_model(self) -> bool:
+        """SGLang's name of `is_chat`."""
+        return self._is_chat
+
+    @property
+    def token_usage(self) -> TokenUsage:
+        """The tokens since the last `token_usage.reset()`."""
+        return self._token_usage
 
     def speculative(self, num_tokens: int) -> Backend:
         """Return a view for one state that can answer several `gen`s by one call; see SpeculatingBackend."""

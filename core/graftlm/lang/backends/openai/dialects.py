@@ -147,6 +147,7 @@ class Dialect(ABC):
         }
         if request.sampling.return_logprob:
             meta["output_token_logprobs"] = list(piece.tokens)
+            meta["output_token_logprobs_length"] = len(piece.tokens)
             if request.sampling.top_logprobs_num:
                 meta["output_top_logprobs"] = list(piece.top)
         if piece.reasoning:
