@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 NATIVE  = $(shell git ls-files '*.cpp' '*.h')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-all lint format docs bench gpu-check mutations fuzz random-steps train-demo reference kill-storm hostile check-wheel clean
+.PHONY: help demo serve test test-all lint format docs bench gpu-check mutations fuzz random-steps train-demo reference kill-storm hostile test-clients check-wheel clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -82,6 +82,17 @@ kill-storm: $(VENV)/.installed-dev  ## kill a server's processes 200 times under
 
 hostile: $(VENV)/.installed-dev  ## attacks on a server without a key, and what they cost a normal client; some minutes
 	$(BIN)/python tests/server/hostile_clients.py $(ARGS)
+
+# SGLang without its requirements, which include CUDA, and what its frontend imports.
+build/clients/sglang/.installed: | $(BIN)/python
+	$(PYTHON) -m venv build/clients/sglang
+	build/clients/sglang/bin/python -m pip install -q --no-deps sglang==0.5.23
+	build/clients/sglang/bin/python -m pip install -q -c constraints.txt aiohttp ipython msgspec numpy orjson packaging pillow pybase64 pydantic \
+		pyzmq requests starlette torch tqdm triton
+	@touch $@
+
+test-clients: $(VENV)/.installed-dev build/clients/sglang/.installed  ## run other projects' clients against a server
+	$(BIN)/python tests/clients/sglang_frontend.py --python build/clients/sglang/bin/python --sglang-programs
 
 check-wheel: $(VENV)/.installed-dev  ## build the wheel, install it, run it without a compiler; ARGS="--rounds 0"
 	$(BIN)/python tools/check_wheel.py $(ARGS)
