@@ -102,7 +102,7 @@ def test_greedy_choices_equal_those_of_transformers(reference, tokenizer, backen
     cases = list(itertools.product(PROMPTS, REGEXES))
     params = [SamplingParams(temperature=0, max_tokens=400, regex=regex) for _, regex in cases]
     outputs, _ = generate(
-        True,
+        "fast",
         overlap,
         [prompt for prompt, _ in cases],
         params,
@@ -133,7 +133,7 @@ def test_a_request_without_jump_forward_has_the_text_of_masks_alone(reference, b
         *params(jump_forward=True, logprobs=2),
         *params(jump_forward=True),
     ]
-    outputs, _ = generate(True, overlap, prompts * 4, asked)
+    outputs, _ = generate("fast", overlap, prompts * 4, asked)
     num = len(cases)
     alone, with_logprobs, jumping_with_logprobs, jumping = (outputs[i : i + num] for i in range(0, 4 * num, num))
     assert [one.token_ids for one in alone] == [one.token_ids for one in with_logprobs]
@@ -143,6 +143,15 @@ def test_a_request_without_jump_forward_has_the_text_of_masks_alone(reference, b
     assert all(one.usage.jump_forward_tokens for one in jumping)
     for (kind, spec), output in zip(cases, alone, strict=True):
         assert_masked_choices(reference, backend, kind, spec, output)
+
+    exact, num_steps = generate("exact", overlap, prompts, params(logprobs=1), debug=True)
+    plain, num_plain_steps = generate(False, overlap, prompts, params(logprobs=1))
+    assert [one.token_ids for one in exact] == [one.token_ids for one in alone] == [one.token_ids for one in plain]
+    for one, other in zip(exact, plain, strict=True):
+        values = [[token.logprob for token in output.logprobs] for output in (one, other)]
+        np.testing.assert_allclose(values[0], values[1], atol=1e-4)
+    assert all(one.usage.accepted_draft_tokens for one in exact)
+    assert num_steps < num_plain_steps
 
 
 def test_a_request_cannot_switch_jump_forward_on():
@@ -161,13 +170,16 @@ def test_jump_forward_must_be_a_boolean_or_none(value):
 @pytest.mark.parametrize("regex", [SUMMARY, RECORD])
 def test_jump_forward_reduces_forward_passes(overlap, regex):
     params = SamplingParams(temperature=0, max_tokens=400, regex=regex)
-    steps = {jump: generate(jump, overlap, PROMPTS[:1], params)[1] for jump in (False, True)}
-    assert steps[False] > 1.6 * steps[True], steps
+    steps = {jump: generate(jump, overlap, PROMPTS[:1], params)[1] for jump in (False, "fast", "exact")}
+    assert steps[False] > 1.6 * steps["fast"], steps
+    assert steps[False] > 1.3 * steps["exact"], steps
 
 
 @pytest.mark.parametrize("regex", [RECORD, CHOICE, PLACES])
 def test_output_tokens_equal_the_encoding_of_their_text(tokenizer, regex):
     outputs, _ = generate(True, False, PROMPTS, SamplingParams(temperature=0, max_tokens=400, regex=regex))
+def test_tokens_of_the_text_encode_to_themselves(tokenizer, regex):
+    outputs, _ = generate("fast", False, PROMPTS, SamplingParams(temperature=0, max_tokens=400, regex=regex))
     for output in outputs:
         assert list(output.token_ids[:-1]) == tokenizer.encode_inside(output.text)
 
@@ -175,7 +187,7 @@ def test_output_tokens_equal_the_encoding_of_their_text(tokenizer, regex):
 def test_cached_prompt_tokens_count_although_text_is_forced_before_the_prefill():
     params = SamplingParams(temperature=0, max_tokens=400, regex=SUMMARY)
     prompt = " ".join(PROMPTS * 3)
-    with Engine(model="demo") as engine:
+    with Engine(model="demo", grammar={"jump_forward": "fast"}) as engine:
         usages = [engine.generate(prompt, params)[0].usage for _ in range(2)]
     assert usages[0].cached_tokens == 0
     assert usages[1].cached_tokens == usages[1].prompt_tokens
@@ -183,6 +195,8 @@ def test_cached_prompt_tokens_count_although_text_is_forced_before_the_prefill()
 
 def test_forced_text_is_streamed_before_anything_is_sampled():
     with Engine(model="demo") as engine:
+def test_forced_text_reaches_a_stream_before_anything_is_sampled():
+    with Engine(model="demo", grammar={"jump_forward": "fast"}) as engine:
         texts = [output.text for output in engine.stream("x", SamplingParams(max_tokens=60, regex=SUMMARY, seed=1))]
     assert texts[0].startswith('{"summary":')
     assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))

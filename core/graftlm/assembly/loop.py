@@ -1,6 +1,7 @@
 """The stage of the assembly that creates the scheduler and the step loop."""
 
 import time
+from collections.abc import Sequence
 
 from graftlm.assembly.cache_factory import CacheFactory
 from graftlm.assembly.device_parts import DeviceParts
@@ -8,7 +9,7 @@ from graftlm.assembly.kv_allocation import AllocatedKV
 from graftlm.assembly.target import Target
 from graftlm.assembly.tiers import TierParts
 from graftlm.config import EngineConfig
-from graftlm.contracts import DrafterContext, PrefixCache, SchedulingContext
+from graftlm.contracts import Drafter, DrafterContext, PrefixCache, Provider, SchedulingContext
 from graftlm.execution.executor import executor_for
 from graftlm.execution.spare_core_runner import SpareCoreRunner
 from graftlm.grammar.grammar_choice import Grammars
@@ -16,7 +17,7 @@ from graftlm.memory import KVManager, LowerTiers, PagePool, RequestTable
 from graftlm.observers import Observer, Observers
 from graftlm.registry import AUTO, Registry
 from graftlm.runtime.spare_core import SpareCore
-from graftlm.scheduling import JumpForward, Scheduler, SchedulerLimits
+from graftlm.scheduling import ForcedDrafts, JumpForward, Scheduler, SchedulerLimits
 from graftlm.speculation import Speculator
 from graftlm.step_loop import StepLoop
 from graftlm.tokenization import Tokenizer
@@ -43,10 +44,9 @@ def make_loop(
         on_step: called with every committed step, in addition to the plugins that observe steps.
     """
     make_cache = CacheFactory(config, registry, kv.memory, tiers)
-    jump_forward = JumpForward(tokenizer) if config.grammar.jump_forward else None
     runner, is_cpu = device_parts.runner, target.device.type == "cpu"
     return StepLoop(
-        _scheduler(config, registry, target, make_cache(), kv, tiers, jump_forward),
+        _scheduler(config, registry, target, make_cache(), kv, tiers, tokenizer),
         executor_for(
             SpareCoreRunner(runner, spare_core) if is_cpu else runner,
             target.device.type,
@@ -72,7 +72,7 @@ def _scheduler(
     cache: PrefixCache,
     kv: AllocatedKV,
     tiers: TierParts | None,
-    jump_forward: JumpForward | None,
+    tokenizer: Tokenizer,
 ) -> Scheduler:
     settings, memory = config.scheduling, kv.memory
     table = RequestTable(settings.max_running_requests, kv.max_row_pages)
@@ -81,20 +81,30 @@ def _scheduler(
     provider = registry.provider("scheduling", settings.policy.name)
     policy = registry.create("scheduling", provider, settings.policy.options, SchedulingContext(), config.origins)
     limits = SchedulerLimits(settings.max_queued_requests, settings.prefill_tokens_per_step, settings.mix_chunks)
-    speculator = _speculator(config, registry, target, manager)
-    return Scheduler(manager, policy, limits, time.monotonic, jump_forward, speculator)
+    jump_forward = JumpForward(tokenizer) if config.grammar.jump_forward == "fast" else None
+    forced_drafts = ForcedDrafts(tokenizer) if config.grammar.jump_forward == "exact" else None
+    speculator = _speculator(config, registry, target, manager, is_needed=forced_drafts is not None)
+    return Scheduler(manager, policy, limits, time.monotonic, jump_forward, speculator, forced_drafts)
 
 
-def _speculator(config: EngineConfig, registry: Registry, target: Target, manager: KVManager) -> Speculator | None:
-    """Create the configured drafters; None without."""
+def _speculator(
+    config: EngineConfig, registry: Registry, target: Target, manager: KVManager, *, is_needed: bool
+) -> Speculator | None:
+    """Create the configured drafters.
+
+    Args:
+        is_needed: whether a speculator is needed also without drafters.
+    """
     settings = config.speculation
     name = settings.drafter.name
-    if name is None:
-        return None
-    providers = registry.available("drafter") if name == AUTO else [registry.provider("drafter", name)]
+    providers: Sequence[Provider[Drafter]] = []
+    if name is not None:
+        providers = registry.available("drafter") if name == AUTO else [registry.provider("drafter", name)]
     context = DrafterContext(lambda key, num: manager.cache.continuation(key, num), target.model_config.vocab_size)
     drafters = {
         provider.name: registry.create("drafter", provider, settings.drafter.options, context, config.origins)
         for provider in providers
     }
-    return Speculator(drafters, settings.max_drafts, target.model_config.vocab_size) if drafters else None
+    if not drafters and not is_needed:
+        return None
+    return Speculator(drafters, settings.max_drafts, target.model_config.vocab_size)

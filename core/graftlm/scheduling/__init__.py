@@ -1,5 +1,6 @@
 """Who runs in the next step: host side, no torch."""
 
+from graftlm.scheduling.forced_drafts import ForcedDrafts
 from graftlm.scheduling.grammar import RequestGrammar
 from graftlm.scheduling.jump_forward import JumpForward
 from graftlm.scheduling.request import CompletionId, Request, RequestStatus
@@ -10,6 +11,7 @@ __all__ = [
     "CompletionId",
     "Failure",
     "Finish",
+    "ForcedDrafts",
     "JumpForward",
     "Request",
     "RequestGrammar",

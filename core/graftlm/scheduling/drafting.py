@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from graftlm.contracts import DraftRequest
 from graftlm.errors import RequestError
+from graftlm.scheduling.forced_drafts import ForcedDrafts
 from graftlm.scheduling.request import Request
 from graftlm.speculation import SourcedDraft, Speculator
 from graftlm.types import TokenIds
@@ -41,10 +42,12 @@ class Drafting:
 
     Args:
         speculator: asks the drafters.
+        forced: drafts what grammars force; asked first. None: jump-forward is not exact.
     """
 
-    def __init__(self, speculator: Speculator) -> None:
+    def __init__(self, speculator: Speculator, forced: ForcedDrafts | None = None) -> None:
         self.speculator = speculator
+        self._forced = forced
 
     def draft(self, requests: Sequence[Request]) -> dict[int, PlannedDraft]:
         """Return drafts for requests that decode in the step that is being planned, by row.
@@ -55,7 +58,7 @@ class Drafting:
         if not self.speculator.may_pay(len(requests)):
             return {}
         by_row = {request.held_row: request for request in requests}
-        proposed = self.speculator.propose(self._asked(requests, 0))
+        proposed = self._proposed(requests, 0)
         planned: dict[int, PlannedDraft] = {}
         for row, draft in self.speculator.choose(len(requests), proposed).items():
             found = _cut(by_row[row], draft)
@@ -72,7 +75,7 @@ class Drafting:
         """
         if not self.speculator.may_pay(len(requests)):
             return False
-        proposed = self.speculator.propose(self._asked(requests, 1))
+        proposed = self._proposed(requests, 1)
         later = {
             row: SourcedDraft(draft.drafter, draft.token_ids[1:], draft.confidence)
             for row, draft in proposed.items()
@@ -87,16 +90,27 @@ class Drafting:
         if request.row is not None:
             self.speculator.observe(request.row, draft.source, num_accepted)
 
-    def _asked(self, requests: Sequence[Request], num_unknown: int) -> list[DraftRequest]:
-        """Return what drafters are asked for: the requests that may have drafts, after `num_unknown` further tokens."""
-        asked = []
+    def _proposed(self, requests: Sequence[Request], num_unknown: int) -> dict[int, SourcedDraft]:
+        """Return drafts of the requests that may have some, by row.
+
+        Args:
+            num_unknown: number of tokens that a step in flight samples; the drafts begin with them.
+        """
+        found: dict[int, SourcedDraft] = {}
+        asked: list[DraftRequest] = []
         for request in requests:
+            row = request.row
             # The token after the last accepted draft is sampled, so a draft ends one token before the limit.
             room = request.max_len - request.num_tokens - 1 - num_unknown
-            if room > 0 and request.row is not None and request.params.speculation is not False:
+            if row is None or room <= 0:
+                continue
+            forced = None if self._forced is None else self._forced.of(request)
+            if forced is not None:
+                found[row] = SourcedDraft(forced.drafter, forced.token_ids[: room + num_unknown], forced.confidence)
+            elif request.params.speculation is not False:
                 limit = min(self.speculator.max_drafts, room) + num_unknown
-                asked.append(DraftRequest(request.row, request.namespace, request.token_ids, limit))
-        return asked
+                asked.append(DraftRequest(row, request.namespace, request.token_ids, limit))
+        return found | self.speculator.propose(asked) if asked else found
 
 
 def _cut(request: Request, draft: SourcedDraft) -> PlannedDraft | None:

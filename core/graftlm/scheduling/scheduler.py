@@ -15,6 +15,7 @@ from graftlm.scheduling.committer import Committer
 from graftlm.scheduling.compiling_grammars import CompilingGrammars
 from graftlm.scheduling.deadlines import Deadlines
 from graftlm.scheduling.drafting import Drafting, PlannedDraft
+from graftlm.scheduling.forced_drafts import ForcedDrafts
 from graftlm.scheduling.forced_output import ForcedOutput
 from graftlm.scheduling.jump_forward import JumpForward
 from graftlm.scheduling.live_requests import LiveRequests
@@ -85,13 +86,15 @@ class Scheduler:
         clock: Callable[[], float],
         jump_forward: JumpForward | None = None,
         speculator: Speculator | None = None,
+        forced_drafts: ForcedDrafts | None = None,
     ) -> None:
         """Create the parts that requests share.
 
         Args:
             clock: seconds, monotonic.
-            jump_forward: finds output that a grammar forces; None samples all output.
+            jump_forward: appends output that a grammar forces; None samples all output.
             speculator: drafts tokens that steps verify; None samples one token of a request in each step.
+            forced_drafts: drafts output that a grammar forces; needs a speculator.
         """
         self.kv = kv
         self._limits = limits
@@ -100,7 +103,7 @@ class Scheduler:
         self._deadlines = Deadlines()
         self._grammars = CompilingGrammars()
         self._prefetches = Prefetches(kv)
-        self._drafting = None if speculator is None else Drafting(speculator)
+        self._drafting = None if speculator is None else Drafting(speculator, forced_drafts)
         self._running = RunningRequests(kv, None if speculator is None else speculator.close)
         self._queue = WaitingQueue(policy, lambda: kv.cache, kv.page_size)
         self._live = LiveRequests(self._running, self._queue, self._grammars, self._prefetches, clock)
@@ -268,7 +271,7 @@ class Scheduler:
         if plan.copies is not None and self.kv.tiers is not None:
             self.kv.tiers.copies_done(plan.copies)
         elif self._drafting is not None and not plan.num_prefill_tokens:
-            self._drafting.speculator.costs.observe(plan.num_tokens, result.model_s)
+            self._drafting.speculator.costs.observe(plan.num_tokens, result.model_s, has_drafts=bool(step.drafts))
         self._committer.commit(step, result)
         return self.take_updates()
 

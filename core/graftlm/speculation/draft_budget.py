@@ -30,16 +30,13 @@ class DraftBudget:
         self.max_drafts = max_drafts
         self._costs = costs
 
-    def lengths(
-        self, num_rows: int, probabilities: Sequence[float], limits: Sequence[int], overhead_s: float = 0.0
-    ) -> list[int]:
+    def lengths(self, num_rows: int, probabilities: Sequence[float], limits: Sequence[int]) -> list[int]:
         """Return the number of tokens to verify of each of m drafts.
 
         Args:
             num_rows: B, requests that decode in the step, at least m.
             probabilities: of a token of each draft, if those before it are accepted.
             limits: tokens of each draft.
-            overhead_s: time that drafting costs besides the larger step.
         """
         places = np.arange(1, max(limits, default=0) + 1)
         survival = np.asarray(probabilities, dtype=np.float64)[:, None] ** places
@@ -49,19 +46,17 @@ class DraftBudget:
         order = order[: np.count_nonzero(flat)]
         if not len(order):
             return [0] * len(limits)
-        num_taken = self._best(num_rows, flat[order], overhead_s)
+        num_taken = self._best(num_rows, flat[order])
         lengths = np.bincount(order[:num_taken] // len(places), minlength=len(limits))
         return [int(length) for length in lengths]
 
-    def may_pay(self, num_rows: int, overhead_s: float = 0.0) -> bool:
+    def may_pay(self, num_rows: int) -> bool:
         """Return whether drafts could pay in a step of `num_rows` requests if nearly all of them were accepted."""
-        return self._best(num_rows, np.repeat(0.95 ** np.arange(1, self.max_drafts + 1), num_rows), overhead_s) > 0
+        return self._best(num_rows, np.repeat(0.95 ** np.arange(1, self.max_drafts + 1), num_rows)) > 0
 
-    def _best(self, num_rows: int, survival: NDArray[np.float64], overhead_s: float) -> int:
+    def _best(self, num_rows: int, survival: NDArray[np.float64]) -> int:
         """Return how many of the drafted tokens, most probable first, give the highest expected throughput."""
-        seconds = self._costs.estimate(num_rows + np.arange(len(survival) + 1))
-        seconds[1:] += overhead_s
         throughput = num_rows + np.concatenate(([0.0], np.cumsum(survival)))
-        throughput /= seconds
+        throughput /= self._costs.estimate(num_rows, len(survival))
         best = int(throughput.argmax())
         return best if throughput[best] >= _MIN_GAIN * throughput[0] else 0

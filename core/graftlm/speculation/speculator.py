@@ -106,10 +106,11 @@ class Speculator:
         }
 
     def observe(self, row: int, draft: SourcedDraft, num_accepted: int) -> None:
-        """Learn how many tokens of a verified draft were accepted."""
+        """Learn how many tokens of a verified draft were accepted. Its source need not be one of the drafters."""
         num_drafted = len(draft.token_ids)
+        self._open.add(row)
         self._acceptance.observe(row, draft.drafter, draft.confidence, num_drafted, num_accepted)
-        counts = self._counts[draft.drafter]
+        counts = self._counts.get(draft.drafter, DraftCounts())
         self._counts[draft.drafter] = DraftCounts(counts.drafted + num_drafted, counts.accepted + num_accepted)
 
     def close(self, row: int) -> None:

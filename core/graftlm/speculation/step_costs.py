@@ -1,6 +1,5 @@
-"""The measured time of a decode step as a function of its number of tokens."""
+"""The relative times of decode steps and of steps that verify drafts, by number of tokens."""
 
-from bisect import bisect_left
 from typing import Final
 
 import numpy as np
@@ -8,26 +7,37 @@ from numpy.typing import NDArray
 
 __all__ = ["StepCosts"]
 
-#: Numbers of tokens whose steps are averaged together, up to and including each.
-_SIZES: Final = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 128, 256, 512, 1024, 2048)
-#: Weight of the latest measurement.
-_WEIGHT: Final = 0.2
-#: A step longer than this multiple of the average counts as one of this length: something else ran.
-_MAX_RATIO: Final = 2.0
-#: Relative cost of a further token, as long as no larger step has been measured. Small steps are limited by reading the
-#: weights, so that further tokens cost little.
+#: Numbers of tokens for which times are kept; between them they are interpolated.
+_SIZES: Final = np.array([1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 4096])
+_LOG_SIZES: Final = np.log2(_SIZES)
+#: Relative time of a further token as long as nothing is measured: small steps are limited by reading the weights.
 _SLOPE: Final = 0.04
+#: Part of a deviation by which a time is corrected, and by which it returns to its first value with each other step.
+#: Without the latter, a time that was measured too long would keep its size from being tried again.
+_CORRECTION: Final = 0.2
+_RETURN: Final = 0.0005
+_MAX_DEVIATION: Final = 0.7  # of the logarithm: something else ran beside a step
+#: Weight of the latest step in the average of successive steps of one size.
+_WEIGHT: Final = 0.3
+#: Width of the neighbourhood that is corrected too, as a factor of sizes: 2 ** this.
+_REACH: Final = 0.4
 
 
 class StepCosts:
-    """Averages the times of steps without prefill, and interpolates between the sizes that have been measured."""
+    """Learns how times of steps compare, from steps that follow each other.
+
+    The speed of a machine changes with its other load. A step is therefore compared only with the steps just before it,
+    and only ratios are kept.
+    """
 
     def __init__(self) -> None:
-        self._seconds: dict[int, float] = {}  # by index in _SIZES
-        self._known: tuple[list[float], list[float]] | None = None  # sizes and times, ascending; None: build anew
+        prior = np.log(1.0 + _SLOPE * (_SIZES - 1))
+        self._prior = np.stack((prior, prior))
+        self._log_times = self._prior.copy()  # of decode steps; of steps with drafts
+        self._latest: tuple[int, int, float] | None = None  # kind, tokens, average seconds of the latest steps
 
-    def observe(self, num_tokens: int, seconds: float) -> None:
-        """Add a measured step.
+    def observe(self, num_tokens: int, seconds: float, *, has_drafts: bool = False) -> None:
+        """Add a measured step without prefill.
 
         Args:
             num_tokens: of the step, at least 1.
@@ -35,28 +45,33 @@ class StepCosts:
         """
         if seconds <= 0.0:
             return
-        idx = min(bisect_left(_SIZES, num_tokens), len(_SIZES) - 1)
-        mean = self._seconds.get(idx)
-        if mean is None:
-            self._seconds[idx] = seconds
-        else:
-            self._seconds[idx] = mean + _WEIGHT * (min(seconds, _MAX_RATIO * mean) - mean)
-        self._known = None
+        kind, latest = int(has_drafts), self._latest
+        if latest is None or latest[:2] == (kind, num_tokens):
+            mean = seconds if latest is None else latest[2] + _WEIGHT * (min(seconds, 2 * latest[2]) - latest[2])
+            self._latest = kind, num_tokens, mean
+            return
+        old_kind, old_tokens, old_seconds = latest
+        expected = self._log_time(kind, num_tokens) - self._log_time(old_kind, old_tokens)
+        deviation = float(np.clip(np.log(seconds / old_seconds) - expected, -_MAX_DEVIATION, _MAX_DEVIATION))
+        self._log_times += _RETURN * (self._prior - self._log_times)
+        self._correct(kind, num_tokens, _CORRECTION * deviation)
+        self._correct(old_kind, old_tokens, -_CORRECTION * deviation)
+        self._latest = kind, num_tokens, seconds
 
-    def estimate(self, num_tokens: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return the expected times of steps, float64 [n] in seconds; they never decrease with the number of tokens.
+    def estimate(self, num_rows: int, max_drafts: int) -> NDArray[np.float64]:
+        """Return the times of steps of some requests with 0 to `max_drafts` drafts, in units of the step without.
 
-        Args:
-            num_tokens: int64 [n], ascending, at least 1.
+        Returns: float64 [max_drafts + 1], never decreasing; the first is 1.
         """
-        if not self._seconds:
-            return 1.0 + _SLOPE * (num_tokens - 1).astype(np.float64)
-        if self._known is None:
-            idx = sorted(self._seconds)
-            self._known = [float(_SIZES[i]) for i in idx], [self._seconds[i] for i in idx]
-        sizes, seconds = self._known
-        found = np.interp(num_tokens, sizes, seconds)
-        beyond = np.maximum(num_tokens - sizes[-1], 0.0) * _SLOPE * seconds[-1] / max(1.0, sizes[-1] * _SLOPE)
-        below = np.maximum(sizes[0] - num_tokens, 0.0) * _SLOPE * seconds[0] / (1.0 + _SLOPE * sizes[0])
-        seconds_of: NDArray[np.float64] = np.maximum.accumulate(found + beyond - below)
-        return seconds_of
+        sizes = np.log2(num_rows + np.arange(max_drafts + 1))
+        times = np.interp(sizes, _LOG_SIZES, self._log_times[1])
+        times[0] = self._log_time(0, num_rows)
+        relative: NDArray[np.float64] = np.maximum.accumulate(np.exp(times - times[0]))
+        return relative
+
+    def _log_time(self, kind: int, num_tokens: int) -> float:
+        return float(np.interp(np.log2(num_tokens), _LOG_SIZES, self._log_times[kind]))
+
+    def _correct(self, kind: int, num_tokens: int, amount: float) -> None:
+        distance = (_LOG_SIZES - np.log2(num_tokens)) / _REACH
+        self._log_times[kind] += amount * np.exp(-(distance**2))

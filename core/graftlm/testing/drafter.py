@@ -39,13 +39,11 @@ class AllDrafts(DraftBudget):
     def __init__(self, max_drafts: int = 8) -> None:
         super().__init__(StepCosts(), max_drafts)
 
-    def lengths(
-        self, num_rows: int, probabilities: Sequence[float], limits: Sequence[int], overhead_s: float = 0.0
-    ) -> list[int]:
+    def lengths(self, num_rows: int, probabilities: Sequence[float], limits: Sequence[int]) -> list[int]:
         """Return the whole length of each draft."""
         return list(limits)
 
-    def may_pay(self, num_rows: int, overhead_s: float = 0.0) -> bool:
+    def may_pay(self, num_rows: int) -> bool:
         """Return True."""
         return True
 

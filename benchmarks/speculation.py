@@ -1,0 +1,263 @@
+"""Measures what speculation gains: generation with drafts and without, in turns, with a random model of 360M parameters.
+
+    python benchmarks/speculation.py [--only CASE ...] [--rounds N] [--drafter NAME] [--out FILE]
+
+A random model cannot copy a text. In the cases marked "scripted", a logits processor therefore lets the model generate
+given text; the model computes every step as usual, with and without speculation. Cases:
+
+    regenerate      the answer to a prompt that was answered before, sampled with the same seed
+    edit            scripted: a text of 400 tokens from the prompt, with a change about every 40 tokens
+    copy            scripted: answers that quote spans of 12 to 40 tokens from the prompt between own words
+    records         scripted: JSON records with the same keys and indented
+    replay          agents: 12 calls, each with the whole history as its prompt, run a second time
+    random          tokens drawn at random, one request
+    random-N        the same, N requests at once
+    edit-N          scripted edits, N requests at once
+
+Each case prints tokens per second without and with drafts, and the median of the rounds' ratios.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+import graftlm_speculation
+from graftlm import Engine, Provider, SamplingParams, hookimpl
+from graftlm.contracts import LogitsProcessor, Options
+from graftlm.demo import demo_checkpoint
+from graftlm.testing.tiny_models import write_tiny_checkpoint
+from graftlm.tokenization import Tokenizer
+from graftlm.types import TokenIds
+
+RESULTS = Path(__file__).parent / "results" / "speculation.json"
+VOCAB = 49_152
+SHAPE = {
+    "hidden_size": 960,
+    "intermediate_size": 2560,
+    "num_layers": 32,
+    "num_heads": 15,
+    "num_kv_heads": 5,
+    "head_dim": 64,
+    "vocab_size": VOCAB,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 8192,
+}
+
+#: A prompt, and what is generated after it: scripted tokens, or a number of sampled ones.
+Job = tuple[list[int], list[int] | int]
+
+
+class ScriptOptions(Options):
+    """Options of `script`."""
+
+    token_ids: list[int]
+
+
+class Script(LogitsProcessor):
+    """Forces given tokens."""
+
+    def __init__(self, token_ids: Sequence[int]) -> None:
+        self._token_ids = token_ids
+
+    def process(self, output_token_ids: TokenIds, logits: Tensor) -> Tensor:
+        """Leave the next token of the script alone."""
+        logits.fill_(float("-inf"))
+        logits[self._token_ids[min(len(output_token_ids), len(self._token_ids) - 1)]] = 0.0
+        return logits
+
+
+class Scripts:
+    """The plugin of the processor."""
+
+    @hookimpl
+    def provide_logits_processors(self) -> list[Provider[LogitsProcessor]]:
+        """Offer `script`."""
+        create = lambda options, context: Script(options.token_ids)  # noqa: E731
+        return [Provider(name="script", summary="Given tokens", api_version=1, create=create, options=ScriptOptions)]
+
+
+def generate(engine: Engine, jobs: Sequence[Job], seed: int, temperature: float = 1.5) -> tuple[float, int, int]:
+    """Generate all jobs at once; return seconds, output tokens and accepted drafts."""
+    params = []
+    for i, (_, output) in enumerate(jobs):
+        num_tokens = output if isinstance(output, int) else len(output)
+        limits = {"max_tokens": num_tokens, "min_tokens": num_tokens, "ignore_eos": True}
+        if isinstance(output, int):
+            params.append(SamplingParams(temperature=temperature, seed=seed + i, **limits))
+        else:
+            processors = {"script": {"token_ids": output}}
+            params.append(SamplingParams(temperature=0, logits_processors=processors, **limits))
+    start = time.perf_counter()
+    outputs = engine.generate([prompt for prompt, _ in jobs], params)
+    seconds = time.perf_counter() - start
+    return seconds, sum(len(o.token_ids) for o in outputs), sum(o.usage.accepted_draft_tokens for o in outputs)
+
+
+def text_of(num_tokens: int, seed: int) -> list[int]:
+    """Return tokens of English text, from the documentation, from a place that the seed chooses."""
+    tokenizer = Tokenizer.load(demo_checkpoint())
+    pages = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
+    tokens = tokenizer.encode("\n".join(page.read_text(encoding="utf-8") for page in pages))
+    start = random.Random(seed).randrange(len(tokens) - num_tokens)
+    return [int(token) for token in tokens[start : start + num_tokens]]
+
+
+def edit(seed: int) -> Job:
+    """Return a text of 400 tokens, and the same with changes."""
+    draw, text = random.Random(seed), text_of(400, seed)
+    edited = []
+    for i, token in enumerate(text):
+        if i % 40 == 20:
+            edited += [draw.randrange(2000) for _ in range(draw.randint(1, 4))]  # in place of one to three tokens
+        elif i % 40 > 20 + draw.randint(0, 2) or i % 40 < 20:
+            edited.append(token)
+    return [*text_of(30, seed + 1), *text, *text_of(20, seed + 2)], edited
+
+
+def copy(seed: int) -> Job:
+    """Return passages, and an answer that quotes them."""
+    draw, passages = random.Random(seed), text_of(900, seed)
+    answer: list[int] = []
+    while len(answer) < 300:
+        start, length = draw.randrange(850), draw.randint(12, 40)
+        answer += [draw.randrange(2000) for _ in range(draw.randint(3, 9))] + passages[start : start + length]
+    return passages, answer[:300]
+
+
+def records(seed: int) -> Job:
+    """Return a request for JSON records, and the records."""
+    draw = random.Random(seed)
+    rows = [
+        {
+            "identifier": draw.randrange(10_000),
+            "customer_name": draw.choice(["Ada", "Grace", "Alan", "Edsger", "Barbara"]),
+            "country": draw.choice(["Norway", "Peru", "France", "Japan"]),
+            "is_active": draw.random() < 0.5,
+            "amount": round(draw.random() * 1000, 2),
+        }
+        for _ in range(8)
+    ]
+    tokens = Tokenizer.load(demo_checkpoint()).encode(json.dumps(rows, indent=2))
+    return text_of(60, seed), [int(token) for token in tokens]
+
+
+class Case:
+    """One workload.
+
+    Args:
+        jobs: from a seed to what runs at once.
+        is_repeated: whether it has run before with the same seed; otherwise each round has a seed of its own.
+    """
+
+    def __init__(self, jobs: Callable[[int], list[Job]], *, is_repeated: bool = False) -> None:
+        self.jobs = jobs
+        self.is_repeated = is_repeated
+
+    def run(self, engine: Engine, seed: int) -> tuple[float, int, int]:
+        """Return seconds, output tokens and accepted drafts."""
+        jobs = self.jobs(seed)
+        if self.is_repeated:
+            generate(engine, jobs, seed)
+        return generate(engine, jobs, seed)
+
+
+class Agents(Case):
+    """Agents whose calls contain the whole history; the second run replays the first."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda seed: [])
+
+    def run(self, engine: Engine, seed: int) -> tuple[float, int, int]:
+        """Run the calls twice; measure the second time."""
+        self._play(engine, seed)
+        return self._play(engine, seed)
+
+    def _play(self, engine: Engine, seed: int) -> tuple[float, int, int]:
+        sums = [0.0, 0, 0]
+        history = text_of(300, seed)
+        for call in range(12):
+            answer = text_of(40 + 10 * (call % 4), seed + 100 + call)
+            result = generate(engine, [(history, answer)], seed)
+            sums = [a + b for a, b in zip(sums, result, strict=True)]
+            history = [*history, *answer, *text_of(60, seed + 200 + call)]
+        return sums[0], int(sums[1]), int(sums[2])
+
+
+CASES: dict[str, Case] = {
+    "regenerate": Case(lambda seed: [(text_of(200, seed), 200)], is_repeated=True),
+    "edit": Case(lambda seed: [edit(seed)]),
+    "copy": Case(lambda seed: [copy(seed)]),
+    "records": Case(lambda seed: [records(seed)]),
+    "replay": Agents(),
+    "random": Case(lambda seed: [(text_of(200, seed), 150)]),
+    "random-32": Case(lambda seed: [(text_of(50, seed + i), 60) for i in range(32)]),
+    "random-64": Case(lambda seed: [(text_of(50, seed + i), 40) for i in range(64)]),
+    "edit-8": Case(lambda seed: [edit(seed + i) for i in range(8)]),
+    "edit-32": Case(lambda seed: [edit(seed + i) for i in range(32)]),
+}
+
+
+def measure(engines: dict[str, Engine], case: Case, rounds: int) -> dict[str, Any]:
+    """Run a case with both engines in turns, which of them first in turns too."""
+    speeds: dict[str, list[float]] = {name: [] for name in engines}
+    accepted = num_tokens = 0
+    for i in range(rounds):
+        for name in sorted(engines, reverse=bool(i % 2)):
+            seconds, num_tokens, num_accepted = case.run(engines[name], 1000 * (i + 1))
+            speeds[name].append(num_tokens / seconds)
+            if name == "drafts":
+                accepted += num_accepted
+    ratios = [drafts / plain for drafts, plain in zip(speeds["drafts"], speeds["plain"], strict=True)]
+    return {
+        "plain_tokens_per_s": round(statistics.median(speeds["plain"]), 1),
+        "drafts_tokens_per_s": round(statistics.median(speeds["drafts"]), 1),
+        "ratio": round(statistics.median(ratios), 3),
+        "ratios": [round(ratio, 3) for ratio in ratios],
+        "accepted_share": round(accepted / (rounds * num_tokens), 3),
+    }
+
+
+def main() -> None:
+    """Measure the cases, print a table, and write it as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--drafter", default="auto")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    console, results = Console(), {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_tiny_checkpoint(Path(folder), **SHAPE)
+        for file in demo_checkpoint().glob("tokenizer*"):
+            (path / file.name).write_bytes(file.read_bytes())
+        sections = {"model": {"path": str(path), "dtype": "bfloat16"}, "memory": {"kv_tokens": 40_000}}
+        plugins = [Scripts(), graftlm_speculation]
+        with (
+            Engine({"speculation": None, **sections}, plugins=plugins) as plain,
+            Engine({"speculation": options.drafter, **sections}, plugins=plugins) as drafts,
+        ):
+            engines = {"plain": plain, "drafts": drafts}
+            measure(engines, CASES["random"], 1)  # warm
+            for name in options.only:
+                results[name] = measure(engines, CASES[name], options.rounds)
+                console.print(name, results[name])
+    table = Table("case", "without, tokens/s", "with drafts", "ratio", "tokens from drafts")
+    for name, row in results.items():
+        speeds = f"{row['plain_tokens_per_s']}", f"{row['drafts_tokens_per_s']}", f"{row['ratio']:.2f}"
+        table.add_row(name, *speeds, f"{row['accepted_share']:.0%}")
+    console.print(table)
+    options.out.write_text(json.dumps({"median_of": options.rounds, "cases": results}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
