@@ -4,11 +4,12 @@
     python benchmarks/jump_forward.py --fidelity 200 [--whitespace spaced]
 
 Two outputs on the bundled model: the paper's example, a summary and a grade, as a regular expression; and a record of
-twenty keys as a JSON schema, with each way of writing whitespace. Jump-forward on and off alternate in one run.
+twenty keys as a JSON schema, with each way of writing whitespace. Jump-forward off, fast and exact take turns in one
+run.
 
 With --fidelity only that is measured: of so many greedy requests under generated schemas and regular expressions, how
-many texts differ from those that masks alone give, and how many with `jump_forward=False`, with and without
-log-probabilities. The exit status is 1 if any of the latter differ.
+many texts differ from those that masks alone give with fast jump-forward, with `jump_forward=False`, and with exact
+jump-forward. The exit status is 1 if any differ but those of fast jump-forward.
 """
 
 import argparse
@@ -16,11 +17,12 @@ import json
 import statistics
 import sys
 import time
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
-from graftlm import Engine, FinishReason, SamplingParams
+from graftlm import Engine, FinishReason, RequestOutput, SamplingParams
 from graftlm.errors import GrammarError
 from graftlm.testing.grammar_specs import generate_regexes, generate_schemas
 
@@ -39,22 +41,25 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+Mode: TypeAlias = Literal["off", "fast", "exact"]
+MODES: tuple[Mode, ...] = ("off", "fast", "exact")
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One case: medians over the runs."""
+    """One case: medians over the runs, by mode; `faster` is off's time divided by the mode's."""
 
     case: str
     overlap: bool
     batch: int
-    passes_off: float
-    passes_on: float
-    passes_ratio: float
-    seconds_ratio: float
+    passes: dict[Mode, float]
+    faster: dict[Mode, float]
     forced_share: float
 
 
-def engine(whitespace: str, jump_forward: bool, overlap: bool) -> Engine:
+def engine(whitespace: str, mode: Mode, overlap: bool) -> Engine:
     """Return an engine on the bundled model."""
+    jump_forward = False if mode == "off" else mode
     return Engine(
         model="demo",
         grammar={"name": "xgrammar", "options": {"whitespace": whitespace}, "jump_forward": jump_forward},
@@ -63,35 +68,39 @@ def engine(whitespace: str, jump_forward: bool, overlap: bool) -> Engine:
 
 
 def measure(case: str, overlap: bool, batch: int, num_runs: int) -> Row:
-    """Run a case with jump-forward off and on, in turns."""
+    """Run a case in each mode, in turns."""
     whitespace, grammar = CASES[case]
-    passes: dict[bool, list[int]] = {False: [], True: []}
-    seconds: dict[bool, list[float]] = {False: [], True: []}
+    passes: dict[Mode, list[int]] = {mode: [] for mode in MODES}
+    seconds: dict[Mode, list[float]] = {mode: [] for mode in MODES}
     forced = tokens = 0
-    with engine(whitespace, False, overlap) as off, engine(whitespace, True, overlap) as on:
-        for run in range(num_runs + 1):  # the first one compiles
+    with ExitStack() as stack:
+        engines = {mode: stack.enter_context(engine(whitespace, mode, overlap)) for mode in MODES}
+        for run in range(num_runs + 2):  # the first ones compile
             prompts = [f"Report {run}.{i}: the values are" for i in range(batch)]
             params = [
                 SamplingParams(temperature=1.0, seed=run * batch + i, max_tokens=600, **grammar) for i in range(batch)
             ]
-            for is_on, one in ((False, off), (True, on)):
+            for mode, one in engines.items():
                 before, start = one.stats(), time.perf_counter()
-                one.generate(prompts, params)
-                after = one.stats()
-                if run:
-                    seconds[is_on].append(time.perf_counter() - start)
-                    passes[is_on].append(after.steps - before.steps)
+                outputs = one.generate(prompts, params)
+                taken, after = time.perf_counter() - start, one.stats()
+                if run < 2:
+                    continue
+                num_tokens = sum(output.usage.completion_tokens for output in outputs)
+                seconds[mode].append(taken / num_tokens)
+                passes[mode].append(after.steps - before.steps)
+                if mode == "fast":
                     forced += after.jump_forward_tokens - before.jump_forward_tokens
-                    tokens += (after.generated_tokens - before.generated_tokens) * is_on
-    medians = {is_on: statistics.median(values) for is_on, values in passes.items()}
+                    tokens += num_tokens
     return Row(
         case=case,
         overlap=overlap,
         batch=batch,
-        passes_off=medians[False],
-        passes_on=medians[True],
-        passes_ratio=round(medians[False] / medians[True], 2),
-        seconds_ratio=round(statistics.median(seconds[False]) / statistics.median(seconds[True]), 2),
+        passes={mode: statistics.median(values) for mode, values in passes.items()},
+        faster={
+            mode: round(statistics.median(seconds["off"]) / statistics.median(values), 2)
+            for mode, values in seconds.items()
+        },
         forced_share=round(forced / tokens, 2),
     )
 
@@ -101,16 +110,18 @@ class Fidelity:
     """Greedy texts that differ from those of an engine without jump-forward.
 
     Attributes:
-        with_jumps: where jump-forward is on.
-        with_logprobs: where it is on and log-probabilities are asked for, which switches it off.
+        fast: with `jump_forward: fast`.
+        fast_with_logprobs: where log-probabilities are asked for, which switches it off.
         switched_off: with `jump_forward=False`, and with that and log-probabilities.
+        exact: with `jump_forward: exact`, and with that and log-probabilities.
     """
 
     num_cases: int
     num_forced: int
-    with_jumps: int
-    with_logprobs: int
+    fast: int
+    fast_with_logprobs: int
     switched_off: int
+    exact: int
 
 
 def measure_fidelity(num_cases: int, whitespace: str, max_tokens: int = 160) -> Fidelity:
@@ -119,10 +130,9 @@ def measure_fidelity(num_cases: int, whitespace: str, max_tokens: int = 160) -> 
     grammars: list[dict[str, Any]] = [{"json_schema": one} for one in generate_schemas(num_cases - num_regexes, seed=7)]
     grammars += [{"regex": one} for one in generate_regexes(num_regexes, seed=7)]
 
-    def texts(one: Engine, **more: Any) -> list[tuple[str, int]]:
+    def outputs_of(one: Engine, **more: Any) -> list[RequestOutput]:
         params = [SamplingParams(temperature=0, max_tokens=max_tokens, strict=False, **g, **more) for g in grammars]
-        outputs = one.generate(prompts, params)
-        return [(output.text, output.usage.jump_forward_tokens) for output in outputs]
+        return one.generate(prompts, params)
 
     def is_enforced(one: Engine, grammar: dict[str, Any]) -> bool:
         try:
@@ -131,20 +141,25 @@ def measure_fidelity(num_cases: int, whitespace: str, max_tokens: int = 160) -> 
             return False
         return output.finish_reason is not FinishReason.ERROR
 
-    with engine(whitespace, False, False) as off, engine(whitespace, True, False) as on:
+    with (
+        engine(whitespace, "off", False) as off,
+        engine(whitespace, "fast", False) as fast,
+        engine(whitespace, "exact", False) as exact,
+    ):
         grammars = [one for one in grammars if is_enforced(off, one)]
         prompts = [f"Write record {i}:" for i in range(len(grammars))]
-        expected = [text for text, _ in texts(off)]
+        expected = [output.text for output in outputs_of(off)]
 
-        def num_other(**more: Any) -> int:
-            return sum(text != other for (text, _), other in zip(texts(on, **more), expected, strict=True))
+        def num_other(one: Engine, **more: Any) -> int:
+            return sum(output.text != text for output, text in zip(outputs_of(one, **more), expected, strict=True))
 
         return Fidelity(
             num_cases=len(grammars),
-            num_forced=sum(num > 0 for _, num in texts(on)),
-            with_jumps=num_other(),
-            with_logprobs=num_other(logprobs=0),
-            switched_off=num_other(jump_forward=False) + num_other(jump_forward=False, logprobs=0),
+            num_forced=sum(output.usage.jump_forward_tokens > 0 for output in outputs_of(fast)),
+            fast=num_other(fast),
+            fast_with_logprobs=num_other(fast, logprobs=0),
+            switched_off=num_other(fast, jump_forward=False) + num_other(fast, jump_forward=False, logprobs=0),
+            exact=num_other(exact) + num_other(exact, logprobs=0),
         )
 
 
@@ -160,22 +175,21 @@ def main() -> int:
         found = measure_fidelity(args.fidelity, args.whitespace)
         print(
             f"{found.num_cases} greedy requests, {found.num_forced} with forced tokens. Other text than with masks "
-            f"alone: {found.with_jumps} with jump-forward, {found.with_logprobs} with log-probabilities, "
-            f"{found.switched_off} with jump_forward=False"
+            f"alone: {found.fast} with fast jump-forward, {found.fast_with_logprobs} with log-probabilities, "
+            f"{found.switched_off} with jump_forward=False, {found.exact} with exact jump-forward"
         )
-        return 1 if found.with_logprobs or found.switched_off else 0
+        return 1 if found.fast_with_logprobs or found.switched_off or found.exact else 0
     rows = []
-    print(
-        f"{'case':28} {'overlap':>7} {'batch':>5} {'passes off':>10} {'on':>6} {'fewer':>6} {'faster':>7} {'forced':>7}"
-    )
+    print(f"{'case':28} {'overlap':>7} {'batch':>5} {'passes: off':>12} {'fast':>5} {'exact':>5}   faster: fast  exact")
     for case in CASES:
         for overlap in (False, True):
             for batch in (1, 16):
                 row = measure(case, overlap, batch, args.runs)
                 rows.append(row)
+                passes, faster = row.passes, row.faster
                 print(
-                    f"{row.case:28} {row.overlap!s:>7} {row.batch:5} {row.passes_off:10.0f} {row.passes_on:6.0f} "
-                    f"{row.passes_ratio:5.2f}x {row.seconds_ratio:6.2f}x {row.forced_share:7.0%}",
+                    f"{row.case:28} {row.overlap!s:>7} {row.batch:5} {passes['off']:12.0f} {passes['fast']:5.0f} "
+                    f"{passes['exact']:5.0f}   {faster['fast']:11.2f}x {faster['exact']:5.2f}x",
                     flush=True,
                 )
     args.out.parent.mkdir(exist_ok=True)

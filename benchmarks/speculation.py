@@ -1,4 +1,4 @@
-"""Measures what speculation gains: generation with drafts and without, in turns, with a random model of 360M parameters.
+"""Measures what speculation gains: generation with drafts and without, in turns, on a random model of 360M.
 
     python benchmarks/speculation.py [--only CASE ...] [--rounds N] [--drafter NAME] [--out FILE]
 

@@ -205,8 +205,8 @@ def _none_is_null(value: Any) -> Any:
     return None if value == "none" else value
 
 
-def _true_is_exact(value: Any) -> Any:
-    return "exact" if value is True else value
+def _true_is_fast(value: Any) -> Any:
+    return "fast" if value is True else value
 
 
 class DrafterSettings(Section):
@@ -251,11 +251,11 @@ class GrammarSettings(Section):
         gt=0,
         description="Maximum time that a request waits for the compilation of its grammar; then it fails.",
     )
-    jump_forward: Annotated[Literal["exact", "fast", False], BeforeValidator(_true_is_exact)] = Field(
-        default="exact",
-        description="What to do with text that the grammar determines. `exact` (or true): draft its tokens and verify "
-        "them in one step; the output is that of masks only. `fast`: append the tokenizer's tokens of it without "
-        "sampling; the output may differ from that of masks only. false: sample each token. A request disables it with "
+    jump_forward: Annotated[Literal["exact", "fast", False], BeforeValidator(_true_is_fast)] = Field(
+        default="fast",
+        description="What to do with text that the grammar determines. `fast` (or true): append the tokenizer's tokens "
+        "of it without sampling; the output may differ from that of masks only. `exact`: draft these tokens and verify "
+        "them in one step; the output is that of masks only. false: sample each token. A request disables it with "
         "`jump_forward: false`.",
     )
     cache_size: PositiveInt = Field(default=256, description="Maximum number of cached compiled grammars.")

@@ -12,6 +12,8 @@ __all__ = ["DraftBudget"]
 
 #: The expected gain below which nothing is drafted: the estimates are not more exact.
 _MIN_GAIN: Final = 1.03
+#: Number of questions for which an estimate of times is kept.
+_KEPT_STEPS: Final = 64
 
 
 class DraftBudget:
@@ -29,6 +31,8 @@ class DraftBudget:
     def __init__(self, costs: StepCosts, max_drafts: int) -> None:
         self.max_drafts = max_drafts
         self._costs = costs
+        self._times: dict[tuple[int, int], NDArray[np.float64]] = {}  # of the latest questions
+        self._num_asked = 0
 
     def lengths(self, num_rows: int, probabilities: Sequence[float], limits: Sequence[int]) -> list[int]:
         """Return the number of tokens to verify of each of m drafts.
@@ -38,25 +42,44 @@ class DraftBudget:
             probabilities: of a token of each draft, if those before it are accepted.
             limits: tokens of each draft.
         """
-        places = np.arange(1, max(limits, default=0) + 1)
+        max_len = max(limits, default=0)
+        times = self._relative_times(num_rows, sum(limits))
+        # No draft can yield more than if it were endless; most steps end here.
+        most = sum(min(p / (1.0 - p), max_len) if p < 1.0 else max_len for p in probabilities)
+        if len(times) < 2 or num_rows + most < _MIN_GAIN * num_rows * times[1]:
+            return [0] * len(limits)
+        places = np.arange(1, max_len + 1)
         survival = np.asarray(probabilities, dtype=np.float64)[:, None] ** places
         survival[places > np.asarray(limits)[:, None]] = 0.0
         flat = survival.ravel()
         order = np.argsort(-flat, kind="stable")
         order = order[: np.count_nonzero(flat)]
-        if not len(order):
-            return [0] * len(limits)
         num_taken = self._best(num_rows, flat[order])
-        lengths = np.bincount(order[:num_taken] // len(places), minlength=len(limits))
+        lengths = np.bincount(order[:num_taken] // max_len, minlength=len(limits))
         return [int(length) for length in lengths]
 
     def may_pay(self, num_rows: int) -> bool:
         """Return whether drafts could pay in a step of `num_rows` requests if nearly all of them were accepted."""
-        return self._best(num_rows, np.repeat(0.95 ** np.arange(1, self.max_drafts + 1), num_rows)) > 0
+        times = self._relative_times(num_rows, num_rows * self.max_drafts)
+        most = num_rows * (1.0 + 0.95 * np.arange(1, self.max_drafts + 1))
+        return bool((most > _MIN_GAIN * num_rows * times[num_rows::num_rows]).any())
 
     def _best(self, num_rows: int, survival: NDArray[np.float64]) -> int:
         """Return how many of the drafted tokens, most probable first, give the highest expected throughput."""
+        if not len(survival):
+            return 0
         throughput = num_rows + np.concatenate(([0.0], np.cumsum(survival)))
-        throughput /= self._costs.estimate(num_rows, len(survival))
+        throughput /= self._relative_times(num_rows, len(survival))
         best = int(throughput.argmax())
         return best if throughput[best] >= _MIN_GAIN * throughput[0] else 0
+
+    def _relative_times(self, num_rows: int, max_drafts: int) -> NDArray[np.float64]:
+        """Return `StepCosts.estimate`; kept for some steps, since it changes slowly."""
+        self._num_asked += 1
+        if self._num_asked % _KEPT_STEPS == 0:
+            self._times.clear()
+        key = num_rows, max_drafts
+        found = self._times.get(key)
+        if found is None:
+            found = self._times[key] = self._costs.estimate(num_rows, max_drafts)
+        return found
