@@ -158,7 +158,9 @@ class AttentionBackend(ABC):
 
     @property
     def repeats_calls(self) -> bool:
-        """Whether `forward` on a CPU makes the same calls for all decode batches of the same size.
+        """Whether `forward` on a CPU makes the same calls for all batches without prefill of the same number of tokens.
+
+        Such a batch has one token of each request, or with drafts several of some.
 
         `forward` then calls compiled kernels through `graftlm.layers.call_native`. `prepare` writes what differs
         between batches to the tensors that these calls read. See `Model.repeats_calls`.

@@ -230,7 +230,7 @@ class _TokensOnly(ForwardBatch):
 
     @property
     def num_requests(self) -> int:
-        """B; each request has one token."""
+        """Number of tokens: without prefill, each token is a request of its own to the model."""
         return self.num_tokens
 
 
@@ -244,7 +244,7 @@ _VARYING_FIELDS: Final = frozenset(field.name for field in fields(ForwardBatch))
 
 
 class RecordedSteps:
-    """Replays a model's forward pass for decode steps of few requests.
+    """Replays a model's forward pass for steps without prefill, of few tokens.
 
     The first step of a size is recorded while it runs. The second runs twice: by the model, and by the recording over
     memory filled with NaN. If the results differ, the model runs all later steps.
@@ -273,9 +273,11 @@ class RecordedSteps:
         self._forward = forward
         self._input_ids, self._positions = torch.zeros(2, max_size, dtype=torch.int64)
         self._inputs_by_size: dict[int, tuple[Tensor, Tensor]] = {}  # their first `size` elements
-        #: By (number of requests, number of threads); None: recording failed, the model runs all steps.
-        self._steps: dict[tuple[int, int], _RecordedStep] | None = {}
+        #: By (number of tokens, whether without drafts, number of threads); None: recording failed, the model runs all
+        #: steps.
+        self._steps: dict[tuple[int, bool, int], _RecordedStep] | None = {}
         self._memory = _Memory()
+        self._records_drafts = True
 
     @property
     def uses_packed_weights(self) -> bool:
@@ -291,21 +293,23 @@ class RecordedSteps:
     def replay(self, plan: StepPlan) -> Tensor | None:
         """Run a step's forward pass, in inference mode.
 
-        Returns: hidden states [T, hidden], valid until the next replay. None if such steps are not recorded: a request
-            has more than one token or an adapter, the batch is too large, or pages are loaded from host memory layer by
-            layer.
+        Returns: hidden states [T, hidden], valid until the next replay. None if such steps are not recorded: they
+            contain prefill, a request has an adapter, the batch is too large, or pages are loaded from host memory
+            layer by layer.
         """
         size = plan.num_tokens
-        if self._steps is None or size != plan.num_decodes or size > len(self._positions):
+        if self._steps is None or size > len(self._positions) or plan.num_prefill_tokens:
             return None
         if plan.copies is not None or plan.adapter_slots is not None:
+            return None
+        if plan.num_drafts is not None and not self._records_drafts:
             return None
         batch = self._batches.build(plan)
         self._attention.prepare(batch)
         input_ids, positions = self._inputs(size)
         input_ids.copy_(batch.input_ids)
         positions.copy_(batch.positions)
-        key = (size, torch.get_num_threads())
+        key = (size, plan.num_drafts is None, torch.get_num_threads())
         step = self._steps.get(key)
         try:
             if step is None:
@@ -318,6 +322,10 @@ class RecordedSteps:
         except _OtherResultError:
             return None  # the model then runs the step and raises the actual error
         except GraphCaptureError as error:
+            if plan.num_drafts is not None:
+                self._records_drafts = False
+                _logger.info("steps with drafts are not recorded: %s", error)
+                return None
             self._steps = None
             self._memory = _Memory()
             _logger.info("steps are not recorded: %s", error)
