@@ -32,6 +32,8 @@ from graftlm.lora.adapters import LoadedAdapter
 from graftlm.memory import WindowPages, WindowSpan
 from graftlm.pooling.pooling import Pooling
 from graftlm.scheduling import Request, RequestGrammar
+from graftlm.speculation import Speculator
+from graftlm.testing.drafter import AllDrafts, ScriptedDrafter
 from graftlm.testing.fake_cuda import FakeCuda
 from graftlm.testing.fake_cuda_engine import FakeCudaEngine
 from graftlm.testing.fake_cuda_errors import GraphRegionError, HiddenSyncError, MixedDevicesError
@@ -233,6 +235,31 @@ def test_an_attention_backend_never_waits(device, attention):
     assert_all_end(engine.run(*shared))
     if attention == "flashinfer":
         assert all(device.flashinfer.num_runs.values()), device.flashinfer.num_runs
+
+
+def speculator(max_drafts=3):
+    """Draft the token that a readback without numbers holds, so that drafts are accepted, and others."""
+    drafter = ScriptedDrafter(lambda request, num: [0] * num, ["right", "right", "partly"], VOCAB)
+    return Speculator({"scripted": drafter}, max_drafts, VOCAB, AllDrafts(max_drafts))
+
+
+@pytest.mark.parametrize("name", SAMPLING)
+@pytest.mark.parametrize(("attention", "graph_sizes"), [("triton", (1, 2, 4)), ("flashinfer", ()), ("torch", ())])
+@pytest.mark.covering(strength=1)
+def test_steps_with_drafts_never_wait(device, name, attention, graph_sizes):
+    asking = [request(f"r{i}", 3 + i, 12, params=SAMPLING[name], first=40 * i) for i in range(3)]
+    engine = device.engine(attention, speculator=speculator(), overlap=True, graph_sizes=graph_sizes)
+    assert_all_end(engine.run(*asking))
+    assert any(plan.num_drafts is not None for plan in engine.plans)
+
+
+def test_drafts_under_a_grammar_never_wait(device):
+    asking = requests(SAMPLING["edits"])
+    for each in asking[1:]:
+        each.grammar = grammar()
+    engine = device.engine(speculator=speculator())
+    assert_all_end(engine.run(*asking))
+    assert any(plan.num_drafts is not None and plan.token_mask is not None for plan in engine.plans)
 
 
 @pytest.mark.parametrize("attention", ["triton", "flashinfer"])

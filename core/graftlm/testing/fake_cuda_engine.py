@@ -19,6 +19,7 @@ from graftlm.memory import KVManager, PagePool, RequestTable, WindowPages
 from graftlm.observers import Observers
 from graftlm.plan import StepPlan, StepResult
 from graftlm.scheduling import Request, RequestUpdate, Scheduler, SchedulerLimits
+from graftlm.speculation import Speculator
 from graftlm.step_loop import StepLoop
 from graftlm.testing.fake_cuda import FakeCuda
 from graftlm.testing.fake_cuda_region import FakeCapture
@@ -78,6 +79,7 @@ class FakeCudaEngine:
         window: WindowPages | None = None,
         adapters: AdapterLayers | None = None,
         overlap: bool = False,
+        speculator: Speculator | None = None,
         make_runner: Callable[..., ModelRunner] = ModelRunner,
     ) -> None:
         self._cuda = cuda
@@ -102,7 +104,8 @@ class FakeCudaEngine:
         clock = TickingClock()
         table = RequestTable(self.num_rows, self.max_pages)
         memory = KVManager(PagePool(self.num_pages), make_cache(), table, page_size, window)
-        self._scheduler = Scheduler(memory, policy, SchedulerLimits(100, self.prefill_tokens, True), clock)
+        limits = SchedulerLimits(100, self.prefill_tokens, True)
+        self._scheduler = Scheduler(memory, policy, limits, clock, speculator=speculator)
         self._executor = _Executor(self)
         self._loop = StepLoop(
             self._scheduler,
