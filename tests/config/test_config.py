@@ -58,7 +58,7 @@ def test_defaults_are_the_documented_ones():
             "name": "auto",
             "options": {},
             "timeout_s": 30.0,
-            "jump_forward": True,
+            "jump_forward": "fast",
             "cache_size": 256,
             "preload": False,
         },
