@@ -1,0 +1,248 @@
+"""Compares random requests with and without speculation: tokens, text, finish reasons, log-probabilities.
+
+    python benchmarks/speculation_equality.py [--requests 20000] [--seed N]
+
+Each round draws an engine (cache, page size, prefill chunk, overlap, memory, jump-forward, dtype of keys and values)
+and 200 requests with random parameters, and generates them without drafts, with the drafters `auto`, and with drafts of
+the right output that contain mistakes. Requests are aborted and time out at random in a further run, after which no
+page may be in use. The bundled model computes in float32.
+
+A step with drafts multiplies matrices of other shapes, which may round differently. Where a token differs, the
+log-probabilities of both tokens after the same output are compared: a difference of less than 1e-4 is counted, a larger
+one is an error. The exit status is 1 if there is one.
+"""
+
+import argparse
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+import graftlm_speculation
+from graftlm import Engine, Provider, RequestOutput, SamplingParams, hookimpl
+from graftlm.contracts import Draft, Drafter, DraftRequest, LogitsProcessor
+from graftlm.types import TokenIds
+
+BATCH = 200
+MAX_LOGPROB_DIFFERENCE = 1e-4
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Oslo", "Lima"]}, "people": {"type": "integer", "minimum": 0}},
+    "required": ["city", "people"],
+    "additionalProperties": False,
+}
+QUESTIONS = (
+    "What is the capital of France?",
+    "What is the capital of Norway?",
+    "Count from one to ten.",
+    "Name three colours.",
+    "How many days has a week?",
+)
+TEXTS = ("1, 2, 3, 4, 1, 2, 3, 4, 1, 2", "Once upon a time", "The answer is", "x", "a b a b a b a b a")
+
+
+class NotTwice(LogitsProcessor):
+    """Forbids the latest token."""
+
+    def process(self, output_token_ids: TokenIds, logits: Any) -> Any:
+        """Set the latest token's logit to -inf."""
+        if len(output_token_ids):
+            logits[output_token_ids[-1]] = -np.inf
+        return logits
+
+
+class Replay(Drafter):
+    """Drafts what was generated after the same tokens, with mistakes."""
+
+    def __init__(self, texts: Sequence[TokenIds], seed: int) -> None:
+        self._by_start: dict[bytes, list[TokenIds]] = {}
+        for text in texts:
+            self._by_start.setdefault(text[:4].tobytes(), []).append(text)
+        self._random = random.Random(seed)
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft | None]:
+        """Return drafts, a third of them with a wrong token."""
+        return [self._draft(request) for request in requests]
+
+    def _draft(self, request: DraftRequest) -> Draft | None:
+        done = len(request.token_ids)
+        known = self._by_start.get(request.token_ids[:4].tobytes(), [])
+        fits = [text for text in known if len(text) > done and np.array_equal(text[:done], request.token_ids)]
+        if not fits:
+            return None
+        token_ids = self._random.choice(fits)[done : done + self._random.randint(1, request.limit)].copy()
+        if self._random.random() < 0.3:
+            token_ids[self._random.randrange(len(token_ids))] = self._random.randrange(300)
+        return Draft(token_ids, 0.9)
+
+
+class Plugin:
+    """Provides the processor and the drafter; `texts` are what the drafter replays."""
+
+    def __init__(self) -> None:
+        self.texts: list[TokenIds] = []
+
+    @hookimpl
+    def provide_logits_processors(self) -> list[Provider[LogitsProcessor]]:
+        """Offer `not-twice`."""
+        return [Provider(name="not-twice", summary="No token twice", api_version=1, create=lambda o, c: NotTwice())]
+
+    @hookimpl
+    def provide_drafters(self) -> list[Provider[Drafter]]:
+        """Offer `replay`."""
+        create = lambda o, c: Replay(self.texts, 0)  # noqa: E731
+        return [Provider(name="replay", summary="The right output, with mistakes", api_version=1, create=create)]
+
+
+def draw_engine(draw: random.Random) -> dict[str, Any]:
+    """Return a configuration."""
+    return {
+        "model": {"path": "demo", "dtype": "float32"},
+        "cache": {"name": draw.choice(["radix", "radix", "chunk"]), "page_size": draw.choice([1, 4, 16])},
+        "scheduling": {
+            "prefill_tokens_per_step": draw.choice([7, 64, 2048]),
+            "overlap": draw.random() < 0.6,
+            "max_running_requests": draw.choice([4, 16, 64]),
+        },
+        "memory": {"kv_tokens": draw.choice([600, 3000, 30_000]), "kv_dtype": draw.choice(["auto", "auto", "int8"])},
+        "grammar": {"jump_forward": draw.choice(["fast", "exact", False])},
+        "debug": True,
+    }
+
+
+def draw_params(draw: random.Random) -> SamplingParams:
+    """Return parameters of a request."""
+    fields: dict[str, Any] = {"temperature": draw.choice([0, 0.8, 1.5]), "seed": draw.randrange(1 << 30)}
+    fields["max_tokens"] = draw.choice([1, 2, 5, 20, 40])
+    for name, values in {
+        "top_p": [0.7, 0.95],
+        "top_k": [1, 5, 50],
+        "min_p": [0.05, 0.2],
+        "repetition_penalty": [0.8, 1.3],
+        "frequency_penalty": [-0.5, 0.7],
+        "presence_penalty": [0.4],
+        "logit_bias": [{5: 3.0, 9: -100.0}],
+        "min_tokens": [min(3, fields["max_tokens"])],
+        "logits_processors": [{"not-twice": {}}],
+        "logprobs": [0, 2],
+        "stop": [["a"], ["3", "is"]],
+        "n": [2],
+    }.items():
+        if draw.random() < 0.15:
+            fields[name] = draw.choice(values)
+    kind = draw.random()
+    if kind < 0.1:
+        fields["json_schema"] = SCHEMA
+    elif kind < 0.2:
+        fields["regex"] = draw.choice(
+            ["[A-Z][a-z ]{3,30}[.]", "(ab|cd|[0-9]){4,12}", "The (first|second) answer is .*"]
+        )
+    if kind < 0.2:
+        fields["grammar_backend"] = draw.choice(["xgrammar", "llguidance", "outlines"])
+    return SamplingParams(**fields)
+
+
+def draw_prompt(draw: random.Random) -> Any:
+    """Return a text or a chat."""
+    if draw.random() < 0.5:
+        return draw.choice(TEXTS) + " " * draw.randint(0, 2)
+    return [{"role": "user", "content": draw.choice(QUESTIONS)}]
+
+
+def facts(output: RequestOutput, index: int) -> tuple[Any, ...]:
+    """Return what must be equal of one completion."""
+    one = output.completions[index]
+    return one.token_ids, one.text, one.finish_reason, one.matched_stop, one.error
+
+
+class Comparison:
+    """Compares outputs with those of plain decoding, and counts."""
+
+    def __init__(self, judge: Engine) -> None:
+        self.counts: Counter[str] = Counter()
+        self.errors: list[str] = []
+        self._judge = judge
+
+    def add(self, params: Sequence[SamplingParams], plain: list[RequestOutput], other: list[RequestOutput]) -> None:
+        """Compare requests."""
+        for one, expected, found in zip(params, plain, other, strict=True):
+            for index in range(len(expected.completions)):
+                self.counts["completions"] += 1
+                if facts(expected, index) != facts(found, index):
+                    self._explain(one, expected, found, index)
+                elif one.logprobs is not None:
+                    self._compare_logprobs(one, expected, found, index)
+
+    def _compare_logprobs(
+        self, params: SamplingParams, expected: RequestOutput, found: RequestOutput, index: int
+    ) -> None:
+        values = [[token.logprob for token in o.completions[index].logprobs or ()] for o in (expected, found)]
+        if len(values[0]) != len(values[1]) or not np.allclose(*values, atol=MAX_LOGPROB_DIFFERENCE):
+            self.errors.append(f"log-probabilities differ: {params}")
+
+    def _explain(self, params: SamplingParams, expected: RequestOutput, found: RequestOutput, index: int) -> None:
+        one, other = expected.completions[index].token_ids, found.completions[index].token_ids
+        same = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
+        if same is None:
+            self.errors.append(f"{facts(expected, index)} became {facts(found, index)} with {params}")
+            return
+        prompt = [*expected.prompt_token_ids, *one[:same]]
+        ranking = SamplingParams(temperature=0, max_tokens=1, logprobs=20)
+        (judged,) = self._judge.generate([prompt], ranking)
+        top = dict((judged.completions[0].logprobs or ())[0].top)
+        if abs(top.get(one[same], 0.0) - top.get(other[same], 9.0)) < MAX_LOGPROB_DIFFERENCE:
+            self.counts["rounded differently"] += 1
+        else:
+            self.errors.append(f"token {same} of {one} became {other[same]} with {params}")
+
+
+def play(seed: int, comparison: Comparison) -> None:
+    """Play one round."""
+    draw = random.Random(seed)
+    sections = draw_engine(draw)
+    prompts = [draw_prompt(draw) for _ in range(BATCH)]
+    params = [draw_params(draw) for _ in range(BATCH)]
+    plugin = Plugin()
+    plugins = [plugin, graftlm_speculation]
+    with Engine({"speculation": None, **sections}, plugins=plugins) as engine:
+        plain = engine.generate(prompts, params)
+    plugin.texts = [
+        np.array([*output.prompt_token_ids, *one.token_ids], dtype=np.int32)
+        for output in plain
+        for one in output.completions
+    ]
+    for drafter in ("auto", "replay"):
+        with Engine({"speculation": drafter, **sections}, plugins=plugins) as engine:
+            comparison.add(params, plain, engine.generate(prompts, params))
+            for drafted, accepted in engine.stats().drafts.values():
+                comparison.counts["drafted tokens"] += drafted
+                comparison.counts["accepted tokens"] += accepted
+            engine.generate(prompts, params, timeout_s=draw.choice([0.05, 0.2]))
+            if engine.stats().owned_pages:
+                comparison.errors.append(f"pages are in use after {sections}")
+
+
+def main() -> int:
+    """Compare, print counts and errors, and return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=20_000)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    start_s = time.monotonic()
+    with Engine(model={"path": "demo", "dtype": "float32"}) as judge:
+        comparison = Comparison(judge)
+        for i in range(-(-options.requests // BATCH)):
+            play(options.seed * 100_003 + i, comparison)
+            print(f"{(i + 1) * BATCH} requests, {dict(comparison.counts)}", flush=True)
+    for error in comparison.errors:
+        print(error)
+    print(f"{len(comparison.errors)} errors, {time.monotonic() - start_s:.0f} s")
+    return 1 if comparison.errors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
