@@ -42,6 +42,7 @@ QUESTIONS = (
     "Name three colours.",
     "How many days has a week?",
 )
+REGEXES = ("[A-Z][a-z ]{3,30}[.]", "(ab|cd|[0-9]){4,12}", "The (first|second) answer is .*")
 TEXTS = ("1, 2, 3, 4, 1, 2, 3, 4, 1, 2", "Once upon a time", "The answer is", "x", "a b a b a b a b a")
 
 
@@ -106,7 +107,7 @@ def draw_engine(draw: random.Random) -> dict[str, Any]:
         "scheduling": {
             "prefill_tokens_per_step": draw.choice([7, 64, 2048]),
             "overlap": draw.random() < 0.6,
-            "max_running_requests": draw.choice([4, 16, 64]),
+            "max_running_requests": draw.choice([1, 2, 4, 16]),
         },
         "memory": {"kv_tokens": draw.choice([600, 3000, 30_000]), "kv_dtype": draw.choice(["auto", "auto", "int8"])},
         "grammar": {"jump_forward": draw.choice(["fast", "exact", False])},
@@ -138,8 +139,7 @@ def draw_params(draw: random.Random) -> SamplingParams:
     if kind < 0.1:
         fields["json_schema"] = SCHEMA
     elif kind < 0.2:
-        fields["regex"] = draw.choice(
-            ["[A-Z][a-z ]{3,30}[.]", "(ab|cd|[0-9]){4,12}", "The (first|second) answer is .*"]
+        fields["regex"] = draw.choice(REGEXES){4,12}", "The (first|second) answer is .*"]
         )
     if kind < 0.2:
         fields["grammar_backend"] = draw.choice(["xgrammar", "llguidance", "outlines"])

@@ -119,22 +119,24 @@ class RequestGrammar:
             RequestFailedError: the backend failed.
         """
         matcher = self.matcher
-        bits = np.zeros((len(token_ids), self.num_words), dtype=np.int32)
+        bits = np.zeros((len(token_ids) + 1, self.num_words), dtype=np.int32)
 
         def walk() -> tuple[int, int]:
+            matcher.fill_bitmask(bits, 0)
             for i, token_id in enumerate(token_ids):
-                if not matcher.accept(token_id):
+                # A backend may log a warning for a token that `accept` rejects.
+                if not bits[i, token_id >> 5] >> (token_id & 31) & 1 or not matcher.accept(token_id):
                     return i, i
                 if matcher.finished:
                     return i, i + 1
-                matcher.fill_bitmask(bits, i)
-                if not bits[i].any():
+                matcher.fill_bitmask(bits, i + 1)
+                if not bits[i + 1].any():
                     return i, i + 1
             return len(token_ids), len(token_ids)
 
         num_allowed, num_accepted = _guarded(walk)
         _guarded(lambda: matcher.rollback(num_accepted))
-        return bits[:num_allowed]
+        return bits[1 : num_allowed + 1]
 
     def forced_text(self) -> str:
         """Return the text that must come next, "" if there is a choice.
