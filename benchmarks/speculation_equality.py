@@ -139,8 +139,7 @@ def draw_params(draw: random.Random) -> SamplingParams:
     if kind < 0.1:
         fields["json_schema"] = SCHEMA
     elif kind < 0.2:
-        fields["regex"] = draw.choice(REGEXES){4,12}", "The (first|second) answer is .*"]
-        )
+        fields["regex"] = draw.choice(REGEXES)
     if kind < 0.2:
         fields["grammar_backend"] = draw.choice(["xgrammar", "llguidance", "outlines"])
     return SamplingParams(**fields)
