@@ -177,8 +177,6 @@ def test_jump_forward_reduces_forward_passes(overlap, regex):
 
 @pytest.mark.parametrize("regex", [RECORD, CHOICE, PLACES])
 def test_output_tokens_equal_the_encoding_of_their_text(tokenizer, regex):
-    outputs, _ = generate(True, False, PROMPTS, SamplingParams(temperature=0, max_tokens=400, regex=regex))
-def test_tokens_of_the_text_encode_to_themselves(tokenizer, regex):
     outputs, _ = generate("fast", False, PROMPTS, SamplingParams(temperature=0, max_tokens=400, regex=regex))
     for output in outputs:
         assert list(output.token_ids[:-1]) == tokenizer.encode_inside(output.text)
@@ -194,8 +192,6 @@ def test_cached_prompt_tokens_count_although_text_is_forced_before_the_prefill()
 
 
 def test_forced_text_is_streamed_before_anything_is_sampled():
-    with Engine(model="demo") as engine:
-def test_forced_text_reaches_a_stream_before_anything_is_sampled():
     with Engine(model="demo", grammar={"jump_forward": "fast"}) as engine:
         texts = [output.text for output in engine.stream("x", SamplingParams(max_tokens=60, regex=SUMMARY, seed=1))]
     assert texts[0].startswith('{"summary":')

@@ -239,7 +239,7 @@ def test_a_cache_with_continuations_keeps_the_contract():
         (ContinuesTooFar, "test_a_continuation_is_what_was_inserted_after_the_key"),
         (ContinuesWhatIsGone, "test_a_continuation_is_what_was_inserted_after_the_key"),
         (ContinuationTouches, "test_continuation_changes_nothing"),
-        (ShowsTheCallersKey, "test_the_cache_keeps_copies"),
+        (ExposesTheCallersKey, "test_the_cache_keeps_copies"),
         (KeepsTheCallersPages, "test_the_cache_keeps_copies"),
         (SendsTheCallersKey, "test_the_cache_keeps_copies"),
         (MatchesOnePageLess, "test_match_finds_the_longest_prefix_in_whole_pages"),

@@ -317,7 +317,7 @@ class GrammarBackendConformance(Conformance, ABC):
                 matcher.accept(token_id)
 
     def test_what_is_not_enforced_is_named(self) -> None:
-        """`check` returns the parts that are not enforced if the specification is not strict, and otherwise refuses it."""
+        """`check` returns the parts that are not enforced, or refuses a strict specification."""
         for case in self.cases:
             assert tuple(self.backend.check(case.spec)) == case.unenforced, f"{case}"
             if not case.unenforced:
