@@ -162,7 +162,7 @@ def test_drafts_are_counted_by_drafter():
 
 def test_choose_cuts_drafts_to_what_the_budget_allows():
     class OneToken(DraftBudget):
-        def lengths(self, num_rows, probabilities, limits, overhead_s=0.0):
+        def lengths(self, num_rows, probabilities, limits):
             assert (num_rows, list(limits)) == (5, [3, 2])
             return [1, 0]
 
@@ -172,11 +172,17 @@ def test_choose_cuts_drafts_to_what_the_budget_allows():
     assert one.choose(5, {}) == {}
 
 
+def cheap_steps(one):
+    """Let a speculator learn that further tokens cost little."""
+    for _ in range(30):
+        one.costs.observe(1, 0.010)
+        one.costs.observe(9, 0.011, has_drafts=True)
+
+
 def steps_until_no_draft(num_accepted_of, max_steps=200):
     """Verify drafts of 8 tokens on a device where tokens cost little; return the step from which none is chosen."""
     one = Speculator({"first": Knows({1: draft(*range(8), confidence=0.9)})}, 8, VOCAB)
-    for num_tokens in range(1, 10):
-        one.costs.observe(num_tokens, 0.010 + 0.0005 * num_tokens)
+    cheap_steps(one)
     for step in range(max_steps):
         chosen = one.choose(1, one.propose(requests(1)))
         if not chosen:
@@ -193,9 +199,42 @@ def test_drafts_go_on_while_they_are_accepted():
     assert steps_until_no_draft(lambda num_drafted: num_drafted) == 200
 
 
-def test_no_drafter_is_worth_asking_where_tokens_are_dear():
+def test_rejected_drafters_are_tried_again_now_and_then():
+    one = Speculator({"first": Knows({1: draft(*range(8), confidence=0.9)})}, 8, VOCAB)
+    cheap_steps(one)
+    drafted = {False: 0, True: 0}
+    for step in range(6000):
+        is_right = step >= 3000
+        for row, chosen in one.choose(1, one.propose(requests(1))).items():
+            num_drafted = len(chosen.token_ids)
+            drafted[is_right] += num_drafted
+            one.observe(row, chosen, num_drafted if is_right else 0)
+    assert 10 < drafted[False] < 0.05 * 8 * 3000  # of tokens that are nearly free
+    assert drafted[True] > 0.9 * 8 * 3000
+
+
+def test_a_drafter_that_is_wrong_costs_another_one_nothing():
+    one = Speculator({"first": Knows({1: draft(*range(8))}), "second": Knows({1: draft(*range(8))})}, 8, VOCAB)
+    cheap_steps(one)
+    (chosen,) = one.choose(1, one.propose(requests(1))).values()
+    for _ in range(30):
+        one.observe(1, SourcedDraft("second", chosen.token_ids, 0.5), 0)
+    assert one.choose(1, one.propose(requests(1)))[1].token_ids.tolist() == chosen.token_ids.tolist()
+
+
+def test_a_drafter_may_reuse_its_array():
+    array = np.arange(3, dtype=np.int32)
+    one = speculator(first=Knows({1: Draft(array, 0.9)}))
+    proposed = one.propose(requests(1))
+    array[:] = 7
+    assert tokens_of(proposed) == {1: ("first", [0, 1, 2])}
+
+
+def test_no_drafter_is_worth_asking_where_tokens_are_expensive():
+    assert Speculator({"first": Knows()}, 8, VOCAB).may_pay(1)
     one = Speculator({"first": Knows()}, 8, VOCAB)
-    assert one.may_pay(1)
-    for num_tokens in range(1, 20):
-        one.costs.observe(num_tokens, 0.010 * num_tokens)
+    for _ in range(60):
+        one.costs.observe(1, 0.010)
+        for num_tokens in range(2, 10):
+            one.costs.observe(num_tokens, 0.012 * num_tokens, has_drafts=True)
     assert not one.may_pay(1)

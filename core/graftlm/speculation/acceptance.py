@@ -1,5 +1,6 @@
 """How often drafted tokens were accepted, by drafter, confidence and request."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -9,6 +10,8 @@ _NUM_LEVELS: Final = 8
 #: Weight of what was seen before, for each further draft.
 _DECAY: Final = 0.98
 _ROW_DECAY: Final = 0.85
+#: Weight of what was seen before, for each step that leaves a draft out.
+_FADING: Final = 0.998
 #: Trials as which the drafter's own confidence counts, and those as which all requests' acceptance counts for one.
 _PRIOR_TRIALS: Final = 4.0
 _SHARED_TRIALS: Final = 2.0
@@ -31,11 +34,11 @@ class Acceptance:
     """Estimates the probability that a drafted token is accepted if those before it were.
 
     The estimate starts at the drafter's confidence, moves to what all requests saw at that confidence, and from there
-    to what the request itself saw lately.
+    to what the request itself saw lately from that drafter.
     """
 
     _shared: dict[tuple[str, int], _Trials] = field(default_factory=dict)
-    _rows: dict[int, _Trials] = field(default_factory=dict)
+    _rows: dict[int, dict[str, _Trials]] = field(default_factory=dict)
 
     def probability(self, row: int, drafter: str, confidence: float) -> float:
         """Return the estimate for a draft of a row, from 0 to 1."""
@@ -43,7 +46,7 @@ class Acceptance:
         rate = confidence
         if shared is not None:
             rate = (shared.accepted + _PRIOR_TRIALS * confidence) / (shared.tried + _PRIOR_TRIALS)
-        own = self._rows.get(row)
+        own = self._rows.get(row, {}).get(drafter)
         if own is None:
             return rate
         return (own.accepted + _SHARED_TRIALS * rate) / (own.tried + _SHARED_TRIALS)
@@ -53,7 +56,20 @@ class Acceptance:
         tried = min(num_accepted + 1, num_drafted)
         key = drafter, _level(confidence)
         self._shared.setdefault(key, _Trials()).add(tried, num_accepted, _DECAY)
-        self._rows.setdefault(row, _Trials()).add(tried, num_accepted, _ROW_DECAY)
+        self._rows.setdefault(row, {}).setdefault(drafter, _Trials()).add(tried, num_accepted, _ROW_DECAY)
+
+    def fade(self, drafts: Iterable[tuple[int, str, float]]) -> None:
+        """Reduce the weight of earlier trials for drafts that a step leaves out: their rows, drafters and confidences.
+
+        Without this, a drafter whose drafts were once rejected would never be tried again.
+        """
+        keys = set()
+        for row, drafter, confidence in drafts:
+            keys.add((drafter, _level(confidence)))
+            if (own := self._rows.get(row, {}).get(drafter)) is not None:
+                own.add(0, 0, _FADING)
+        for key in keys & self._shared.keys():
+            self._shared[key].add(0, 0, _FADING)
 
     def close(self, row: int) -> None:
         """Forget a row."""

@@ -99,6 +99,11 @@ class Speculator:
             return {}
         rates = [self._acceptance.probability(row, d.drafter, d.confidence) for row, d in drafts.items()]
         lengths = self._budget.lengths(num_rows, rates, [len(draft.token_ids) for draft in drafts.values()])
+        self._acceptance.fade(
+            (row, draft.drafter, draft.confidence)
+            for (row, draft), length in zip(drafts.items(), lengths, strict=True)
+            if not length
+        )
         return {
             row: SourcedDraft(draft.drafter, draft.token_ids[:length], draft.confidence)
             for (row, draft), length in zip(drafts.items(), lengths, strict=True)
@@ -161,7 +166,7 @@ class Speculator:
             raise TypeError(f"a draft is {token_ids.dtype} {list(token_ids.shape)}, expected int32 [n]")
         if not 0.0 <= draft.confidence <= 1.0:
             raise ValueError(f"a draft's confidence is {draft.confidence}, expected 0 to 1")
-        token_ids = token_ids[: request.limit]
+        token_ids = token_ids[: request.limit].copy()  # the drafter may reuse its array
         if len(token_ids) and (token_ids.min() < 0 or token_ids.max() >= self._vocab_size):
             raise ValueError(f"a draft has tokens outside the vocabulary of {self._vocab_size}")
         return token_ids if len(token_ids) else None
