@@ -81,7 +81,7 @@ class ReversesHeads(ReferenceAttention):
         return super().forward(q.flip(1), k, v, layer)
 
 
-UNCHANGED = "Keys and values stand at `out_slots` after `forward`; inputs and other slots are unchanged."
+UNCHANGED = "After `forward`, keys and values are at `out_slots`; inputs and other slots are unchanged."
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ UNCHANGED = "Keys and values stand at `out_slots` after `forward`; inputs and ot
         (None, None),
         (
             ReadsBeforeOtherRequestsAreWritten,
-            "A request sees tokens that another request of the batch has just written.",
+            "A request attends to tokens that another request of the same batch writes.",
         ),
         (IgnoresTheWindow, "A query at position p attends to positions max(0, p - window + 1) .. p."),
         (WindowOneTooLong, "A query at position p attends to positions max(0, p - window + 1) .. p."),
@@ -98,10 +98,10 @@ UNCHANGED = "Keys and values stand at `out_slots` after `forward`; inputs and ot
         (ScalesItsInput, UNCHANGED),
         (
             WritesTheNextSlot,
-            "Keys and values stand at `out_slots` after `forward`; inputs and other slots are unchanged.",
+            "After `forward`, keys and values are at `out_slots`; inputs and other slots are unchanged.",
         ),
-        (ReturnsSeparateHeads, "`forward` returns [T, H * D], of q's dtype, contiguous."),
-        (ReversesHeads, "Query heads share key/value heads in groups of any size, for any head size."),
+        (ReturnsSeparateHeads, "`forward` returns a contiguous tensor [T, H * D] of q's dtype."),
+        (ReversesHeads, "Groups of any size of query heads share a key/value head, for any head size."),
     ],
 )
 def test_a_faulty_backend_fails_the_sentence_that_it_breaks(broken, sentence):

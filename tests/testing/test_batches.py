@@ -25,7 +25,7 @@ def test_short_page_tables_are_padded_with_their_first_page() -> None:
     [
         ([([1], 0)], [], "one page table for each"),
         ([([], 0)], [[0]], "at least one token"),
-        ([([1, 2], 0), ([1], 0)], [[0], [1]], "come first"),
+        ([([1, 2], 0), ([1], 0)], [[0], [1]], "must be first"),
         ([([1, 2], 3)], [[0]], "request 0 has 5 tokens of context but 1 pages of 4"),
     ],
 )

@@ -92,8 +92,8 @@ def with_parser(kind):
     return type(kind.__name__, (Format,), {"make_parser": kind})
 
 
-READ = "What `render` writes, a parser reads as the same calls."
-PIECES = "How the text is cut into pieces changes neither the content nor the calls; no text raises."
+READ = "A parser returns the calls that `render` has written."
+PIECES = "Content and calls do not depend on how the text is cut into pieces; no text raises."
 
 
 @pytest.mark.parametrize(
@@ -104,15 +104,15 @@ PIECES = "How the text is cut into pieces changes neither the content nor the ca
         (with_parser(NumbersEveryCallZero), READ),
         (with_parser(RaisesOnNul), PIECES),
         (with_parser(MarksEachPiece), PIECES),
-        (with_parser(LosesContent), "Text without a call comes back unchanged."),
+        (with_parser(LosesContent), "Text without a call is returned unchanged as content."),
         (
             with_parser(ReturnsIncompleteMarkup),
-            "`cut_off` leaves out what may be the beginning of a call, be it of its markup.",
+            "`cut_off` drops text that may be the start of a call, including its markup.",
         ),
-        (EnforcesNothing, "`grammar` returns a specification for `REQUIRED`, strict when all tools are."),
-        (IgnoresStrict, "`grammar` returns a specification for `REQUIRED`, strict when all tools are."),
-        (OmitsTools, "`instructions` tells a model of its tools."),
-        (RepeatsIds, "`new_id` draws the id of a call."),
+        (EnforcesNothing, "`grammar` returns a specification for `REQUIRED`; it is strict if all tools are strict."),
+        (IgnoresStrict, "`grammar` returns a specification for `REQUIRED`; it is strict if all tools are strict."),
+        (OmitsTools, "`instructions` contains the name and the description of each tool."),
+        (RepeatsIds, "`new_id` returns a different id for each call."),
     ],
 )
 def test_a_faulty_tool_call_format_is_found(broken, sentence):
@@ -155,17 +155,20 @@ class IsAlwaysOpen(Format):
     ("broken", "sentence"),
     [
         (Format, None),
-        (with_parser(TreatsContentAsReasoning), "What is no reasoning is content."),
+        (with_parser(TreatsContentAsReasoning), "An answer without reasoning is content."),
         (
             with_parser(MarksEachPiece),
-            "How the text is cut into pieces changes neither reasoning nor content; no text raises.",
+            "Reasoning and content do not depend on how the text is cut into pieces; no text raises.",
         ),
         (
             with_parser(RaisesOnNul),
-            "How the text is cut into pieces changes neither reasoning nor content; no text raises.",
+            "Reasoning and content do not depend on how the text is cut into pieces; no text raises.",
         ),
-        (HasAnotherEnd, "`end` is what ends the reasoning."),
-        (IsAlwaysOpen, "A prompt that ends otherwise, or after the reasoning's end, leaves nothing open."),
+        (HasAnotherEnd, "The text `end` ends the reasoning."),
+        (
+            IsAlwaysOpen,
+            "`is_open` is false for a prompt that does not open a reasoning, or that ends after the reasoning's end.",
+        ),
     ],
 )
 def test_a_faulty_reasoning_format_is_found(broken, sentence):

@@ -132,7 +132,7 @@ class CountsEachChunk(NaiveCache):
 
 
 class SendsNoEvents(NaiveCache):
-    def _tell(self, event):
+    def _report(self, event):
         self._version += 1
 
 
@@ -171,11 +171,11 @@ class SendsTheCallersKey(NaiveCache):
         self._key = key
         return super().insert(key, pages, handle)
 
-    def _tell(self, event):
+    def _report(self, event):
         if event.kind == "stored":
             depth = next(reversed(self._entries.values())).stats.depth
             event = replace(event, token_ids=self._key.token_ids[depth:][: event.num_tokens])
-        super()._tell(event)
+        super()._report(event)
 
 
 class ContinuesItself(NaiveCache):

@@ -39,7 +39,7 @@ def cuda():
     ],
 )
 def test_tensors_of_two_devices_are_refused(call):
-    with pytest.raises(MixedDevicesError, match="one of the CPU"), FakeCuda() as cuda:
+    with pytest.raises(MixedDevicesError, match="one on the CPU"), FakeCuda() as cuda:
         call(torch.zeros(4, 8, dtype=torch.int64, device=cuda.device))
 
 

@@ -6,12 +6,12 @@ import torch
 from graftlm.contracts import LogitsProcessor
 from graftlm.testing import LogitsProcessorConformance, run_conformance
 
-FORM = "`process` returns float32 [V], on the device that it was given."
-TOKEN = "There is a token to sample: not all logits are -inf, and none is NaN."
-ALIKE = "The result depends on the arguments and the creation context alone: a new processor goes on alike."
-APART = "Processors of two requests, asked in turns, answer as each does alone."
-KEPT = "What becomes of the output and the logits after `process` changes no later result."
-OUTPUT = "`process` changes the logits, and neither the output nor the prompt."
+FORM = "`process` returns float32 [V], on the device of its argument."
+TOKEN = "At least one logit is not -inf, and none is NaN, so that a token can be sampled."
+ALIKE = "The result depends only on the arguments and the creation context: a new processor gives the same logits."
+APART = "Processors of two requests are independent: alternating calls give the same logits as separate calls."
+KEPT = "Changes to the output and the logits after `process` returned do not change later results."
+OUTPUT = "`process` changes neither the output nor the prompt."
 
 
 class Correct(LogitsProcessor):

@@ -1,6 +1,5 @@
 """The folder of files and batches, which one server uses at a time."""
 
-import fcntl
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -34,6 +33,8 @@ class BatchFolder:
         Raises:
             ConfigError: it cannot be created or is in use.
         """
+        import fcntl  # POSIX only, as the server is
+
         self._files = path / "files"
         self._batches = path / "batches"
         self._clock = clock

@@ -202,7 +202,7 @@ class PageTrie(PrefixCache):
         node = _Node(self._num_made, parent, place, token_ids, page, parent.num_pages + 1, stats)
         parent.children[place] = self._nodes[node.node_id] = node
         self._context.eviction.on_insert(stats)
-        self._tell(CacheEvent("stored", page_size, node.node_id, self._parent_id(node), key.namespace, token_ids))
+        self._report(CacheEvent("stored", page_size, node.node_id, self._parent_id(node), key.namespace, token_ids))
         return node
 
     def _drop(self, node: _Node) -> None:
@@ -210,9 +210,9 @@ class PageTrie(PrefixCache):
             del node.parent.children[node.place]
         del self._nodes[node.node_id]
         self._context.eviction.on_evict(node.stats)
-        self._tell(CacheEvent("removed", self._context.page_size, node.node_id, None, node.place[0]))
+        self._report(CacheEvent("removed", self._context.page_size, node.node_id, None, node.place[0]))
 
-    def _tell(self, event: CacheEvent) -> None:
+    def _report(self, event: CacheEvent) -> None:
         self._version += 1
         if self._context.on_event is not None:
             self._context.on_event(event)
