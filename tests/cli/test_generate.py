@@ -102,5 +102,5 @@ def test_chat_continues_after_a_refused_request(capsys, monkeypatch):
     code, out, err = run(capsys, "chat", "--set", "model.context_len=64")
     assert code == 0
     assert "error: unknown command /help; use /reset for a new conversation, /exit to exit" in err
-    assert "error: the prompt has" in err
+    assert "error: this model's maximum context length" in err
     assert out.splitlines() == ["3 + 4 = 7."]

@@ -177,7 +177,7 @@ def test_a_faulty_plugin_fails_with_the_reason(check):
     lines = out.splitlines()
     assert (status, err) == (1, "")
     assert lines[:3] == [
-        "failed  `order` returns a permutation of what it was given.",
+        "failed  `order` returns a permutation of the waiting requests.",
         "        in 6 of 10 cases, first test_order_is_a_permutation[2-0]:",
         "          AssertionError: order() returned 1 of 2 requests",
     ]
@@ -193,7 +193,7 @@ def test_a_failing_random_history_is_printed_from_its_start(check):
     assert status == 1
     assert "ExceptionGroup" not in out
     assert not [line for line in lines if line.strip() == "AssertionError:"]
-    start = lines.index("failed  All of the above, after every step of random histories.")
+    start = lines.index("failed  After each step of random histories, the cache agrees with a plain dictionary.")
     assert 0 < sum(line.strip().startswith("state.") for line in lines[start:]) <= 40
 
 
@@ -214,7 +214,7 @@ def test_a_sentence_that_cannot_be_tested_is_skipped_with_the_reason(check, tmp_
     status, out, _ = check("storage/file", "--options", f"path={tmp_path / 'kv'}", "--options", "max_bytes=64MiB")
     lines = out.splitlines()
     assert status == 0
-    reason = lines.index("skipped A size limit holds after every `put`, and what is held is intact.") + 1
+    reason = lines.index("skipped The size limit holds after every `put`, and the stored blocks are intact.") + 1
     assert lines[reason] == "        the kit cannot set a size limit: it does not override create_limited()"
     assert lines[-1] == "12 passed, 0 failed, 5 skipped"
 

@@ -91,8 +91,8 @@ def test_the_log_has_the_saved_memory_and_the_plain_layers(checkpoint, caplog):
         (
             {"quantization": {"name": "int4", "options": {"group_size": 128, "kernel": "torch"}}},
             ConfigError,
-            "quantization 'int4' cannot quantize any layer of this model: layers.0.attention.qkv: its 64 inputs are no "
-            "multiple of 128",
+            "quantization 'int4' cannot quantize any layer of this model: layers.0.attention.qkv: its number of "
+            "inputs, 64, is not a multiple of 128",
         ),
     ],
 )
