@@ -509,3 +509,12 @@ def test_unknown_keys_can_be_dropped():
     source = {"cache": {"page_siz": 1, "page_size": 8, "options": {"any": 1}}, "nope": {}}
     config = EngineConfig.load(source, leave_out_unknown=True)
     assert config == EngineConfig.load({"cache": {"page_size": 8, "options": {"any": 1}}})
+
+
+@pytest.mark.parametrize(("name", "shown"), [("auto", "auto"), ("none", "null"), (None, "null")])
+def test_options_without_the_name_of_a_drafter_are_refused(name, shown):
+    drafter = {"name": name, "options": {"min_match_tokens": 3}}
+    with pytest.raises(
+        ConfigError, match=rf"speculation\.drafter: options belong to one drafter, but name is {shown}; "
+    ):
+        EngineConfig.load({"model": "demo", "speculation": {"drafter": drafter}})

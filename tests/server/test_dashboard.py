@@ -228,6 +228,7 @@ class TestPage:
             line = page.locator(f'path.line[data-series="{name}"]').last
             expect(line).to_have_attribute("d", re.compile(r"^M[\d.,]+(L[\d.,]+)+$"))
         expect(page.locator('path.line[data-series="hit_rate"]').first).to_be_attached()
+        expect(page.locator('path.line[data-series="tokens_per_step"]').first).to_be_attached()
         expect(page.locator("path.layer")).to_have_count(4)
         expect(page.get_by_role("img", name=re.compile("KV pages: owned 0, locked 0, evictable .*"))).to_be_visible()
 
@@ -257,7 +258,7 @@ class TestPage:
         watched.on("request", lambda request: asked.append(request.url) if "/dashboard/state" in request.url else None)
         watched.add_init_script("sessionStorage.setItem('graftlm-api-key', 'admin')")
         watched.goto(locked.url)
-        expect(watched.locator("#charts figure")).to_have_count(4)
+        expect(watched.locator("#charts figure")).to_have_count(5)
         assert watched.evaluate("fetch('health').then((answer) => answer.status)") == 200
         assert asked == []
         watched.evaluate("window.isShown = true; document.dispatchEvent(new Event('visibilitychange'))")

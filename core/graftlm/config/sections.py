@@ -221,6 +221,14 @@ class DrafterSettings(Section):
     )
     options: Options = Field(default_factory=dict)
 
+    @model_validator(mode="after")
+    def _check_options(self) -> Self:
+        if self.options and self.name in (None, "auto"):
+            raise ValueError(
+                f"options belong to one drafter, but name is {self.name or 'null'}; set name to a drafter's"
+            )
+        return self
+
 
 class SpeculationSettings(Section):
     """Speculative decoding: drafted tokens are verified in one step; the output stays the same."""

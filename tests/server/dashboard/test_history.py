@@ -102,6 +102,23 @@ def test_the_hit_rate_covers_the_last_30_seconds(history, replicas, clock):
     assert rates[31] is None
 
 
+@pytest.mark.parametrize(
+    ("generated", "jump_forward", "drafts", "expected"),
+    [
+        (0, 0, {}, None),
+        (40, 0, {}, 1.0),
+        (40, 20, {}, 2.0),
+        (40, 0, {"radix": (50, 20), "suffix": (9, 10)}, 4.0),
+    ],
+    ids=["nothing generated", "plain", "jump-forward", "two drafters"],
+)
+def test_tokens_per_step_count_those_that_needed_no_step(
+    history, replicas, clock, generated, jump_forward, drafts, expected
+):
+    report(replicas[1], steps=1, generated_tokens=generated, jump_forward_tokens=jump_forward, drafts=drafts)
+    assert tick(history, clock).tokens_per_step == expected
+
+
 def test_five_minutes_are_kept(history, clock):
     for _ in range(400):
         tick(history, clock)

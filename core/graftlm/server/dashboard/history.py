@@ -25,6 +25,8 @@ class Point(NamedTuple):
         time_s: reading of the history's clock, in seconds.
         hit_rate: share of the prompt tokens of the last 30 s that were found in the prefix cache, from 0 to 1; None if
             there were no prompts.
+        tokens_per_step: mean number of tokens that a request's decode step yielded in the last 30 s, above 1 with
+            speculation or jump-forward; None if nothing was generated.
     """
 
     time_s: float
@@ -32,6 +34,7 @@ class Point(NamedTuple):
     cached_tokens_per_s: float
     generated_tokens_per_s: float
     hit_rate: float | None
+    tokens_per_step: float | None
     running_requests: int
     queued_requests: int
     free_pages: int
@@ -47,6 +50,7 @@ class _Sums(NamedTuple):
     prompt_tokens: int
     cached_tokens: int
     generated_tokens: int
+    unsampled_tokens: int  # generated without a step of their own: accepted drafts and jump-forward
 
 
 class History:
@@ -62,7 +66,7 @@ class History:
         self._counted: dict[str, EngineStats] = {}
         self._sums: deque[_Sums] = deque(maxlen=_HIT_WINDOW + 1)
         self._points: deque[Point] = deque(maxlen=_NUM_POINTS)
-        self._sums.append(self._add_up(_Sums(clock(), 0, 0, 0)))
+        self._sums.append(self._add_up(_Sums(clock(), 0, 0, 0, 0)))
 
     async def run(self) -> None:
         """Take a point every second, until cancelled."""
@@ -83,6 +87,7 @@ class History:
             cached_tokens_per_s=(sums.cached_tokens - before.cached_tokens) / seconds,
             generated_tokens_per_s=(sums.generated_tokens - before.generated_tokens) / seconds,
             hit_rate=_hit_rate(sums, oldest),
+            tokens_per_step=_tokens_per_step(sums, oldest),
             running_requests=sum(stats.running_requests for stats in reports),
             queued_requests=sum(stats.waiting_requests for stats in reports),
             free_pages=sum(stats.free_pages for stats in reports),
@@ -98,7 +103,7 @@ class History:
 
     def _add_up(self, last: _Sums) -> _Sums:
         """Return `last` plus the increase of the replicas' counters since then. A restarted replica counts from 0."""
-        prompt_tokens, cached_tokens, generated_tokens = last[1:]
+        prompt_tokens, cached_tokens, generated_tokens, unsampled_tokens = last[1:]
         for replica in self._replicas:
             if replica.load is None:
                 self._counted.pop(replica.name, None)
@@ -109,8 +114,19 @@ class History:
             prompt_tokens += stats.prompt_tokens - (before.prompt_tokens if before else 0)
             cached_tokens += stats.cached_tokens - (before.cached_tokens if before else 0)
             generated_tokens += stats.generated_tokens - (before.generated_tokens if before else 0)
+            unsampled_tokens += _unsampled(stats) - (_unsampled(before) if before else 0)
             self._counted[replica.name] = stats
-        return _Sums(self._clock(), prompt_tokens, cached_tokens, generated_tokens)
+        return _Sums(self._clock(), prompt_tokens, cached_tokens, generated_tokens, unsampled_tokens)
+
+
+def _unsampled(stats: EngineStats) -> int:
+    return stats.jump_forward_tokens + sum(accepted for _, accepted in stats.drafts.values())
+
+
+def _tokens_per_step(sums: _Sums, oldest: _Sums) -> float | None:
+    generated_tokens = sums.generated_tokens - oldest.generated_tokens
+    num_steps = generated_tokens - (sums.unsampled_tokens - oldest.unsampled_tokens)
+    return generated_tokens / num_steps if num_steps > 0 else None
 
 
 def _hit_rate(sums: _Sums, oldest: _Sums) -> float | None:

@@ -1,9 +1,9 @@
-// The page: asks the server how it is doing while somebody looks, and hands on what it says.
+// The page: reads the server's state while the page is visible, and passes it to the charts, the chat and the tree.
 
 import { ApiError, askForKey, requestJson } from "./api.js";
 import { Chart } from "./chart.js";
 import { Chat } from "./chat.js";
-import { byId, count, duration, element, percent } from "./elements.js";
+import { byId, count, duration, element, percent, ratio } from "./elements.js";
 import { openReplicas, showReplicas } from "./replicas.js";
 import { Tree } from "./tree.js";
 
@@ -48,6 +48,14 @@ const charts = [
     format: percent,
     formatTick: percent,
   }),
+  new Chart({
+    title: "Tokens per step",
+    unit: "of a request, over 30 s",
+    series: [{ name: "tokens_per_step", label: "generated", colour: "orange" }],
+    top: 2,
+    format: ratio,
+    formatTick: ratio,
+  }),
 ];
 const chat = new Chat();
 const tree = new Tree();
@@ -55,7 +63,7 @@ const tree = new Tree();
 let points = [];
 let run = null;
 
-/** Ask for what is new, and show it. */
+/** Read the points since the last call and show them. */
 async function readState() {
   const state = await requestJson(`dashboard/state?after=${points.at(-1)?.time_s ?? 0}`);
   if (state.about.run !== run) {
@@ -63,7 +71,7 @@ async function readState() {
     run = state.about.run;
     points = [];
     chat.use(state.about);
-    if (!isFirst) return; // the server was started again: its clock is another
+    if (!isFirst) return; // the server has restarted, with another clock
   }
   const read = state.points.map((row) => Object.fromEntries(state.fields.map((name, i) => [name, row[i]])));
   points = [...points, ...read].filter((point) => point.time_s > state.now_s - SPAN_S);
@@ -83,7 +91,7 @@ function showAbout({ about, health, now_s: nowS }) {
 
 function showHealth(kind, text) {
   byId("health").className = kind;
-  // The same text again would be read out each second.
+  // A screen reader would read an equal text aloud every second.
   if (byId("health-text").textContent !== text) byId("health-text").textContent = text;
 }
 
@@ -92,17 +100,17 @@ async function readTree() {
     tree.update((await requestJson("dashboard/tree", { method: "POST" })).trees);
   } catch (error) {
     if (!(error instanceof ApiError) || error.status === 401) throw error;
-    tree.fail(error.status === 403 ? "The tree shows what clients asked: it needs the server's admin key." : error.message);
+    tree.fail(error.status === 403 ? "The tree shows the text of requests, so it needs the server's admin key." : error.message);
   }
 }
 
-/** Return when the page is not hidden. */
+/** Wait until the page is visible. */
 function pageShown() {
   if (!document.hidden) return Promise.resolve();
   return new Promise((resolve) => document.addEventListener("visibilitychange", resolve, { once: true }));
 }
 
-/** Return when the tree is in view: walking it takes the scheduler's time. */
+/** Wait until the tree is visible: reading it takes time of the scheduler. */
 async function treeShown() {
   await pageShown();
   await new Promise((resolve) => {
@@ -119,7 +127,7 @@ function wait(milliseconds) {
   return new Promise((resolve) => setTimeout(resolve, milliseconds));
 }
 
-/** Read again and again while it is shown; after failures less and less often. */
+/** Read repeatedly while the element is visible; after each failure, wait longer. */
 async function poll(read, shown, intervalMs) {
   for (let failures = 0; ; ) {
     await shown();

@@ -1,4 +1,4 @@
-// Elements of the page. Whatever comes from outside becomes text here, never markup.
+// Functions that create elements and format numbers. Data from the server is always inserted as text, never as markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -39,6 +39,11 @@ export function shortCount(value) {
 /** Return a share as a percentage. */
 export function percent(share) {
   return `${Math.round(share * 100)} %`;
+}
+
+/** Return a ratio with two decimals. */
+export function ratio(value) {
+  return value.toFixed(2);
 }
 
 /** Return seconds as people read them: 38 ms, 1.2 s, 3 min, 2 h. */
