@@ -13,6 +13,7 @@ given text; the model computes every step as usual, with and without speculation
     random          tokens drawn at random, one request
     random-N        the same, N requests at once
     edit-N          scripted edits, N requests at once
+    load-I-N        rising and falling load: step I of a sequence, N requests at once, every second one an edit
 
 Each case prints tokens per second without and with drafts, and the median of the rounds' ratios.
 """
@@ -151,6 +152,18 @@ def records(seed: int) -> Job:
     return text_of(60, seed), [int(token) for token in tokens]
 
 
+def mixed(seed: int, num_requests: int) -> list[Job]:
+    """Return requests of which every second one edits a text and the others sample random tokens."""
+    jobs: list[Job] = []
+    for i in range(num_requests):
+        if i % 2:
+            jobs.append((text_of(50, seed + i), 40))
+        else:
+            prompt, edited = edit(seed + i)
+            jobs.append((prompt, edited[:80]))
+    return jobs
+
+
 class Case:
     """One workload.
 
@@ -204,6 +217,11 @@ CASES: dict[str, Case] = {
     "random-64": Case(lambda seed: [(text_of(50, seed + i), 40) for i in range(64)]),
     "edit-8": Case(lambda seed: [edit(seed + i) for i in range(8)]),
     "edit-32": Case(lambda seed: [edit(seed + i) for i in range(32)]),
+}
+_LOADS = (1, 2, 4, 8, 16, 32, 64, 32, 16, 8, 4, 2, 1)
+CASES |= {
+    f"load-{i:02}-{num}": Case(lambda seed, i=i, num=num: mixed(seed + 50 * i, num))
+    for i, num in enumerate(_LOADS)
 }
 
 
