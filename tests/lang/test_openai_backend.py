@@ -267,7 +267,7 @@ def test_a_refused_prompt_does_not_change_the_scoring_of_later_ones():
     with ScriptedApi(MODEL) as api, opened(api) as backend:
         program = completion_program(select("x", [" blue", " red"]))
         api.refused = frozenset({"prompt"})
-        with pytest.raises(ProgramError, match="no prompt here"):
+        with pytest.raises(ProgramError, match="does not support prompt"):
             program.run(backend=backend).text()
         api.refused = frozenset()
         assert program.run(backend=backend).get_meta_info("x")["normalized_prompt_logprobs"] == [-1.5, -0.5]
