@@ -220,8 +220,7 @@ CASES: dict[str, Case] = {
 }
 _LOADS = (1, 2, 4, 8, 16, 32, 64, 32, 16, 8, 4, 2, 1)
 CASES |= {
-    f"load-{i:02}-{num}": Case(lambda seed, i=i, num=num: mixed(seed + 50 * i, num))
-    for i, num in enumerate(_LOADS)
+    f"load-{i:02}-{num}": Case(lambda seed, i=i, num=num: mixed(seed + 50 * i, num)) for i, num in enumerate(_LOADS)
 }
 
 

@@ -1,21 +1,26 @@
-"""graftlm beside Hugging Face Transformers' `generate`: the same random model, prompts and numbers of tokens, in turns.
+"""graftlm beside Hugging Face Transformers' `generate`, and beside vLLM: the same random model, prompts and lengths.
 
     python benchmarks/versus_transformers.py --rounds 5 --json benchmarks/results/versus_transformers.json
+    python benchmarks/versus_transformers.py --size 360m --dtype bfloat16 --vllm PYTHON_OF_A_VLLM_ENVIRONMENT
 
-Greedy, in float32, on a CPU, with as many threads on either side. Transformers gets the requests of a workload as one
-padded batch, which is the fastest way it has without a server; it runs until the longest answer ends. The model is made
-of random numbers, so what is compared is the engine around it, not answers; tokens of unpadded requests are compared.
+The engines run alternately, with greedy sampling, on a CPU, with the same number of threads. Transformers gets the
+requests of a workload as one padded batch, its fastest way without a server. It runs until the longest answer ends.
+The weights of the model are random numbers, so the engines are compared and not the answers. In float32, the tokens of
+unpadded requests have to be equal.
 """
 
 import argparse
 import json
+import os
 import platform
 import statistics
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +31,10 @@ import torch  # isort: skip
 from transformers import LlamaForCausalLM  # isort: skip
 
 VOCAB_SIZE = 8000
+SIZES: dict[str, dict[str, Any]] = {
+    "30m": {"hidden_size": 512, "intermediate_size": 1408, "num_layers": 8, "num_heads": 8, "num_kv_heads": 4},
+    "360m": {"hidden_size": 960, "intermediate_size": 2560, "num_layers": 32, "num_heads": 15, "num_kv_heads": 5},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +58,25 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Medians over rounds, output tokens per second.
+    """Medians over rounds.
 
     Attributes:
-        ratio: of the two medians; `ratio_min` and `ratio_max` are those of the two runs of one round.
+        tokens_per_s: output tokens per second of each engine.
+        ratios: median, smallest and largest ratio of another engine's seconds to graftlm's seconds in the same round.
     """
 
     workload: str
-    transformers_tokens_per_s: float
-    graftlm_tokens_per_s: float
-    ratio: float
-    ratio_min: float
-    ratio_max: float
+    tokens_per_s: dict[str, float]
+    ratios: dict[str, tuple[float, float, float]]
+
+    def saved(self) -> dict[str, Any]:
+        """Return the row as JSON: the ratio to Transformers has no prefix."""
+        row: dict[str, Any] = {"workload": self.workload}
+        row |= {f"{engine}_tokens_per_s": rate for engine, rate in self.tokens_per_s.items()}
+        for engine, (ratio, low, high) in self.ratios.items():
+            prefix = "" if engine == "transformers" else f"{engine}_"
+            row |= {f"{prefix}ratio": ratio, f"{prefix}ratio_min": low, f"{prefix}ratio_max": high}
+        return row
 
 
 def make_workloads(seed: int, scale: float) -> list[Workload]:
@@ -85,8 +101,8 @@ def make_workloads(seed: int, scale: float) -> list[Workload]:
 class TransformersSide:
     """One padded batch through `generate`."""
 
-    def __init__(self, folder: Path) -> None:
-        self._model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    def __init__(self, folder: Path, dtype: str) -> None:
+        self._model = LlamaForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
 
     @torch.inference_mode()
     def run(self, workload: Workload) -> list[list[int]]:
@@ -102,10 +118,10 @@ class TransformersSide:
 
 
 class GraftlmSide:
-    """The same requests handed to an engine, its prefix cache empty."""
+    """All requests at once in an engine with an empty prefix cache."""
 
-    def __init__(self, folder: Path) -> None:
-        self.engine = Engine(model={"path": str(folder), "dtype": "float32"}, memory={"kv_tokens": 32768})
+    def __init__(self, folder: Path, dtype: str) -> None:
+        self.engine = Engine(model={"path": str(folder), "dtype": dtype}, memory={"kv_tokens": 32768})
 
     def run(self, workload: Workload) -> list[list[int]]:
         """Return each request's tokens."""
@@ -114,30 +130,77 @@ class GraftlmSide:
         return [list(out.token_ids) for out in self.engine.generate([list(p) for p in workload.prompts], params)]
 
 
-def compare(theirs: TransformersSide, ours: GraftlmSide, workloads: Sequence[Workload], rounds: int) -> list[Row]:
-    """Run both sides in turns, the first one alternating, after a run of each to warm up."""
+class VllmSide:
+    """All requests at once in vLLM with an empty prefix cache, in a process of another environment."""
+
+    def __init__(self, python: Path, folder: Path, dtype: str) -> None:
+        worker = Path(__file__).with_name("vllm_worker.py")
+        command = [python, worker, folder, dtype, str(torch.get_num_threads())]
+        environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        self._process = subprocess.Popen(
+            [str(part) for part in command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ
+        )
+        self.version = str(self._answer()["version"])
+
+    def run(self, workload: Workload) -> list[list[int]]:
+        """Return each request's tokens."""
+        assert self._process.stdin is not None
+        request = {"prompts": workload.prompts, "output_lens": workload.output_lens}
+        print(json.dumps(request), file=self._process.stdin, flush=True)
+        tokens: list[list[int]] = self._answer()["tokens"]
+        return tokens
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("answer: "):
+                answer: dict[str, Any] = json.loads(line.removeprefix("answer: "))
+                return answer
+        raise SystemExit("vLLM's process has ended; its messages are above")
+
+
+Run = Callable[[Workload], list[list[int]]]
+
+
+def compare(runs: dict[str, Run], workloads: Sequence[Workload], rounds: int, *, exact: bool) -> list[Row]:
+    """Run the engines alternately, after one run of each to warm up.
+
+    Args:
+        runs: by engine; one is "graftlm".
+        exact: whether tokens of unpadded requests have to be equal.
+    """
     rows = []
     for workload in workloads:
-        same = [a == b for a, b in zip(theirs.run(workload), ours.run(workload), strict=True)]
-        if len(set(map(len, workload.prompts))) == 1 and not all(same):
+        tokens = {engine: run(workload) for engine, run in runs.items()}
+        same = [a == b for a, b in zip(tokens["transformers"], tokens["graftlm"], strict=True)]
+        if exact and len(set(map(len, workload.prompts))) == 1 and not all(same):
             raise SystemExit(f"{workload.name}: tokens of {same.count(False)} of {len(same)} requests differ")
-        pairs = []
-        for i in range(rounds):
-            sides: list[Callable[[Workload], object]] = [theirs.run, ours.run]
-            times = {side: timed(side, workload) for side in (sides if i % 2 else sides[::-1])}
-            pairs.append((times[sides[0]], times[sides[1]]))
-        ratios = [a / b for a, b in pairs]
-        speeds = [workload.num_tokens / statistics.median(side) for side in zip(*pairs, strict=True)]
-        rows.append(Row(workload.name, *speeds, speeds[1] / speeds[0], min(ratios), max(ratios)))
-        print(
-            f"{workload.name:26} {rows[-1].transformers_tokens_per_s:9.1f} {rows[-1].graftlm_tokens_per_s:9.1f} "
-            f"{rows[-1].ratio:6.2f}x {min(ratios):.2f}-{max(ratios):.2f}",
-            flush=True,
-        )
+        seconds: dict[str, list[float]] = {engine: [] for engine in runs}
+        order = list(runs)
+        for _ in range(rounds):
+            for engine in order:
+                seconds[engine].append(timed(runs[engine], workload))
+            order = order[1:] + order[:1]
+        rates = {engine: workload.num_tokens / statistics.median(times) for engine, times in seconds.items()}
+        ratios = {}
+        for engine in runs:
+            if engine != "graftlm":
+                found = [a / b for a, b in zip(seconds[engine], seconds["graftlm"], strict=True)]
+                ratios[engine] = statistics.median(found), min(found), max(found)
+        rows.append(Row(workload.name, rates, ratios))
+        speeds = "  ".join(f"{engine} {rate:8.1f}" for engine, rate in rates.items())
+        shown = "  ".join(f"{name} {r[0]:.2f}x ({r[1]:.2f} to {r[2]:.2f})" for name, r in ratios.items())
+        print(f"{workload.name:26} {speeds}   {shown}", flush=True)
     return rows
 
 
-def timed(run: Callable[[Workload], object], workload: Workload) -> float:
+def timed(run: Run, workload: Workload) -> float:
     """Return the seconds that a run took."""
     start_s = time.perf_counter()
     run(workload)
@@ -148,32 +211,38 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run everything, print a table, save it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--scale", type=float, default=1.0, help="a factor on lengths")
-    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--scale", type=float, default=1.0, help="factor of all lengths")
+    parser.add_argument("--size", choices=SIZES, default="30m", help="parameters of the model")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--vllm", type=Path, metavar="PYTHON", help="Python of an environment with vLLM's CPU build")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
+    shape = SIZES[options.size]
     with tempfile.TemporaryDirectory() as name:
         folder = write_tiny_checkpoint(
             Path(name),
-            hidden_size=512,
-            intermediate_size=1408,
-            num_layers=options.layers,
-            num_heads=8,
-            num_kv_heads=4,
+            **shape,
             head_dim=64,
             vocab_size=VOCAB_SIZE,
             max_position_embeddings=2048,
             initializer_range=0.05,
             tokenizer=True,
         )
-        theirs, ours = TransformersSide(folder), GraftlmSide(folder)
-        print(f"{'output tokens/s':26} {'Transf.':>9} {'graftlm':>9}   ratio  of rounds")
+        ours = GraftlmSide(folder, options.dtype)
+        runs: dict[str, Run] = {"graftlm": ours.run, "transformers": TransformersSide(folder, options.dtype).run}
+        vllm = None if options.vllm is None else VllmSide(options.vllm, folder, options.dtype)
+        if vllm is not None:
+            runs["vllm"] = vllm.run
         with ours.engine:
-            rows = compare(theirs, ours, make_workloads(0, options.scale), options.rounds)
+            workloads = make_workloads(0, options.scale)
+            rows = compare(runs, workloads, options.rounds, exact=options.dtype == "float32")
+        if vllm is not None:
+            vllm.close()
     if options.json:
         machine = {"machine": platform.machine(), "threads": torch.get_num_threads(), "torch": torch.__version__}
-        saved = {"machine": machine, "layers": options.layers, "rounds": options.rounds}
-        options.json.write_text(json.dumps(saved | {"rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+        saved = {"machine": machine, "layers": shape["num_layers"], "dtype": options.dtype, "rounds": options.rounds}
+        saved |= {} if vllm is None else {"vllm": vllm.version}
+        options.json.write_text(json.dumps(saved | {"rows": [row.saved() for row in rows]}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
