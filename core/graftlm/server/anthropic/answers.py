@@ -1,4 +1,4 @@
-"""The bodies of Anthropic's answers and events."""
+"""The bodies of answers and events in Anthropic's API."""
 
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -34,21 +34,21 @@ _encode = msgspec.json.Encoder().encode
 
 
 class TextBlockBody(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
-    """Text of the answer."""
+    """A block of text in the answer."""
 
     text: str
     citations: None = None
 
 
 class ThinkingBlockBody(msgspec.Struct, frozen=True, tag_field="type", tag="thinking"):
-    """Reasoning of the answer; the signature is a hash of the text, and is not checked when it comes back."""
+    """A block of reasoning. The signature is a hash of the text; it is not checked when a client sends it back."""
 
     thinking: str
     signature: str
 
 
 class ToolUseBody(msgspec.Struct, frozen=True, tag_field="type", tag="tool_use"):
-    """A call that the client is to make."""
+    """A block with a tool call that the client has to execute."""
 
     id: str
     name: str
@@ -59,13 +59,13 @@ ContentBlock: TypeAlias = TextBlockBody | ThinkingBlockBody | ToolUseBody
 
 
 class OutputDetails(msgspec.Struct, frozen=True):
-    """Of the output's tokens, those of the reasoning."""
+    """The number of output tokens that belong to the reasoning."""
 
     thinking_tokens: int
 
 
 class MessageUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """Token counts; the prompt has `input_tokens` and `cache_read_input_tokens` together."""
+    """Token counts. The number of prompt tokens is `input_tokens` plus `cache_read_input_tokens`."""
 
     input_tokens: int
     cache_creation_input_tokens: int = 0
@@ -75,7 +75,7 @@ class MessageUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MessageBody(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer."""
+    """The whole answer."""
 
     id: str
     type: str = "message"
@@ -88,87 +88,87 @@ class MessageBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenCount(msgspec.Struct, frozen=True):
-    """The number of a prompt's tokens."""
+    """The number of tokens in a prompt."""
 
     input_tokens: int
 
 
 class MessageStart(msgspec.Struct, frozen=True, tag_field="type", tag="message_start"):
-    """The first event: the message without content."""
+    """The first event; it has the message without content."""
 
     message: MessageBody
 
 
 class Ping(msgspec.Struct, frozen=True, tag_field="type", tag="ping"):
-    """Keeps the connection open."""
+    """An event without content that keeps the connection open."""
 
 
 class BlockStart(msgspec.Struct, frozen=True, tag_field="type", tag="content_block_start"):
-    """A block begins."""
+    """The first event of a block."""
 
     index: int
     content_block: ContentBlock
 
 
 class TextDelta(msgspec.Struct, frozen=True, tag_field="type", tag="text_delta"):
-    """More text."""
+    """New text of the answer."""
 
     text: str
 
 
 class ThinkingDelta(msgspec.Struct, frozen=True, tag_field="type", tag="thinking_delta"):
-    """More reasoning."""
+    """New text of the reasoning."""
 
     thinking: str
 
 
 class SignatureDelta(msgspec.Struct, frozen=True, tag_field="type", tag="signature_delta"):
-    """The signature of the reasoning, before its block ends."""
+    """The signature of a reasoning block, sent before the block ends."""
 
     signature: str
 
 
 class InputDelta(msgspec.Struct, frozen=True, tag_field="type", tag="input_json_delta"):
-    """More of the JSON text of a call's input."""
+    """New JSON text of a call's input."""
 
     partial_json: str
 
 
 class BlockDelta(msgspec.Struct, frozen=True, tag_field="type", tag="content_block_delta"):
-    """What is new of a block."""
+    """An event with new content of a block."""
 
     index: int
     delta: TextDelta | ThinkingDelta | SignatureDelta | InputDelta
 
 
 class BlockStop(msgspec.Struct, frozen=True, tag_field="type", tag="content_block_stop"):
-    """A block is complete."""
+    """The last event of a block."""
 
     index: int
 
 
 class MessageChange(msgspec.Struct, frozen=True):
-    """Why the answer ended."""
+    """The reason why the answer ended."""
 
     stop_reason: str | None
     stop_sequence: str | None
 
 
 class MessageDelta(msgspec.Struct, frozen=True, tag_field="type", tag="message_delta"):
-    """The end of the answer, with the token counts."""
+    """The event with the reason of the answer's end and the token counts."""
 
     delta: MessageChange
     usage: MessageUsage
 
 
 class MessageStop(msgspec.Struct, frozen=True, tag_field="type", tag="message_stop"):
-    """The last event."""
+    """The last event of an answer."""
 
 
 Event: TypeAlias = MessageStart | Ping | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop
 
 
 def encode_event(event: Event) -> bytes:
-    """Return an event as it is sent, with its name."""
+    """Return an event in SSE format, with its name."""
     name = event.__struct_config__.tag
     return b"event: %b\ndata: %b\n\n" % (str(name).encode(), _encode(event))

@@ -1,4 +1,4 @@
-"""From what is new of a chat's answer to Anthropic's content blocks."""
+"""Converts the deltas of a chat answer to Anthropic's content blocks."""
 
 import hashlib
 import json
@@ -29,7 +29,7 @@ _SIGNATURE_LEN: Final = 32
 
 
 class ThinkingDisplay(Enum):
-    """What an answer contains of the reasoning."""
+    """How much of the reasoning an answer shows."""
 
     TEXT = "blocks with their text"
     OMITTED = "blocks without text"
@@ -51,17 +51,17 @@ def blocks_of(message: AnswerMessage, display: ThinkingDisplay) -> list[ContentB
 
 
 class BlockWriter:
-    """Writes the events of one streamed answer, block after block."""
+    """Writes the block events of one streamed answer."""
 
     def __init__(self, display: ThinkingDisplay) -> None:
         self._display = display
         self._index = -1
-        # What the open block contains; None: no block is open.
+        # kind of delta that the open block contains; None if no block is open
         self._open: type[TextDelta | ThinkingDelta | InputDelta] | None = None
         self._thoughts = ""
 
     def add(self, delta: Delta) -> Iterator[BlockStart | BlockDelta | BlockStop]:
-        """Yield the events of what is new."""
+        """Yield the events of a delta."""
         if delta.reasoning_content and self._display is not ThinkingDisplay.NONE:
             yield from self._think(delta.reasoning_content)
         if delta.content:
@@ -113,7 +113,8 @@ def _signature(reasoning: str) -> str:
 
 
 def _input_of(arguments: str) -> dict[str, Any]:
-    """Return a call's arguments as an object; text that is no object, as `max_tokens` cuts it, is in `arguments`."""
+    """Return a call's arguments as an object. Text that is not a JSON object, such as text cut off by `max_tokens`,
+    is returned in the key `arguments`."""
     try:
         value = json.loads(arguments or "{}")
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""From Anthropic's requests to chat requests."""
+"""Converts Anthropic requests to chat requests."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from graftlm.server.openai.translated import translated
 
 __all__ = ["ANTHROPIC_NAMES", "chat_request"]
 
-#: Parts of the paths of chat fields -> Anthropic's names.
+#: Part of a chat field's path -> Anthropic's name.
 ANTHROPIC_NAMES: Final[Mapping[str, str]] = {
     ".function.parameters": ".input_schema",
     ".function.name": ".name",
@@ -31,7 +31,7 @@ ANTHROPIC_NAMES: Final[Mapping[str, str]] = {
     "response_format": "output_config.format",
 }
 
-#: Fields with the same name and meaning in chats.
+#: Fields that have the same name and meaning in chat requests.
 _SAME: Final = (
     "model",
     "temperature",
@@ -51,7 +51,7 @@ def chat_request(body: MessagesRequest | CountTokensRequest) -> ChatRequest:
     """Return the chat request that generates the answer.
 
     Raises:
-        ApiError: 400, the request contains something that graftlm does not support.
+        ApiError: 400, the request uses a feature that graftlm does not support.
     """
     fields: dict[str, Any] = {"messages": _messages(body)} | _tools(body) | _template(body)
     if body.messages[-1].role == "assistant":
@@ -72,7 +72,7 @@ def _template(body: PromptFields) -> dict[str, Any]:
     variables = dict(body.chat_template_kwargs or {})
     if body.thinking is not None and body.thinking.type in ("enabled", "disabled"):
         is_on = body.thinking.type == "enabled"
-        # Chat templates have either name: Qwen's the first, DeepSeek's the second.
+        # Qwen's chat templates read the first name, DeepSeek's the second.
         variables = {"enable_thinking": is_on, "thinking": is_on} | variables
     fields: dict[str, Any] = {"chat_template_kwargs": variables} if variables else {}
     if body.output_config is not None and body.output_config.effort is not None:
@@ -118,7 +118,7 @@ def _messages(body: PromptFields) -> list[dict[str, Any]]:
 
 
 def _append(messages: list[dict[str, Any]], message: dict[str, Any]) -> None:
-    """Append a message; a user's second turn in a row becomes part of the first, as many templates need it."""
+    """Append a message. Consecutive user messages are merged, because many templates require it."""
     last = messages[-1] if messages else {}
     if message["role"] == last.get("role") == "user":
         last["content"] = f"{last['content']}\n{message['content']}"
@@ -127,7 +127,7 @@ def _append(messages: list[dict[str, Any]], message: dict[str, Any]) -> None:
 
 
 def _other_messages(index: int, turn: MessageTurn) -> list[dict[str, Any]]:
-    """Return the messages of a user's or system turn: tool results, and text."""
+    """Return the messages of a user or system turn, which contains tool results and text."""
     if isinstance(turn.content, str):
         return [{"role": turn.role, "content": turn.content}]
     messages: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""Errors in Anthropic's shape."""
+"""Errors in the format of Anthropic's API."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -27,21 +27,21 @@ _TYPES: Final[Mapping[int, str]] = {
 
 
 class AnthropicErrorDetail(BaseModel):
-    """What went wrong."""
+    """The type and message of an error."""
 
     type: str = Field(description="The kind of error, such as `invalid_request_error`.")
     message: str
 
 
 class AnthropicErrorBody(BaseModel):
-    """An error, as Anthropic writes it."""
+    """The body of an error in Anthropic's format."""
 
     type: str = "error"
     error: AnthropicErrorDetail
     request_id: str | None = None
 
 
-#: For the API's own description.
+#: Part of the OpenAPI description.
 ERROR_RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
     status: {"model": AnthropicErrorBody, "description": response["description"]}
     for status, response in OPENAI_ERROR_RESPONSES.items()
@@ -49,7 +49,7 @@ ERROR_RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
 
 
 class AnthropicErrors:
-    """Rewrites the errors of Anthropic's routes, wherever below they come from; adds the header `request-id`."""
+    """Rewrites errors on Anthropic's routes, also those of inner layers, and adds the header `request-id`."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -63,7 +63,7 @@ class AnthropicErrors:
 
 
 class _Rewriter:
-    """Sends one answer on; the body of an error waits until it is complete."""
+    """Forwards one answer. The body of an error is buffered until it is complete."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -71,7 +71,7 @@ class _Rewriter:
         self._body = b""
 
     async def send(self, message: Message) -> None:
-        """Take a message of the application."""
+        """Handle a message from the application."""
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
             headers["request-id"] = headers.get("x-request-id", "")

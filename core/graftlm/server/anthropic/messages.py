@@ -1,4 +1,4 @@
-"""/v1/messages and /v1/messages/count_tokens."""
+"""The routes /v1/messages and /v1/messages/count_tokens."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -40,7 +40,7 @@ _EVENTS = EventFormat(frame=bytes, error=error_event)
 
 
 def make_router(manager: TokenizerManager) -> APIRouter:
-    """Return the routes that Anthropic's clients know."""
+    """Return a router with these routes."""
     router = APIRouter(tags=["anthropic"], responses=ERROR_RESPONSES)
 
     @router.post(
@@ -77,7 +77,7 @@ def _display(thinking: ThinkingBody | None) -> ThinkingDisplay:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """One message on its way to being answered."""
+    """One answer that is being generated."""
 
     manager: TokenizerManager
     id: str
@@ -86,7 +86,7 @@ class _Answer:
     max_tokens: int
 
     async def whole(self) -> MessageBody:
-        """Wait for the end and return the message."""
+        """Return the message when it is complete."""
         output = await self.chat.ended()
         (completion,), (reader,) = output.completions, self.chat.readers
         reader.push(completion.text)
@@ -102,7 +102,7 @@ class _Answer:
         )
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield the events; leaving early ends the request."""
+        """Yield the events; if the iterator is closed early, the request is aborted."""
         writer = BlockWriter(self.display)
         (reader,) = self.chat.readers
         end = MessageChange(None, None)
@@ -138,7 +138,7 @@ class _Answer:
             return MessageChange("end_turn", None)
         if reason is FinishReason.LENGTH:
             num_tokens = self.chat.generation.num_output_tokens
-            is_cut = num_tokens < self.max_tokens  # the context was full before
+            is_cut = num_tokens < self.max_tokens  # the context was full first
             return MessageChange("model_context_window_exceeded" if is_cut else "max_tokens", None)
         return MessageChange(None if reason is None else reason.value, None)
 

@@ -1,4 +1,4 @@
-"""The bodies of Anthropic's requests, and the fields of graftlm."""
+"""The bodies of requests to Anthropic's API, including fields that only graftlm has."""
 
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
@@ -29,7 +29,7 @@ _StopString = Annotated[str, Field(min_length=1, max_length=1024), UNICODE]
 
 
 class TextBlock(OpenAIModel):
-    """A text."""
+    """A block of text."""
 
     type: Literal["text"]
     text: Text
@@ -38,7 +38,7 @@ class TextBlock(OpenAIModel):
 
 
 class ThinkingBlock(OpenAIModel):
-    """The reasoning of an earlier answer, sent back as it came."""
+    """The reasoning of an earlier answer, sent back unchanged."""
 
     type: Literal["thinking"]
     thinking: Text
@@ -46,7 +46,7 @@ class ThinkingBlock(OpenAIModel):
 
 
 class ToolUseBlock(OpenAIModel):
-    """A call in an earlier answer, sent back as it came."""
+    """A tool call in an earlier answer, sent back unchanged."""
 
     type: Literal["tool_use"]
     id: Text
@@ -78,7 +78,7 @@ _Texts: TypeAlias = Annotated[
 
 
 class ToolResultBlock(OpenAIModel):
-    """The result of a call."""
+    """The result of a tool call."""
 
     type: Literal["tool_result"]
     tool_use_id: Text
@@ -143,7 +143,7 @@ def _kind_of_tool(value: Any) -> str:
 
 
 class ToolChoiceBody(OpenAIModel):
-    """Whether tools are called, and which."""
+    """The setting of whether and which tools are called."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: Text | None = Field(default=None, description="Of type `tool`: the tool to be called.")
@@ -151,7 +151,7 @@ class ToolChoiceBody(OpenAIModel):
 
 
 class ThinkingBody(OpenAIModel):
-    """Whether the model reasons."""
+    """The settings of reasoning."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"] = Field(
         description="`enabled` and `disabled` set `enable_thinking` and `thinking` of the chat template. The others "
@@ -166,21 +166,21 @@ class ThinkingBody(OpenAIModel):
 
 
 class OutputFormat(OpenAIModel):
-    """A JSON schema that the answer has to follow."""
+    """A JSON schema that constrains the answer."""
 
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
 
 class OutputConfig(OpenAIModel):
-    """What the answer has to be."""
+    """The settings of the answer's format."""
 
     effort: Text | None = Field(default=None, description="The variable `reasoning_effort` of the chat template.")
     format: OutputFormat | None = None
 
 
 class PromptFields(OpenAIModel):
-    """What messages and token counts have in common."""
+    """The fields that requests for messages and for token counts share."""
 
     model: Text | None = Field(default=None, description="The model's name; null: the one that is served.")
     messages: Annotated[list[MessageTurn], Field(min_length=1, max_length=4096)] = Field(
@@ -214,7 +214,7 @@ class PromptFields(OpenAIModel):
 
 
 class CountTokensRequest(PromptFields):
-    """A prompt to count the tokens of."""
+    """A prompt whose tokens are counted."""
 
     known_at: ClassVar[str | None] = "/v1/messages/count_tokens"
 

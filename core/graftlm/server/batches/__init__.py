@@ -1,4 +1,4 @@
-"""Files of requests, and the batches that answer them."""
+"""OpenAI's Files and Batches APIs."""
 
 import time
 from functools import partial
@@ -19,10 +19,10 @@ __all__ = ["FILES_PATH", "BatchService", "make_batch_router", "make_batch_servic
 
 
 def make_batch_service(manager: TokenizerManager, api: ASGIApp) -> BatchService | None:
-    """Return what runs batches; None where the configuration names no folder.
+    """Return the service that runs batches; None if the configuration has no folder for them.
 
     Args:
-        api: answers the requests; checks no keys.
+        api: the application that answers the requests, without the check of API keys.
 
     Raises:
         ConfigError: the folder cannot be used.
@@ -36,5 +36,5 @@ def make_batch_service(manager: TokenizerManager, api: ASGIApp) -> BatchService 
 
 
 def make_batch_router(service: BatchService | None, config: EngineConfig) -> APIRouter:
-    """Return the routes of files and batches."""
+    """Return a router for files and batches."""
     return make_router_without_folder() if service is None else make_router(service, config.server)

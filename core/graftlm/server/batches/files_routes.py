@@ -1,4 +1,4 @@
-"""/v1/files."""
+"""The routes under /v1/files."""
 
 import contextlib
 import time
@@ -44,7 +44,7 @@ _UPLOAD: Final[dict[str, Any]] = {
 
 
 def make_router(service: BatchService, settings: FileSettings) -> APIRouter:
-    """Return the routes."""
+    """Return a router with these routes."""
     router = APIRouter()
     folder = service.folder
 
@@ -97,7 +97,7 @@ def find_file(folder: BatchFolder, file_id: str) -> FileBody:
     """Return a file.
 
     Raises:
-        ApiError: 404, there is none.
+        ApiError: 404, the file does not exist.
     """
     file = folder.file(file_id)
     if file is None:
@@ -106,10 +106,10 @@ def find_file(folder: BatchFolder, file_id: str) -> FileBody:
 
 
 def seconds_of(expires: Any, param: str) -> int | None:
-    """Return the seconds of an `expires_after`; None if there is none.
+    """Return the number of seconds in `expires_after`; None if it is not set.
 
     Raises:
-        ApiError: 400, it is malformed.
+        ApiError: 400, the value is malformed.
     """
     if expires is None:
         return None
@@ -120,10 +120,10 @@ def seconds_of(expires: Any, param: str) -> int | None:
 
 @contextlib.asynccontextmanager
 async def _form(request: Request) -> Any:
-    """Read a form; its parts are in temporary files until the end of the context.
+    """Read a form. Its parts are in temporary files until the context ends.
 
     Raises:
-        ApiError: 400, it is malformed.
+        ApiError: 400, the value is malformed.
     """
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
         raise ApiError(400, "send the file as multipart/form-data, in the field `file`", param="file")
@@ -142,7 +142,7 @@ async def _store(folder: BatchFolder, form: FormData) -> FileBody:
     """Store the file of a form.
 
     Raises:
-        ApiError: 400, something in the form is missing or wrong.
+        ApiError: 400, a field of the form is missing or invalid.
     """
     upload, purpose = form.get("file"), form.get("purpose")
     if not isinstance(upload, UploadFile):

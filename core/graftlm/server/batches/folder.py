@@ -1,4 +1,4 @@
-"""The folder of files and batches, which one server uses at a time."""
+"""The folder of files and batches. Only one server may use it at a time."""
 
 import os
 import re
@@ -19,21 +19,21 @@ _ID: Final = re.compile(r"(file|batch)-[0-9a-f]{32}")
 
 
 class BatchFolder:
-    """Reads and writes records, and names the files of contents.
+    """Reads and writes records, and returns the paths of contents.
 
-        files/file-....json    what is known of a file     files/file-....data    its content
-        batches/batch-....json a batch
+        files/file-....json    the record of a file        files/file-....data    its content
+        batches/batch-....json the record of a batch
 
-    A file whose record is missing is not complete: an upload that was cut off, or results of a batch that runs.
+    A content without a record is incomplete: an interrupted upload, or the results of a running batch.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float]) -> None:
-        """Create the folder, readable for its owner alone, and lock it.
+        """Create the folder, readable only by its owner, and lock it.
 
         Raises:
-            ConfigError: it cannot be created or is in use.
+            ConfigError: the folder cannot be created or is in use.
         """
-        import fcntl  # POSIX only, as the server is
+        import fcntl  # exists only on POSIX, like the server
 
         self._files = path / "files"
         self._batches = path / "batches"
@@ -55,7 +55,7 @@ class BatchFolder:
 
     @property
     def num_bytes(self) -> int:
-        """The size of all contents."""
+        """The total size of all contents."""
         return sum(path.stat().st_size for path in self._files.glob("*.data"))
 
     def content(self, file_id: str) -> Path:
@@ -63,7 +63,7 @@ class BatchFolder:
         return self._files / f"{_checked(file_id)}.data"
 
     def file(self, file_id: str) -> FileBody | None:
-        """Return what is known of a file; None if there is none, or it has expired."""
+        """Return the record of a file; None if it does not exist or has expired."""
         if _ID.fullmatch(file_id) is None:
             return None
         record = load_record(self._files / f"{file_id}.json", FileBody)
@@ -73,28 +73,28 @@ class BatchFolder:
         return record
 
     def files(self) -> list[FileBody]:
-        """Return all files, the newest first. Removes those that have expired."""
+        """Return the records of all files, the newest first. Removes expired files."""
         found = [self.file(path.stem) for path in self._files.glob("*.json")]
         return sorted((file for file in found if file is not None), key=_age, reverse=True)
 
     def save_file(self, record: FileBody) -> None:
-        """Store what is known of a file; its content is complete."""
+        """Store the record of a file whose content is complete."""
         save_record(self._files / f"{_checked(record.id)}.json", record)
 
     def remove_file(self, file_id: str) -> None:
-        """Remove a file and its content; one that is not there is ignored."""
+        """Remove a file and its content. A missing file is ignored."""
         (self._files / f"{_checked(file_id)}.json").unlink(missing_ok=True)
         self.content(file_id).unlink(missing_ok=True)
 
     def remove_incomplete(self) -> None:
-        """Remove contents that neither a record nor an active batch names, such as uploads that were cut off."""
+        """Remove contents without a record, such as interrupted uploads, except the results of active batches."""
         known = {file_id for record in self.batches() for file_id in (record.output_id, record.error_id)}
         for path in self._files.glob("*.data"):
             if path.stem not in known and not path.with_suffix(".json").exists():
                 path.unlink()
 
     def batch(self, batch_id: str) -> BatchRecord | None:
-        """Return a batch; None if there is none."""
+        """Return a batch; None if it does not exist."""
         if _ID.fullmatch(batch_id) is None:
             return None
         return load_record(self._batches / f"{batch_id}.json", BatchRecord)

@@ -1,4 +1,4 @@
-"""The requests of a batch: one JSON object per line."""
+"""The input of a batch, which has one request per line, as a JSON object."""
 
 import json
 from collections.abc import Iterator
@@ -22,9 +22,9 @@ class BatchLine:
     """One request of a batch.
 
     Attributes:
-        custom_id: the client's; the result has it.
-        url: one of ENDPOINTS.
-        body: of the request.
+        custom_id: the client's id of the request, repeated in the result.
+        url: the endpoint, one of ENDPOINTS.
+        body: the body of the request.
     """
 
     custom_id: str
@@ -33,7 +33,7 @@ class BatchLine:
 
 
 def read_lines(path: Path) -> Iterator[BatchLine]:
-    """Yield the requests of an input that `check_input` finds right."""
+    """Yield the requests of an input in which `check_input` found no problem."""
     with path.open("rb") as file:
         for text in file:
             if text.strip():
@@ -42,10 +42,10 @@ def read_lines(path: Path) -> Iterator[BatchLine]:
 
 
 def check_input(path: Path, endpoint: str | None, max_requests: int) -> tuple[int, list[BatchProblem]]:
-    """Return the number of requests of an input, and what is wrong with it.
+    """Return the number of requests in an input, and its problems.
 
     Args:
-        endpoint: what every request has to call; None: any of ENDPOINTS.
+        endpoint: the endpoint that every request must call; None for any of ENDPOINTS.
     """
     problems: list[BatchProblem] = []
     seen: set[str] = set()
@@ -69,7 +69,7 @@ def check_input(path: Path, endpoint: str | None, max_requests: int) -> tuple[in
 
 
 def _problem(text: bytes, number: int, endpoint: str | None, seen: set[str]) -> BatchProblem | None:
-    """Return what is wrong with a line; None if it is right. Adds its id to `seen`."""
+    """Return the problem of a line, None if there is none. Adds the id of the request to `seen`."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -15,13 +15,13 @@ __all__ = ["BatchJob"]
 
 logger = logging.getLogger(__name__)
 
-#: Statuses after which a request is sent again: the queue is full, or a process is down.
+#: Statuses after which a request is sent again. They mean that the queue is full or a process is not running.
 _RETRIED: Final = frozenset({429, 503})
 _RETRY_S: Final = 0.5
 
 
 class BatchJob:
-    """Sends the requests that have no result yet, a limited number at a time."""
+    """Sends the requests that have no result yet; the number of concurrent requests is limited."""
 
     def __init__(
         self,
@@ -33,11 +33,11 @@ class BatchJob:
         priority: int,
         on_result: Callable[[], None] = lambda: None,
     ) -> None:
-        """Take the parts.
+        """Initialize the job.
 
         Args:
-            limit: of the requests that run at a time.
-            priority: the highest that a request may have.
+            limit: the limit on concurrent requests.
+            priority: the highest priority that a request may have.
             on_result: called after each result.
         """
         self._calls = calls
@@ -48,10 +48,10 @@ class BatchJob:
         self._on_result = on_result
 
     async def run(self) -> None:
-        """Answer every request; a cancellation aborts those under way, which then have no result.
+        """Answer every request. A cancellation aborts the running requests, and these get no result.
 
         Raises:
-            ExceptionGroup: with an OSError: a result cannot be written.
+            ExceptionGroup: contains an OSError; a result cannot be written.
         """
         async with asyncio.TaskGroup() as group:
             for _ in range(self._limit.alone):
@@ -72,7 +72,7 @@ class BatchJob:
             request_id = uuid.uuid4().hex
             try:
                 answer = await self._calls.post(line.url, body, request_id)
-            except Exception:  # one request's error fails one request
+            except Exception:  # an error of one request fails only this request
                 logger.exception("a request of a batch failed")
                 error = {"code": "server_error", "message": "the server failed to handle the request"}
                 self._results.add(line.custom_id, _result(request_id, None, error), is_error=True)

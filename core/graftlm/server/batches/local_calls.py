@@ -1,4 +1,4 @@
-"""Calls of the server's own endpoints, without a connection."""
+"""Calls to the server's own endpoints without a connection."""
 
 import asyncio
 import json
@@ -21,22 +21,22 @@ class LocalAnswer:
 
 
 class LocalCalls:
-    """Calls an application in this process.
+    """Calls an ASGI application in this process.
 
     Args:
-        app: without the layers that check keys and origins.
+        app: the application without the layers that check keys and origins.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def post(self, path: str, body: Mapping[str, Any], request_id: str) -> LocalAnswer:
-        """Send a JSON body and wait for the whole answer; a cancellation aborts the request.
+        """Send a JSON body, and return the whole answer. A cancellation aborts the request.
 
         Args:
             request_id: the id of the HTTP request, for logs.
         """
-        # ASCII: a body may hold half a surrogate pair, which the endpoint refuses.
+        # ASCII, because a body may contain half a surrogate pair, which the endpoint refuses
         sent = [json.dumps(body).encode()]
         scope = {
             "type": "http",
@@ -58,7 +58,7 @@ class LocalCalls:
         async def receive() -> Message:
             if sent:
                 return {"type": "http.request", "body": sent.pop(), "more_body": False}
-            await asyncio.Event().wait()  # this client stays
+            await asyncio.Event().wait()  # this client never disconnects
             raise AssertionError
 
         async def send(message: Message) -> None:

@@ -1,4 +1,4 @@
-"""Answers a file of requests in processes of its own, without an HTTP server."""
+"""Answers a file of requests without an HTTP server; it starts the model's processes itself."""
 
 import asyncio
 import contextlib
@@ -28,18 +28,18 @@ from graftlm.server.metrics import ServerMetrics
 
 __all__ = ["FileResult", "answer_file"]
 
-#: Problems of an input that are shown.
+#: Maximum number of problems of an input that the error shows.
 _MAX_SHOWN: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class FileResult:
-    """What a run has brought.
+    """The result of a run.
 
     Attributes:
-        num_total: requests in the input.
-        num_known: results that were there before.
-        num_completed, num_failed: results that are there now.
+        num_total: number of requests in the input.
+        num_known: number of results before the run.
+        num_completed, num_failed: numbers of results after the run.
     """
 
     num_total: int
@@ -60,14 +60,14 @@ def answer_file(
     errors: Path,
     progress: Callable[[int], AbstractContextManager[Callable[[], None]]],
 ) -> FileResult:
-    """Answer the requests of a file that have no result yet; SIGINT and SIGTERM end it early.
+    """Answer the requests of a file that have no result yet. SIGINT and SIGTERM end the run early.
 
     Args:
-        output, errors: the results; those that are there already are kept.
-        progress: takes the number of requests to answer; its context yields what to call after each.
+        output, errors: the files of results; existing results are not changed.
+        progress: called with the number of requests to answer; its context yields a function to call after each.
 
     Raises:
-        GraftlmError: the input, the configuration, a plugin or the checkpoint is wrong.
+        GraftlmError: the input, the configuration, a plugin or the checkpoint is invalid.
     """
     try:
         num_total, problems = check_input(requests, None, config.server.batches.max_requests)
@@ -106,7 +106,7 @@ async def _run(
     manager: TokenizerManager | None = None
     try:
         await launcher.start()
-        assembly = await asyncio.to_thread(import_module, "graftlm.processes.assembly")  # reads torch
+        assembly = await asyncio.to_thread(import_module, "graftlm.processes.assembly")  # imports torch
         manager = await assembly.assemble_manager(config, registry, launcher, ServerMetrics(), None)
         calls = LocalCalls(create_local_app(openai.make_router(manager)))
         max_running = config.scheduling.max_running_requests * config.parallel.data

@@ -22,7 +22,7 @@ class Page(Generic[T]):
     """A part of a list.
 
     Attributes:
-        has_more: whether the list goes on.
+        has_more: whether the list continues after this page.
     """
 
     items: Sequence[T]
@@ -40,10 +40,10 @@ class Page(Generic[T]):
 
 
 def page_of(items: Sequence[T], limit: int, after: str | None) -> Page[T]:
-    """Return the part of a list that begins after an item.
+    """Return the page of a list that begins after an item.
 
     Raises:
-        ApiError: 400, there is no such item.
+        ApiError: 400, the list does not contain the item.
     """
     if after is not None:
         place = next((i for i, item in enumerate(items) if item.id == after), None)

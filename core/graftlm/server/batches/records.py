@@ -1,4 +1,4 @@
-"""What is stored of files and batches, and what clients see of them."""
+"""The records of files and batches: the stored form and the form for clients."""
 
 import os
 import secrets
@@ -27,12 +27,12 @@ __all__ = [
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-#: States in which a batch has work left.
+#: States of a batch that has not ended.
 ACTIVE = frozenset({"validating", "in_progress", "finalizing", "cancelling"})
 
 
 class FileBody(msgspec.Struct, frozen=True, kw_only=True):
-    """A file: its content is beside it."""
+    """The record of a file; the content is stored separately."""
 
     id: str
     object: str = "file"
@@ -45,7 +45,7 @@ class FileBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FileList(msgspec.Struct, frozen=True, kw_only=True):
-    """Files, the newest first."""
+    """A list of files, the newest first."""
 
     object: str = "list"
     data: Sequence[FileBody]
@@ -63,7 +63,7 @@ class DeletedFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchProblem(msgspec.Struct, frozen=True):
-    """What is wrong with a line of the input."""
+    """A problem of the input or of one of its lines."""
 
     code: str
     message: str
@@ -72,14 +72,14 @@ class BatchProblem(msgspec.Struct, frozen=True):
 
 
 class BatchProblems(msgspec.Struct, frozen=True, kw_only=True):
-    """What is wrong with the input."""
+    """The problems of an input."""
 
     object: str = "list"
     data: Sequence[BatchProblem]
 
 
 class RequestCounts(msgspec.Struct, frozen=True):
-    """Requests of a batch."""
+    """The numbers of a batch's requests."""
 
     total: int = 0
     completed: int = 0
@@ -87,7 +87,7 @@ class RequestCounts(msgspec.Struct, frozen=True):
 
 
 class BatchBody(msgspec.Struct, frozen=True, kw_only=True):
-    """A batch, as clients see it."""
+    """A batch in the form for clients."""
 
     id: str
     object: str = "batch"
@@ -112,11 +112,11 @@ class BatchBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A batch, as it is stored.
+    """A batch in the stored form.
 
     Attributes:
-        output_id, error_id: of the files that results are appended to; clients see them when the batch has ended.
-        output_seconds: seconds until the result files expire; None: never.
+        output_id, error_id: ids of the files to which results are appended; clients get them when the batch has ended.
+        output_seconds: seconds until the result files expire; None if they never expire.
     """
 
     body: BatchBody
@@ -126,7 +126,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchList(msgspec.Struct, frozen=True, kw_only=True):
-    """Batches, the newest first."""
+    """A list of batches, the newest first."""
 
     object: str = "list"
     data: Sequence[BatchBody]
@@ -136,12 +136,12 @@ class BatchList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def new_record_id(prefix: str) -> str:
-    """Draw an id; later ones are greater."""
+    """Return a new id; ids increase with time."""
     return f"{prefix}-{time.time_ns():016x}{secrets.token_hex(8)}"
 
 
 def save_record(path: Path, record: msgspec.Struct) -> None:
-    """Write a record: after a crash, the file has the old content or the new one."""
+    """Write a record atomically: after a crash, the file has either the old or the new content."""
     draft = path.with_suffix(".draft")
     with draft.open("wb") as file:
         file.write(msgspec.json.encode(record))
@@ -151,7 +151,7 @@ def save_record(path: Path, record: msgspec.Struct) -> None:
 
 
 def load_record(path: Path, kind: type[T]) -> T | None:
-    """Return a record; None if there is none."""
+    """Return a record; None if the file does not exist."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:

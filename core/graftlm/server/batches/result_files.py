@@ -1,4 +1,4 @@
-"""The results of a batch: each answer is appended once, also if the process is killed meanwhile."""
+"""The result files of a batch. Each result is appended exactly once, even if the process is killed."""
 
 import os
 from collections.abc import Mapping
@@ -12,17 +12,17 @@ __all__ = ["ResultFiles"]
 
 
 class ResultFiles:
-    """Appends a line per result to one of two files: answers of status 200, and errors.
+    """Appends one line per result to one of two files. One has answers with status 200, the other has errors.
 
-    A process that is killed leaves at most an incomplete last line, which the next one removes; it answers that request
-    again.
+    A process that is killed leaves at most one incomplete last line. The next process removes this line and answers
+    the request again.
 
     Attributes:
-        num_completed, num_failed: lines in the files.
+        num_completed, num_failed: numbers of lines in the files.
     """
 
     def __init__(self, output: Path, errors: Path) -> None:
-        """Open the files, create missing ones, and read which requests they answer."""
+        """Open or create the files, and read which requests they answer."""
         self._done: set[str] = set()
         self.num_completed = self.num_failed = 0
         self._output = self._open(output)
@@ -43,7 +43,7 @@ class ResultFiles:
         self.close()
 
     def close(self) -> None:
-        """Write everything to the disk and close the files."""
+        """Flush the files to the disk and close them."""
         for file in (self._output, self._errors):
             os.fsync(file)
             os.close(file)
@@ -66,7 +66,7 @@ class ResultFiles:
             while written < len(line):
                 written += os.write(file, line[written:])
         except OSError:
-            os.ftruncate(file, end)  # without half a line
+            os.ftruncate(file, end)  # remove the incomplete line
             raise
         self._done.add(custom_id)
         if is_error:

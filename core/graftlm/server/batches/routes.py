@@ -1,4 +1,4 @@
-"""/v1/batches, and /v1/files beside it."""
+"""The routes under /v1/batches and /v1/files."""
 
 import re
 from typing import Annotated, Any, ClassVar, Final, Literal
@@ -24,7 +24,7 @@ _UNIT_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 class BatchRequest(OpenAIModel):
-    """A batch to run."""
+    """A request to create a batch."""
 
     known_at: ClassVar[str | None] = "/v1/batches"
 
@@ -42,7 +42,7 @@ class BatchRequest(OpenAIModel):
 
 
 def make_router(service: BatchService, settings: ServerSettings) -> APIRouter:
-    """Return the routes of files and batches."""
+    """Return a router for files and batches."""
     router = APIRouter(tags=["batches"], responses=ERROR_RESPONSES)
     router.include_router(files_routes.make_router(service, settings.files))
 
@@ -72,7 +72,7 @@ def make_router(service: BatchService, settings: ServerSettings) -> APIRouter:
 
 
 def make_router_without_folder() -> APIRouter:
-    """Return routes that say which setting is missing."""
+    """Return a router whose answers name the missing setting."""
     router = APIRouter()
 
     @router.api_route("/v1/files", methods=["GET", "POST"], include_in_schema=False)

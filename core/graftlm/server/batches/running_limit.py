@@ -1,4 +1,4 @@
-"""How many requests of batches may run at a time."""
+"""The limit on concurrent requests of batches."""
 
 import asyncio
 import time
@@ -8,18 +8,18 @@ from typing import Final
 
 __all__ = ["RunningLimit"]
 
-#: For so long after the last other request, the lower limit holds.
+#: Seconds for which the lower limit applies after the last other request.
 _BUSY_S: Final = 1.0
-#: With a limit of 0, one request runs after so long without any, so that batches end under constant traffic.
+#: With a limit of 0, one request runs after this many seconds without one. Batches then end under constant traffic.
 _MAX_WAIT_S: Final = 5.0
-#: A waiting request looks for other requests so often.
+#: Interval in seconds at which a waiting request checks for other requests.
 _POLL_S: Final = 0.05
 
 
 class RunningLimit:
-    """Bounds the requests that run at a time; the bound is lower while other requests run, and for a second after.
+    """Limits concurrent requests. The limit is lower while other requests run, and for one second afterwards.
 
-    Requests that run already are not interrupted.
+    Running requests are not interrupted.
     """
 
     def __init__(
@@ -29,13 +29,13 @@ class RunningLimit:
         num_others: Callable[[], int] = lambda: 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take the bounds.
+        """Initialize the limit.
 
         Args:
-            alone: while no other request runs.
-            beside: while others run; 0 lets one run every five seconds.
-            num_others: the number of other requests.
-            clock: seconds; never goes back.
+            alone: the limit while no other request runs.
+            beside: the limit while other requests run; with 0, one request may run every five seconds.
+            num_others: returns the number of other requests.
+            clock: returns monotonic seconds.
         """
         self.alone = alone
         self._beside = min(alone, beside)
@@ -48,7 +48,7 @@ class RunningLimit:
 
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
-        """Wait for a place among the running requests, and keep it for the context."""
+        """Wait until the limit allows a request, and count the request as running during the context."""
         while self._running >= self._limit():
             self._freed.clear()
             try:

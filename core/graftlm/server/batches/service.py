@@ -1,4 +1,4 @@
-"""Runs the batches of a server, one after the other, and keeps them over a restart."""
+"""Runs the batches of a server, one after another. Batches survive a restart."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ __all__ = ["BatchService"]
 
 logger = logging.getLogger(__name__)
 
-#: The state at a batch's end -> the field of its time.
+#: Final state of a batch -> the field with the time of its end.
 _TIMES: Final = {
     "completed": "completed_at",
     "failed": "failed_at",
@@ -44,10 +44,10 @@ class BatchService:
     """Answers the batches in a folder. Used by one event loop.
 
     A batch is `validating`, then `in_progress`, and ends as `completed`, `failed` (its input is wrong), `expired` or
-    `cancelled`. Results are appended as they come, so a server that is killed loses only requests under way.
+    `cancelled`. Each result is appended immediately, so a server that is killed loses only running requests.
 
     Attributes:
-        folder: of files and batches.
+        folder: the folder of files and batches.
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class BatchService:
         num_others: Callable[[], int] = lambda: 0,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Take the parts; `start` begins the work.
+        """Initialize the service; `start` starts the work.
 
         Args:
-            num_others: the number of requests under way that are no batch's.
-            clock: Unix time in seconds.
+            num_others: returns the number of running requests that do not belong to a batch.
+            clock: returns Unix time in seconds.
         """
         self.folder = folder
         self._calls = calls
@@ -71,20 +71,20 @@ class BatchService:
         self._clock = clock
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        # The batch that runs, and what it does: cancelled by `cancel`.
+        # id and task of the running batch; `cancel` cancels the task
         self._running: tuple[str, asyncio.Task[None]] | None = None
         self._results: ResultFiles | None = None
         self._total = 0
 
-    # -- for the server's life -----------------------------------------------------------------------------------------
+    # -- start and end of the server -----------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin with the batches that are not finished."""
+        """Start to run the batches that have not ended."""
         self.folder.remove_incomplete()
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Abort what runs; the next server goes on with it. Unlocks the folder."""
+        """Abort the running batch, which the next server continues, and unlock the folder."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -102,10 +102,10 @@ class BatchService:
         metadata: dict[str, Any] | None,
         output_seconds: int | None,
     ) -> BatchBody:
-        """Store a new batch, which begins when those before it have ended.
+        """Store a new batch. It starts when all earlier batches have ended.
 
         Args:
-            window: the time in which it has to end, as the client wrote it.
+            window: the time limit of the batch, as the client wrote it.
         """
         now = int(self._clock())
         body = BatchBody(
@@ -129,7 +129,7 @@ class BatchService:
         return body
 
     def get(self, batch_id: str) -> BatchBody | None:
-        """Return a batch with its counts so far; None if there is none."""
+        """Return a batch with its current counts; None if it does not exist."""
         record = self.folder.batch(batch_id)
         return None if record is None else self._counted(record.body)
 
@@ -138,7 +138,7 @@ class BatchService:
         return [self._counted(record.body) for record in self.folder.batches()]
 
     def cancel(self, batch_id: str) -> BatchBody | None:
-        """Have a batch end, if it has not; what is answered by then stays. Returns it; None if there is none."""
+        """Cancel a batch that has not ended, and return it; None if it does not exist. Its results are kept."""
         record = self.folder.batch(batch_id)
         if record is None or record.body.status not in ACTIVE - {"cancelling"}:
             return None if record is None else record.body
@@ -174,7 +174,7 @@ class BatchService:
                 self._fail(active[-1], [problem])
 
     async def _process(self, record: BatchRecord) -> None:
-        """Bring a batch to its end."""
+        """Run a batch until it ends."""
         if record.body.status == "validating":
             checked = await self._validate(record)
             if checked is None:
@@ -194,7 +194,7 @@ class BatchService:
         self._finish(self.folder.batch(record.body.id) or record, status, counts)
 
     async def _validate(self, record: BatchRecord) -> BatchRecord | None:
-        """Check the input; None if it is wrong, and the batch has failed."""
+        """Check the input, and return the updated record; None if the input is wrong and the batch has failed."""
         file = self.folder.file(record.body.input_file_id)
         if file is None:
             self._fail(record, [BatchProblem("file_not_found", "the input file does not exist any more")])
@@ -212,7 +212,7 @@ class BatchService:
         return self._change(record, status="in_progress", in_progress_at=int(self._clock()), request_counts=counts)
 
     async def _answer(self, record: BatchRecord, results: ResultFiles) -> str:
-        """Answer the requests; returns the state in which the batch ends."""
+        """Answer the requests, and return the final state of the batch."""
         left_s = record.body.expires_at - self._clock()
         if left_s <= 0:
             return "expired"
@@ -242,7 +242,7 @@ class BatchService:
         return RequestCounts(self._total, results.num_completed, results.num_failed)
 
     def _finish(self, record: BatchRecord, status: str, counts: RequestCounts) -> None:
-        """Show the results to clients, and store the end."""
+        """Make the results available to clients, and store the final state."""
         now = int(self._clock())
         changes: dict[str, Any] = {"finalizing_at": now} if status == "completed" else {}
         expires_at = None if record.output_seconds is None else now + record.output_seconds
@@ -282,7 +282,7 @@ class BatchService:
 
 
 def _expire(path: Any, results: ResultFiles) -> None:
-    """Note an error for each request without a result."""
+    """Append an error for each request without a result."""
     error = {"code": "batch_expired", "message": "the completion window ended before the request"}
     for line in read_lines(path):
         if not results.has(line.custom_id):

@@ -61,19 +61,19 @@ Unenforced: TypeAlias = Annotated[
 
 
 class CachedTokens(msgspec.Struct, frozen=True):
-    """Number of prompt tokens whose keys and values were reused: in total, and by tier."""
+    """The number of prompt tokens whose keys and values were reused, in total and by tier."""
 
     cached_tokens: int
     cached_tokens_by_tier: dict[str, int]
 
 
 class CompletionDetails(msgspec.Struct, frozen=True):
-    """How the answer's tokens were made.
+    """Counts of the answer's tokens by the way in which they were generated.
 
     Attributes:
-        jump_forward_tokens: tokens that were not sampled, because a grammar forced them.
-        drafted_tokens: tokens that speculation drafted and steps verified.
-        accepted_draft_tokens: of the answer's tokens, those that were drafted.
+        jump_forward_tokens: number of tokens that a grammar forced and that were not sampled.
+        drafted_tokens: number of tokens that were drafted and verified.
+        accepted_draft_tokens: number of the answer's tokens that were drafted.
     """
 
     jump_forward_tokens: int
@@ -82,7 +82,7 @@ class CompletionDetails(msgspec.Struct, frozen=True):
 
 
 class UsageBody(msgspec.Struct, frozen=True):
-    """Token counts."""
+    """The token counts of an answer."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -106,14 +106,14 @@ class ContentToken(TokenBody, frozen=True):
 
 
 class ChatLogprobs(msgspec.Struct, frozen=True):
-    """The tokens of a chat's answer, or of the new part of it."""
+    """The tokens of a chat's answer, or of its new part."""
 
     content: Sequence[ContentToken]
     refusal: None = None
 
 
 class CompletionTokens(msgspec.Struct, frozen=True):
-    """The tokens of a completion, or of the new part of it. A prompt's first token has no log-probability."""
+    """The tokens of a completion, or of its new part. A prompt's first token has no log-probability."""
 
     tokens: Sequence[str]
     token_logprobs: Sequence[float | None]
@@ -221,7 +221,7 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompletionChoice(msgspec.Struct, frozen=True):
-    """One completion, or the new part of it."""
+    """One completion, or its new part."""
 
     index: int
     text: str
@@ -231,7 +231,7 @@ class CompletionChoice(msgspec.Struct, frozen=True):
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """Completions, or an event of a stream of them."""
+    """A list of completions, or an event of a stream of completions."""
 
     id: str
     object: str = "text_completion"
@@ -281,7 +281,7 @@ class ScoreBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScoreList(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Scores: those of pairs are in `data`; those of items for a query are in `scores`, one for each label."""
+    """A list of scores. Scores of pairs are in `data`. Scores of items for a query are in `scores`, one per label."""
 
     id: str
     object: str
@@ -361,7 +361,7 @@ def new_id(prefix: str) -> str:
 
 
 def new_item_id(prefix: str) -> str:
-    """Draw an id in the form of OpenAI's responses and Anthropic's messages: with an underscore."""
+    """Return a random id with an underscore, as in OpenAI's responses and Anthropic's messages."""
     return f"{prefix}_{uuid.uuid4().hex}"
 
 
@@ -371,7 +371,7 @@ def now_s() -> int:
 
 
 def finish_name(reason: FinishReason | None) -> str | None:
-    """Return OpenAI's name of a finish reason. OpenAI does not have "abort"."""
+    """Return OpenAI's name of a finish reason. "abort" is not one of OpenAI's names."""
     return None if reason is None else reason.value
 
 

@@ -52,11 +52,11 @@ class ContinuingParser(ReasoningParser):
             self._held_back = begun_reasoning[len(returned) :]
 
     def push(self, text: str) -> Sequence[ReasoningDelta | ContentDelta]:
-        """Parse more text; return the deltas that are certain by now."""
+        """Parse more text, and return the deltas that are certain now."""
         return self._without_beginning(self._parser.push(text))
 
     def finish(self) -> Sequence[ReasoningDelta | ContentDelta]:
-        """End the text; return the deltas that were held back."""
+        """End the text, and return the deltas that were held back."""
         return self._without_beginning(self._parser.finish())
 
     def _without_beginning(
@@ -67,7 +67,7 @@ class ContinuingParser(ReasoningParser):
         held_back, self._held_back = self._held_back, ""
         first = deltas[0]
         if not isinstance(first, self._kind):
-            return deltas  # the text that was held back was a tag, or white space around one
+            return deltas  # the parser held back a tag, or white space around a tag
         # Parsers remove white space at both ends of the reasoning.
         variants = (held_back, held_back.lstrip(), held_back.strip())
         known = next((text for text in variants if first.text.startswith(text)), "")

@@ -82,7 +82,7 @@ class _Answer:
         unopened = range(len(generation.completion_ids))
         async with aclosing(self._chat.deltas()) as stream:
             async for deltas in stream:
-                # Where usage is requested at the end alone, OpenAI's events contain null for it.
+                # If usage is requested only for the end, it is null in the other events, as in OpenAI's answers.
                 usage = sum_usage([generation.usage]) if continuous else None if with_usage else msgspec.UNSET
                 for i in unopened:
                     yield self._chunk(ChatChunkChoice(i, opening), usage, self._chat.unenforced)

@@ -1,4 +1,4 @@
-"""/v1/classify: probabilities of the classes of a score head, with vLLM's names."""
+"""The route /v1/classify, which returns the class probabilities of a score head, with vLLM's field names."""
 
 from collections.abc import Sequence
 from typing import Annotated, ClassVar
@@ -25,7 +25,7 @@ __all__ = ["make_router"]
 
 
 class ClassificationRequest(OpenAIModel):
-    """Texts to classify."""
+    """A request to classify texts."""
 
     known_at: ClassVar[str | None] = "/v1/classify"
 
@@ -64,7 +64,7 @@ class ClassificationList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_router(manager: TokenizerManager) -> APIRouter:
-    """Return the route."""
+    """Return a router with the route."""
     router = APIRouter()
 
     @router.post("/v1/classify", summary="Classify one text or several", responses=described(ClassificationList))

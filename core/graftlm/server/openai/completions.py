@@ -67,7 +67,7 @@ class _Answer:
         self._model = manager.model.name
 
     async def start(self) -> list[Generation]:
-        """Check and queue all prompts; if one is refused, none is queued.
+        """Check and queue all prompts. If one is refused, none is queued.
 
         Raises:
             GraftlmError: a prompt is not valid, or is refused.
@@ -140,7 +140,7 @@ class _Answer:
             _abort(generations)
 
     async def _echoes(self, generations: Sequence[Generation]) -> list[str]:
-        """Return, for each prompt, the text at the start of its answers: the prompt if `echo` is set, else ""."""
+        """Return the text at the start of the answers, for each prompt. It is the prompt if `echo` is set, else ""."""
         if not self._body.echo:
             return [""] * len(generations)
         ids = [generation.request.prompt_token_ids for generation in generations]

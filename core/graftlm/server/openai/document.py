@@ -31,7 +31,7 @@ def described(
 
 
 def _schema(kind: type[msgspec.Struct] | UnionType) -> Any:
-    """Return a JSON schema without references: FastAPI has no place for further components."""
+    """Return a JSON schema without references, because FastAPI has no place for further components."""
     (schema,), components = msgspec.json.schema_components([kind], ref_template=_REF)
     return _inlined(schema, {_REF.format(name=name): part for name, part in components.items()})
 

@@ -18,12 +18,12 @@ def chat_logprobs(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob]) -> Cha
 def shown_logprobs(
     logprobs: Sequence[TokenLogprob], matched_stop: str | int | None, *, keeps_stop: bool
 ) -> Sequence[TokenLogprob]:
-    """Return the log-probabilities of the tokens in a chat's answer: of all tokens but the end token.
+    """Return the log-probabilities of the tokens in a chat's answer, without the end token.
 
     Args:
-        logprobs: of the last tokens of a completion that has ended.
-        matched_stop: the token's id if a token ended the completion.
-        keeps_stop: whether the text includes the end.
+        logprobs: log-probabilities of the last tokens of a completion that has ended.
+        matched_stop: id of the end token, if a token ended the completion.
+        keeps_stop: whether the text includes the end token.
     """
     return logprobs[:-1] if isinstance(matched_stop, int) and not keeps_stop else logprobs
 
@@ -42,7 +42,7 @@ def _top_token(tokenizer: Tokenizer, token_id: int, logprob: float) -> TokenBody
 class CompletionLogprobs:
     """Writes the `logprobs` of one completion's choice, in one or several parts.
 
-    It keeps the text's length between the parts, since the offsets of tokens depend on it.
+    It records the length of the text between the parts, because the offsets of tokens depend on the length.
     """
 
     def __init__(self, tokenizer: Tokenizer, skips_special: bool) -> None:
@@ -57,11 +57,11 @@ class CompletionLogprobs:
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")
 
     def write(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob | None]) -> CompletionTokens:
-        """Return the `logprobs` of further tokens.
+        """Return the `logprobs` of the next tokens.
 
         Args:
-            token_ids: the tokens that follow those of the last call.
-            logprobs: one for each token; None for a prompt's first token.
+            token_ids: the tokens that follow the tokens of the last call.
+            logprobs: one value per token; None for a prompt's first token.
         """
         offsets = []
         for token_id in token_ids:

@@ -35,7 +35,7 @@ class MessageReader:
 
         Args:
             use: the tools whose calls are parsed; None leaves calls in the content.
-            enforced: as in `ToolCallFormat.parser`.
+            enforced: passed to `ToolCallFormat.parser`.
             reasoning: parser of the reasoning; None leaves the reasoning in the content.
         """
         self._use = use
@@ -46,13 +46,13 @@ class MessageReader:
         self._calls: list[_Call] = []
 
     def push(self, text: str) -> list[Delta]:
-        """Parse more text; return the new parts of the message."""
+        """Parse more text, and return the new parts of the message."""
         if self._reasoning_parser is None:
             return self._to_calls([ContentDelta(text)] if text else [])
         return self._to_calls(self._reasoning_parser.push(text))
 
     def finish(self, reason: FinishReason | None, matched_stop: str | int | None = None) -> list[Delta]:
-        """End the text; return the parts of the message that were held back.
+        """End the text, and return the parts of the message that were held back.
 
         Args:
             reason: why the completion ended.
@@ -67,8 +67,8 @@ class MessageReader:
     def finish_name(self, reason: FinishReason | None, matched_stop: str | int | None = None) -> str | None:
         """Return OpenAI's name of a finish reason.
 
-        It is "tool_calls" for an answer with calls that ended by itself. If a stop string ended the answer, the last
-        call may be incomplete, so the name is "stop".
+        The name is "tool_calls" for an answer with calls that was not cut off. If a stop string ended the answer, the
+        last call may be incomplete, and the name is "stop".
         """
         if reason is FinishReason.STOP and self._calls and not isinstance(matched_stop, str):
             return "tool_calls"
@@ -87,7 +87,7 @@ class MessageReader:
         )
 
     def _to_calls(self, deltas: Sequence[ReasoningDelta | ContentDelta]) -> list[Delta]:
-        """Parse the content among some deltas for tool calls, and add all of them to the message."""
+        """Parse the content deltas for tool calls, and add all deltas to the message."""
         found: list[Delta] = []
         for delta in deltas:
             if isinstance(delta, ContentDelta) and self._calls_parser is not None:
@@ -102,7 +102,7 @@ class MessageReader:
         return [self._add(one) for one in deltas if not (one_call and isinstance(one, ToolCallDelta) and one.index)]
 
     def _add(self, delta: ReasoningDelta | ContentDelta | ToolCallDelta) -> Delta:
-        """Add a delta to the message; return it in OpenAI's format."""
+        """Add a delta to the message, and return it in OpenAI's format."""
         match delta:
             case ContentDelta(text):
                 self._content += text

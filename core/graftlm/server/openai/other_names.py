@@ -1,4 +1,4 @@
-"""Fields of completions and chats for which other servers use other names."""
+"""Fields of completions and chats that have other names in other servers."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -9,7 +9,7 @@ from graftlm.server.errors import FOREIGN_FIELD
 
 __all__ = ["with_own_names"]
 
-#: Another server's field -> graftlm's field of the same meaning; the first two are SGLang's, the others vLLM's.
+#: Another server's field -> graftlm's field with the same meaning. The first two are SGLang's, the rest vLLM's.
 _OWN_NAMES: Final[Mapping[str, str]] = {
     "rid": "request_id",
     "no_stop_trim": "include_stop_str_in_output",

@@ -75,7 +75,7 @@ _RESERVED: Final = frozenset(
     }
 )
 
-#: The type of a response format -> the fields that it has.
+#: Type of a response format -> its fields.
 _FORMAT_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "text": (),
     "json_object": (),
@@ -83,7 +83,7 @@ _FORMAT_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "structural_tag": ("structures", "triggers", "at_least_one", "stop_after_first"),
 }
 
-#: Replaces top_p 0; only the most likely token is then kept.
+#: Replaces top_p 0, so that only the most likely token is kept.
 _LEAST_TOP_P: Final = 1e-9
 
 
@@ -149,7 +149,7 @@ def chat_params(body: ChatRequest, calls: Mapping[str, Any] | None = None) -> Sa
             the answer cannot contain calls.
 
     Raises:
-        RequestError: fields contradict each other, or request something that is not supported.
+        RequestError: fields contradict each other, or request an unsupported feature.
     """
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
@@ -165,7 +165,7 @@ def chat_params(body: ChatRequest, calls: Mapping[str, Any] | None = None) -> Sa
 
 
 def grammar_field(body: SamplingFields) -> str | None:
-    """Return the name of the field with the request's grammar, except `tools`; None if there is none."""
+    """Return the name of the field with the request's grammar, None if there is none. `tools` is not considered."""
     if body.response_format is not None and body.response_format.type != "text":
         return "response_format"
     return next((name for name in GRAMMAR_FIELDS if getattr(body, name) is not None), None)
@@ -237,7 +237,7 @@ def _grammar(body: SamplingFields) -> dict[str, Any]:
 
 
 def _check_fields(response_format: ResponseFormat) -> None:
-    """Refuse fields that belong to another type of response format, since they would have no effect.
+    """Refuse fields of other types of response formats, because they would have no effect.
 
     Raises:
         ApiError: 400, there is such a field.

@@ -16,7 +16,7 @@ from graftlm.types import Message, SamplingParams
 
 __all__ = ["NUM_LAST_TOKENS", "AnswerPlan", "plan_answer", "settled"]
 
-#: This number of tokens at the prompt's end shows whether the chat template has opened the reasoning.
+#: Number of tokens at the prompt's end that are enough to find whether the chat template has opened the reasoning.
 NUM_LAST_TOKENS: Final = 16
 
 
@@ -28,10 +28,10 @@ class AnswerPlan:
         messages: the prompt, which the chat template renders.
         params: the sampling parameters.
         template_args: variables of the chat template.
-        use: the tools that may be called; None: the answer cannot call tools.
-        calls: the grammar that enforces the format of calls; None: it is not enforced.
+        use: the tools that may be called; None if the answer cannot call tools.
+        calls: the grammar that enforces the format of calls; None if the format is not enforced.
         reasoning: the format of the reasoning; None leaves the reasoning in the content.
-        field: name of the request's field with the grammar; None: there is no grammar.
+        field: name of the request's field with the grammar; None if there is no grammar.
         begun: the text of the message that the answer continues; "" if it begins a new message. Set by `settled`.
         is_open: whether the prompt opens the reasoning. Set by `settled`.
     """
@@ -71,7 +71,7 @@ async def plan_answer(body: ChatRequest, manager: TokenizerManager) -> AnswerPla
     """Return the plan for a request. `settled` adds the parts that depend on the prompt's tokens.
 
     Raises:
-        RequestError: fields contradict each other, or request something that is not supported.
+        RequestError: fields contradict each other, or request an unsupported feature.
     """
     use = tool_use(body, manager.chat_formats)
     messages, variables = for_template(chat_messages(body.messages), body, manager.chat_formats)
@@ -85,14 +85,14 @@ async def plan_answer(body: ChatRequest, manager: TokenizerManager) -> AnswerPla
 
 
 def _grammar_params(calls: CallGrammar | None) -> dict[str, Any]:
-    """Return the sampling parameters that enforce the format of calls; none if it is not enforced."""
+    """Return the sampling parameters that enforce the format of calls; {} if the format is not enforced."""
     return {} if calls is None else {calls.spec.kind.value: calls.spec.text, "strict": calls.spec.strict}
 
 
 def settled(plan: AnswerPlan, prompt_end: str, is_token: Callable[[str], bool]) -> AnswerPlan:
     """Return a plan with the parts that depend on the prompt's end.
 
-    They are: whether the prompt opens the reasoning, and where the grammar begins.
+    These parts are whether the prompt opens the reasoning, and where the grammar begins.
 
     Args:
         prompt_end: the text of the prompt's last tokens, including special tokens.

@@ -1,4 +1,4 @@
-"""The prompts of a request, which contains one or several."""
+"""The prompts of a request; a request may contain several."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The number of an answer's tokens that are reasoning."""
+"""The number of reasoning tokens in an answer."""
 
 from graftlm.processes.request_preparer import RequestPreparer
 
@@ -6,9 +6,9 @@ __all__ = ["num_reasoning_tokens"]
 
 
 async def num_reasoning_tokens(preparer: RequestPreparer, reasoning: object) -> int:
-    """Return the number of tokens of a reasoning text; 0 for what is no text.
+    """Return the number of tokens in a reasoning text; 0 if the value is not a text.
 
-    The text is tokenised again, without the tags around it.
+    The text is tokenised again without its tags.
     """
     if not isinstance(reasoning, str) or not reasoning:
         return 0

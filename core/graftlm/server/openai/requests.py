@@ -1,4 +1,4 @@
-"""The bodies of OpenAI's requests, with graftlm's further fields."""
+"""The bodies of requests to OpenAI's API, including fields that only graftlm has."""
 
 from collections.abc import Mapping
 from itertools import islice
@@ -45,7 +45,7 @@ __all__ = [
     "TokenizeRequest",
 ]
 
-#: Characters of an unknown field's name that are compared with the names of known fields.
+#: Number of characters of an unknown field's name that are compared with the names of known fields.
 _MAX_NAME_LEN: Final = 64
 
 #: Number of unknown fields that are compared with known ones.
@@ -97,13 +97,14 @@ class OpenAIModel(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
-    #: Path for `known_fields`: other servers' fields there are accepted with their defaults. None: they are refused.
+    #: Path for `known_fields`. Fields that other servers have at this path are accepted if they have their default
+    #: value. None: such fields are refused.
     known_at: ClassVar[str | None] = None
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_misspelt(cls, value: Any) -> Any:
-        """Refuse an unknown field whose name is similar to a known one. pydantic refuses the others, without a hint."""
+        """Refuse an unknown field whose name is similar to a known one, with a hint. pydantic refuses the rest."""
         if cls.known_at is not None and isinstance(value, Mapping):
             value = without_defaults(without_empty(value), cls.model_fields, cls.known_at)
         known = [field.alias or name for name, field in cls.model_fields.items()]
@@ -116,7 +117,7 @@ class OpenAIModel(BaseModel):
 
 
 class StreamOptions(OpenAIModel):
-    """Further content of a stream."""
+    """Options for streams."""
 
     known_at: ClassVar[str | None] = "/v1/chat/completions#stream_options"
 
@@ -143,7 +144,7 @@ class JsonSchemaFormat(OpenAIModel):
 
 
 class TagStructure(OpenAIModel):
-    """A part of an answer that follows a schema or a regular expression, with the texts before and after it."""
+    """A part of an answer that a schema or a regular expression constrains, with the texts before and after it."""
 
     begin: Text
     schema_: dict[str, Any] | None = Field(default=None, alias="schema", description="Null: any JSON.")
@@ -152,7 +153,7 @@ class TagStructure(OpenAIModel):
 
 
 class ResponseFormat(OpenAIModel):
-    """The format that an answer has to follow."""
+    """The format that constrains an answer."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
@@ -171,7 +172,7 @@ class ResponseFormat(OpenAIModel):
 
 
 class SamplingFields(OpenAIModel):
-    """The fields that chats and completions have in common."""
+    """The fields that chats and completions share."""
 
     model: Text | None = Field(default=None, description="The model's name; null: the served model.")
     temperature: Annotated[float, Field(ge=0, le=2), NUMBER] | None = Field(
@@ -199,7 +200,7 @@ class SamplingFields(OpenAIModel):
         default=None, description="Further content of the stream; only with `stream`."
     )
     user: Text | None = Field(default=None, description="Accepted without effect.")
-    # Fields that OpenAI does not have.
+    # fields that OpenAI does not have
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1), WHOLE] | None = Field(
         default=None, description="Keep the k most likely tokens; -1, 0 or null keeps all."
     )
@@ -372,7 +373,7 @@ class ChatRequest(SamplingFields):
     continue_final_message: bool | None = Field(
         default=False, description="Continue the last message instead of beginning a new one."
     )
-    # Fields of OpenAI that do not affect the answer, except `reasoning_effort`.
+    # OpenAI's fields that do not affect the answer, except `reasoning_effort`
     metadata: dict[str, Any] | None = Field(default=None, description="Accepted without effect.")
     service_tier: Text | None = Field(default=None, description="Accepted without effect.")
     safety_identifier: Text | None = Field(default=None, description="Accepted without effect.")

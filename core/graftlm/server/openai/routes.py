@@ -13,7 +13,7 @@ __all__ = ["make_router"]
 
 
 def make_router(manager: TokenizerManager) -> APIRouter:
-    """Return the routes of OpenAI's HTTP interface."""
+    """Return a router with all routes of OpenAI's API."""
     router = APIRouter(tags=["openai"], responses=ERROR_RESPONSES)
     for part in (chat, completions, responses, embeddings, scoring, classification, tokens):
         router.include_router(part.make_router(manager))
@@ -32,7 +32,7 @@ def make_router(manager: TokenizerManager) -> APIRouter:
 
 
 def _card(manager: TokenizerManager, name: str | None) -> ModelCard:
-    """Return the card of the model with an adapter; `name` None: without an adapter."""
+    """Return the card of the model with the adapter `name`; without an adapter if `name` is None."""
     model, adapter = manager.model, None if name is None else manager.adapters[name]
     return ModelCard(
         id=model.id_with(name),

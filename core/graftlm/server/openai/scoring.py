@@ -36,7 +36,7 @@ __all__ = ["make_router"]
 
 
 def make_router(manager: TokenizerManager) -> APIRouter:
-    """Return a router with the routes, also under the paths that clients of other servers use."""
+    """Return a router with the routes. Each also has the paths that clients of other servers use."""
     router = APIRouter()
 
     @router.post("/v1/score", summary="Score pairs of texts, or items for a query", responses=described(ScoreList))
@@ -64,7 +64,7 @@ class _Scored:
     Attributes:
         model: name of the model in the answer.
         prepared: the prompts.
-        vectors: float32 [n], one for each prompt.
+        vectors: one vector per prompt, float32 [n].
     """
 
     model: str
@@ -102,7 +102,7 @@ async def _score(manager: TokenizerManager, body: ScoreRequest) -> bytes:
 
 
 async def _score_pairs(manager: TokenizerManager, body: ScoreRequest) -> bytes:
-    """Return an answer in vLLM's format: one score for each pair."""
+    """Return an answer in vLLM's format, with one score per pair."""
     pooling = relevance_pooling(body.label_token_ids)
     pairs = _pairs(_listed(body.text_1), _listed(body.text_2))
     scored = await _run(manager, body, [_joined(*pair, pooling) for pair in pairs], pooling)
@@ -115,7 +115,7 @@ async def _score_pairs(manager: TokenizerManager, body: ScoreRequest) -> bytes:
 
 
 async def _score_items(manager: TokenizerManager, body: ScoreRequest) -> bytes:
-    """Return an answer in SGLang's format: for each item, one score for each label."""
+    """Return an answer in SGLang's format, with one score per item and label."""
     pooling = scoring_pooling(body.label_token_ids)
     item_first = bool(body.item_first)
     query: Piece = [] if body.query is None else body.query

@@ -62,7 +62,7 @@ class _Shared(OpenAIModel):
 
 
 class ScoreRequest(_Shared):
-    """Texts to score: pairs of `text_1` and `text_2`, or `items` for a `query`."""
+    """A request to score pairs of `text_1` and `text_2`, or `items` for a `query`."""
 
     known_at: ClassVar[str | None] = "/v1/score"
 
@@ -85,7 +85,7 @@ class DocumentObject(OpenAIModel):
 
 
 class RerankRequest(_Shared):
-    """Documents to sort by their relevance."""
+    """A request to sort documents by their relevance."""
 
     known_at: ClassVar[str | None] = "/v1/rerank"
 

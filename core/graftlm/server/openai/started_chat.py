@@ -21,14 +21,14 @@ __all__ = ["StartedChat", "count_prompt_tokens", "start_chat"]
 
 @dataclass(frozen=True, slots=True)
 class StartedChat:
-    """A chat under way. Chat completions, responses and messages all generate through it.
+    """A running chat. Chat completions, responses and messages all use this class to generate.
 
     Attributes:
-        model: the name in the answer, with the adapter.
-        generation: what the engine generates.
-        readers: one per completion.
-        unenforced: keywords of JSON schemas that are not enforced, with paths.
-        grammar_field: the field of the request that the grammar comes from; None without a grammar.
+        model: name of the model in the answer, including the adapter.
+        generation: the running generation.
+        readers: one reader per completion.
+        unenforced: paths of JSON schema keywords that are not enforced.
+        grammar_field: name of the request's field with the grammar; None if there is no grammar.
     """
 
     model: str
@@ -38,7 +38,7 @@ class StartedChat:
     grammar_field: str | None
 
     async def ended(self) -> GatheredOutput:
-        """Wait for the end and return the output; a cancellation aborts the request.
+        """Wait for the end and return the output. A cancellation aborts the request.
 
         Raises:
             GraftlmError: the request failed.
@@ -50,7 +50,7 @@ class StartedChat:
             self.generation.abort()
 
     async def deltas(self) -> AsyncGenerator[list[CompletionDelta], None]:
-        """Yield what is new, as it comes; closing the generator early aborts the request.
+        """Yield the new deltas as they arrive. Closing the generator early aborts the request.
 
         Raises:
             GraftlmError: the request failed.
@@ -69,10 +69,10 @@ async def start_chat(
     """Check a chat request and queue it.
 
     Args:
-        clips: whether the context cuts an output limit that is too high, as `server.clip_max_tokens` does.
+        clips: whether an output limit that exceeds the context is reduced, as with `server.clip_max_tokens`.
 
     Raises:
-        GraftlmError: the request is wrong, or no replica takes it.
+        GraftlmError: the request is invalid, or no replica accepts it.
     """
     adapter = request_adapter(body, manager.model, manager.adapters)
     plan = await plan_answer(body, manager)
@@ -113,7 +113,7 @@ async def count_prompt_tokens(manager: TokenizerManager, body: ChatRequest) -> i
     """Return the number of prompt tokens of a chat request.
 
     Raises:
-        RequestError: the request is wrong.
+        RequestError: the request is invalid.
     """
     request_adapter(body, manager.model, manager.adapters)
     plan = await plan_answer(body, manager)

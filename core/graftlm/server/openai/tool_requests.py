@@ -51,14 +51,14 @@ class ChosenTool(_Body):
 
 
 class AllowedTools(_Body):
-    """Some of the tools, and whether one has to be called."""
+    """A subset of the tools, and whether one of them has to be called."""
 
     mode: Literal["auto", "required"]
     tools: list[ChosenTool] = Field(min_length=1, max_length=128)
 
 
 class ChosenTools(_Body):
-    """The tools that may be called. The prompt describes all tools, including the others."""
+    """A `tool_choice` that limits calls to some tools. The prompt still describes all tools."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools

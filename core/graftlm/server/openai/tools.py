@@ -1,4 +1,4 @@
-"""The tools of a chat request: which ones may be called, which schemas are enforced, how the prompt describes them."""
+"""The tools of a chat request: the permitted tools, their enforced schemas, and their description in the prompt."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ class ToolUse:
     Attributes:
         format: the format in which the model writes calls.
         tools: the tools, at least one.
-        indices: the index of each of them among the tools of the request.
+        indices: the index of each tool among the tools of the request.
         choice: whether a tool has to be called.
         parallel: whether an answer may contain more than one call.
     """
@@ -48,7 +48,7 @@ class ToolUse:
 
     @property
     def is_strict(self) -> bool:
-        """Whether any tool is strict: its schema is refused if it cannot be enforced."""
+        """Whether any tool is strict. The schema of a strict tool is refused if it cannot be enforced."""
         return any(tool.strict for tool in self.tools)
 
     def grammar(self) -> CallGrammar | None:
@@ -67,9 +67,9 @@ class ToolUse:
 
         Args:
             grammar: the result of `grammar`.
-            paths: the parts of it that a grammar backend does not enforce.
+            paths: the parts of `grammar` that a grammar backend does not enforce.
 
-        Returns: paths in the request, such as `tools[0].function.parameters.properties.a.minimum`.
+        Returns: their paths in the request, such as `tools[0].function.parameters.properties.a.minimum`.
 
         Raises:
             ApiError: 400, the schema of a strict tool can be enforced alone, but not together with the other tools.
@@ -130,8 +130,8 @@ def _index_of(tools: Sequence[Tool], name: str, where: str) -> int:
 async def check_tools(use: ToolUse, body: ChatRequest, manager: TokenizerManager) -> bool:
     """Check the schema of each tool separately, so that an error names the tool.
 
-    Returns: whether the format of calls is enforced. It is not if there is no backend for structural tags. This is
-        accepted only if the model need not call a tool and no tool is strict; calls are then only parsed.
+    Returns: whether the format of calls is enforced. It is not enforced if there is no backend for structural tags.
+        This is accepted only if the model need not call a tool and no tool is strict. Calls are then only parsed.
 
     Raises:
         ApiError: 400, a schema is malformed, or the schema of a strict tool cannot be enforced.
@@ -210,7 +210,8 @@ def _with_objects(message: Message) -> Message:
 
 
 def _arguments(function: Mapping[str, Any]) -> Any:
-    """Return a call's arguments as an object, and unchanged if they are not the text of an object. Null becomes {}."""
+    """Return a call's arguments as an object. Arguments that are not the text of an object are returned unchanged. Null
+    becomes {}."""
     given = function.get("arguments")
     if given is None:
         return {}

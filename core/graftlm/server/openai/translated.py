@@ -1,4 +1,4 @@
-"""Chat requests that another API's request is translated to."""
+"""Translation of requests of other APIs to chat requests."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,10 +14,10 @@ __all__ = ["fields_named", "translated"]
 
 
 def translated(fields: Mapping[str, Any]) -> ChatRequest:
-    """Return the chat request of these fields.
+    """Return the chat request with these fields.
 
     Raises:
-        ApiError: 400, a value is outside what chats accept.
+        ApiError: 400, a value is not valid in a chat request.
     """
     try:
         return ChatRequest.model_validate(fields)
@@ -32,10 +32,10 @@ def fields_named(names: Mapping[str, str]) -> Iterator[None]:
     """Rename chat fields in the message and `param` of errors raised in the block.
 
     Args:
-        names: part of a chat field's path -> the other API's name of it.
+        names: part of a chat field's path -> its name in the other API.
 
     Raises:
-        ApiError: in place of a RequestError.
+        ApiError: replaces a RequestError.
     """
     try:
         yield

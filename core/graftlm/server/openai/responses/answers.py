@@ -43,7 +43,7 @@ __all__ = [
 
 
 class OutputText(msgspec.Struct, frozen=True, tag_field="type", tag="output_text"):
-    """Text of the answer."""
+    """The text of the answer."""
 
     text: str
     annotations: Sequence[Any] = ()
@@ -51,7 +51,7 @@ class OutputText(msgspec.Struct, frozen=True, tag_field="type", tag="output_text
 
 
 class ReasoningTextPart(msgspec.Struct, frozen=True, tag_field="type", tag="reasoning_text"):
-    """Reasoning of the answer."""
+    """The reasoning of the answer."""
 
     text: str
 
@@ -76,7 +76,7 @@ class ReasoningItem(msgspec.Struct, frozen=True, tag_field="type", tag="reasonin
 
 
 class CallItem(msgspec.Struct, frozen=True, tag_field="type", tag="function_call", kw_only=True):
-    """A call that the client is to make."""
+    """A function call that the client has to execute."""
 
     id: str
     call_id: str
@@ -89,20 +89,20 @@ OutputItem: TypeAlias = MessageItemBody | ReasoningItem | CallItem
 
 
 class InputTokensDetails(msgspec.Struct, frozen=True):
-    """Of the prompt's tokens, those from the prefix cache."""
+    """The number of prompt tokens that were found in the prefix cache."""
 
     cached_tokens: int
     cache_write_tokens: int = 0
 
 
 class OutputTokensDetails(msgspec.Struct, frozen=True):
-    """Of the output's tokens, those of the reasoning."""
+    """The number of output tokens that belong to the reasoning."""
 
     reasoning_tokens: int
 
 
 class ResponseUsage(msgspec.Struct, frozen=True):
-    """Token counts."""
+    """The token counts of a response."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
@@ -112,14 +112,14 @@ class ResponseUsage(msgspec.Struct, frozen=True):
 
 
 class ResponseFailure(msgspec.Struct, frozen=True):
-    """Why a response failed."""
+    """The reason why a response failed."""
 
     code: str
     message: str
 
 
 class Incomplete(msgspec.Struct, frozen=True):
-    """Why a response is incomplete."""
+    """The reason why a response is incomplete."""
 
     reason: str
 
@@ -169,7 +169,7 @@ class DeletedResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InputTokenCount(msgspec.Struct, frozen=True, kw_only=True):
-    """The number of a prompt's tokens."""
+    """The number of tokens in a prompt."""
 
     object: str = "response.input_tokens"
     input_tokens: int
@@ -186,28 +186,28 @@ class ItemList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResponseCreated(msgspec.Struct, frozen=True, tag_field="type", tag="response.created"):
-    """The first event."""
+    """The first event of a response."""
 
     sequence_number: int
     response: ResponseBody
 
 
 class ResponseInProgress(msgspec.Struct, frozen=True, tag_field="type", tag="response.in_progress"):
-    """The second event."""
+    """The second event of a response."""
 
     sequence_number: int
     response: ResponseBody
 
 
 class ResponseCompleted(msgspec.Struct, frozen=True, tag_field="type", tag="response.completed"):
-    """The last event of a response that ended by itself."""
+    """The last event of a response that was not cut off."""
 
     sequence_number: int
     response: ResponseBody
 
 
 class ResponseIncomplete(msgspec.Struct, frozen=True, tag_field="type", tag="response.incomplete"):
-    """The last event of a response that `max_output_tokens` or the context ended."""
+    """The last event of a response that was cut off by `max_output_tokens` or by the context length."""
 
     sequence_number: int
     response: ResponseBody
@@ -221,7 +221,7 @@ class ResponseFailed(msgspec.Struct, frozen=True, tag_field="type", tag="respons
 
 
 class ItemAdded(msgspec.Struct, frozen=True, tag_field="type", tag="response.output_item.added"):
-    """An item begins."""
+    """The first event of an item."""
 
     sequence_number: int
     output_index: int
@@ -229,7 +229,7 @@ class ItemAdded(msgspec.Struct, frozen=True, tag_field="type", tag="response.out
 
 
 class ItemDone(msgspec.Struct, frozen=True, tag_field="type", tag="response.output_item.done"):
-    """An item is complete."""
+    """The last event of an item."""
 
     sequence_number: int
     output_index: int
@@ -237,7 +237,7 @@ class ItemDone(msgspec.Struct, frozen=True, tag_field="type", tag="response.outp
 
 
 class PartAdded(msgspec.Struct, frozen=True, tag_field="type", tag="response.content_part.added"):
-    """A part of an item begins."""
+    """The first event of a part of an item."""
 
     sequence_number: int
     item_id: str
@@ -247,7 +247,7 @@ class PartAdded(msgspec.Struct, frozen=True, tag_field="type", tag="response.con
 
 
 class PartDone(msgspec.Struct, frozen=True, tag_field="type", tag="response.content_part.done"):
-    """A part of an item is complete."""
+    """The last event of a part of an item."""
 
     sequence_number: int
     item_id: str
@@ -257,7 +257,7 @@ class PartDone(msgspec.Struct, frozen=True, tag_field="type", tag="response.cont
 
 
 class TextDelta(msgspec.Struct, frozen=True, tag_field="type", tag="response.output_text.delta"):
-    """More text."""
+    """An event with new text of the answer."""
 
     sequence_number: int
     item_id: str
@@ -268,7 +268,7 @@ class TextDelta(msgspec.Struct, frozen=True, tag_field="type", tag="response.out
 
 
 class TextDone(msgspec.Struct, frozen=True, tag_field="type", tag="response.output_text.done"):
-    """The text is complete."""
+    """The event after the last text of the answer."""
 
     sequence_number: int
     item_id: str
@@ -279,7 +279,7 @@ class TextDone(msgspec.Struct, frozen=True, tag_field="type", tag="response.outp
 
 
 class ReasoningTextDelta(msgspec.Struct, frozen=True, tag_field="type", tag="response.reasoning_text.delta"):
-    """More reasoning."""
+    """An event with new text of the reasoning."""
 
     sequence_number: int
     item_id: str
@@ -289,7 +289,7 @@ class ReasoningTextDelta(msgspec.Struct, frozen=True, tag_field="type", tag="res
 
 
 class ReasoningTextDone(msgspec.Struct, frozen=True, tag_field="type", tag="response.reasoning_text.done"):
-    """The reasoning is complete."""
+    """The event after the last text of the reasoning."""
 
     sequence_number: int
     item_id: str
@@ -299,7 +299,7 @@ class ReasoningTextDone(msgspec.Struct, frozen=True, tag_field="type", tag="resp
 
 
 class ArgumentsDelta(msgspec.Struct, frozen=True, tag_field="type", tag="response.function_call_arguments.delta"):
-    """More of the JSON text of a call's arguments."""
+    """An event with new JSON text of a call's arguments."""
 
     sequence_number: int
     item_id: str
@@ -308,7 +308,7 @@ class ArgumentsDelta(msgspec.Struct, frozen=True, tag_field="type", tag="respons
 
 
 class ArgumentsDone(msgspec.Struct, frozen=True, tag_field="type", tag="response.function_call_arguments.done"):
-    """The arguments of a call are complete."""
+    """The event after the last text of a call's arguments."""
 
     sequence_number: int
     item_id: str

@@ -1,4 +1,4 @@
-"""From requests to /v1/responses to chat requests."""
+"""Converts /v1/responses requests to chat requests."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -26,7 +26,7 @@ __all__ = ["RESPONSES_NAMES", "chat_request"]
 
 LOGPROBS: Final = "message.output_text.logprobs"
 
-#: Parts of the paths of chat fields -> the names of /v1/responses.
+#: Part of a chat field's path -> its name in /v1/responses.
 RESPONSES_NAMES: Final[Mapping[str, str]] = {
     ".function.parameters": ".parameters",
     ".function.name": ".name",
@@ -36,7 +36,7 @@ RESPONSES_NAMES: Final[Mapping[str, str]] = {
     "max_completion_tokens": "max_output_tokens",
 }
 
-#: Fields with the same name and meaning in chats.
+#: Fields that have the same name and meaning in chat requests.
 _SAME: Final = (
     "temperature",
     "top_p",
@@ -56,10 +56,10 @@ def chat_request(body: PromptFields, items: Sequence[InputItem]) -> ChatRequest:
     """Return the chat request that generates a response.
 
     Args:
-        items: the conversation: that of the previous response, and the request's own input.
+        items: the previous response's conversation, followed by the request's own input.
 
     Raises:
-        ApiError: 400, the request contains something that graftlm does not support.
+        ApiError: 400, the request uses a feature that graftlm does not support.
     """
     messages = _Conversation(body.instructions)
     for i, item in enumerate(items):
@@ -121,7 +121,7 @@ def _tool(index: int, tool: FunctionTool | OtherTool) -> dict[str, Any]:
 
 
 class _Conversation:
-    """Collects chat messages from items: reasoning, text and calls of one answer are one message."""
+    """Collects chat messages from items. The reasoning, text and calls of one answer become one message."""
 
     def __init__(self, instructions: str | None) -> None:
         self.list: list[dict[str, Any]] = []
@@ -129,7 +129,7 @@ class _Conversation:
             self.list.append({"role": "system", "content": instructions})
 
     def add(self, item: InputItem, where: str) -> None:
-        """Add an item; `where` is its place in the request."""
+        """Add an item; `where` is its path in the request, for errors."""
         match item:
             case MessageItem(role="assistant", content=content):
                 self._answer("content", "tool_calls")["content"] = _text_of(content, f"{where}.content")
@@ -148,14 +148,14 @@ class _Conversation:
                 raise ApiError(400, f"{where}: items of type {item.type!r} are not supported", param=where)
 
     def _message(self, role: str, text: str) -> None:
-        """Append a message; further system messages at the beginning become one, as many templates need it."""
+        """Append a message. System messages at the beginning are merged, because many templates allow only one."""
         if role == "system" and [message["role"] for message in self.list] == ["system"]:
             self.list[0]["content"] += f"\n\n{text}"
         else:
             self.list.append({"role": role, "content": text})
 
     def _answer(self, *absent: str) -> dict[str, Any]:
-        """Return the assistant's last message if it ends the conversation and lacks some fields, else a new one."""
+        """Return the last message if it is the assistant's and has none of the fields `absent`, else a new one."""
         last = self.list[-1] if self.list else {}
         if last.get("role") != "assistant" or any(last.get(name) for name in absent):
             last = {"role": "assistant", "content": ""}

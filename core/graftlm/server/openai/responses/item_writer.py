@@ -1,4 +1,4 @@
-"""From what is new of a chat's answer to the output items of a response, and their events."""
+"""Converts the deltas of a chat answer to the output items of a response and their events."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -68,10 +68,10 @@ _Open: TypeAlias = _OpenText | _OpenReasoning | _OpenCall
 
 
 class ItemWriter:
-    """Writes one response's items, one after the other.
+    """Writes the items of one response, one after another.
 
     Attributes:
-        items: those that are complete.
+        items: the completed items.
     """
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class ItemWriter:
         return self._next_number - 1
 
     def add(self, delta: Delta, logprobs: Sequence[ContentToken] = ()) -> Iterator[ResponseEvent]:
-        """Yield the events of what is new; has to be read to the end."""
+        """Yield the events of a delta; the caller must exhaust the iterator."""
         if delta.reasoning_content:
             yield from self._reason(delta.reasoning_content)
         if delta.content:
@@ -94,7 +94,7 @@ class ItemWriter:
             yield from self._call(part)
 
     def end(self, status: str = "completed") -> Iterator[ResponseEvent]:
-        """Yield the events that complete the open item, with a status; has to be read to the end."""
+        """Yield the events that complete the open item with `status`; the caller must exhaust the iterator."""
         item, index = self._open, len(self.items)
         match item:
             case _OpenText():

@@ -1,4 +1,4 @@
-"""The bodies of requests to /v1/responses, and the fields of graftlm."""
+"""The bodies of /v1/responses requests, including fields that only graftlm has."""
 
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
@@ -30,12 +30,12 @@ _TEXT_PARTS = {"input_text", "output_text", "text", "refusal", "reasoning_text",
 
 
 class _Item(BaseModel):
-    # Items of answers are sent back as they came, with fields that the model does not read, such as `id`.
+    # Clients send back items of answers unchanged, with fields that graftlm ignores, such as `id`.
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
 
 
 class TextPart(_Item):
-    """A piece of text."""
+    """A content part with text."""
 
     type: Literal["input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text"]
     text: Text | None = None
@@ -43,7 +43,7 @@ class TextPart(_Item):
 
 
 class OtherPart(BaseModel):
-    """A piece that is no text."""
+    """A content part that is not text."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
     type: Text
@@ -75,7 +75,7 @@ class MessageItem(_Item):
 
 
 class FunctionCall(_Item):
-    """A call in an earlier answer."""
+    """A function call in an earlier answer."""
 
     type: Literal["function_call"]
     call_id: Text
@@ -84,7 +84,7 @@ class FunctionCall(_Item):
 
 
 class CallOutput(_Item):
-    """The result of a call."""
+    """The result of a function call."""
 
     type: Literal["function_call_output"]
     call_id: Text
@@ -155,14 +155,14 @@ def _kind_of_tool(value: Any) -> str:
 
 
 class FunctionChoice(OpenAIModel):
-    """The function to be called."""
+    """A `tool_choice` that names the function to call."""
 
     type: Literal["function"]
     name: Text
 
 
 class AllowedToolsChoice(OpenAIModel):
-    """The functions that may be called; the model sees all."""
+    """A `tool_choice` that limits calls to some functions; the prompt still contains all."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
@@ -176,7 +176,7 @@ def _kind_of_choice(value: Any) -> str:
 
 
 class TextFormat(OpenAIModel):
-    """What the text of the answer has to be."""
+    """The format of the answer's text."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: Text | None = None
@@ -186,14 +186,14 @@ class TextFormat(OpenAIModel):
 
 
 class TextConfig(OpenAIModel):
-    """The text of the answer."""
+    """The settings of the answer's text."""
 
     format: TextFormat | None = None
     verbosity: Text | None = Field(default=None, description="Accepted; nothing depends on it.")
 
 
 class ReasoningConfig(OpenAIModel):
-    """How much the model reasons."""
+    """The settings of reasoning."""
 
     effort: Text | None = Field(
         default=None,
@@ -206,13 +206,13 @@ class ReasoningConfig(OpenAIModel):
 
 
 class ResponseStreamOptions(OpenAIModel):
-    """What a stream holds besides its events."""
+    """Options for streams."""
 
     include_obfuscation: bool | None = Field(default=False, description="Accepted; events are not padded.")
 
 
 class PromptFields(OpenAIModel):
-    """What responses and token counts have in common."""
+    """The fields that requests for responses and for token counts share."""
 
     model: Text | None = Field(default=None, description="The model's name; null: the one that is served.")
     input: _Input | None = Field(
@@ -258,7 +258,7 @@ class PromptFields(OpenAIModel):
 
 
 class InputTokensRequest(PromptFields):
-    """A prompt to count the tokens of."""
+    """A prompt whose tokens are counted."""
 
     known_at: ClassVar[str | None] = "/v1/responses/input_tokens"
 
@@ -301,7 +301,7 @@ class ResponsesRequest(PromptFields):
     prompt: Unsupported = None
     context_management: Unsupported = None
     moderation: Unsupported = None
-    # What OpenAI does not have.
+    # fields that OpenAI does not have
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1), WHOLE] | None = Field(
         default=None, description="Keep the k most likely tokens; -1, 0 or null keeps all."
     )

@@ -1,4 +1,4 @@
-"""/v1/responses and what belongs to it."""
+"""The routes under /v1/responses."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
@@ -48,7 +48,7 @@ _STREAM = "events, each with a name and a `sequence_number`"
 
 
 def make_router(manager: TokenizerManager) -> APIRouter:
-    """Return the routes."""
+    """Return a router with these routes."""
     router = APIRouter()
     store = make_response_store(manager.config.server.response_store)
 
@@ -127,7 +127,7 @@ async def _stored(store: ResponseStore, response_id: str) -> StoredResponse:
 
 
 async def _conversation(store: ResponseStore, body: PromptFields) -> list[dict[str, Any]]:
-    """Return the items of the previous response's conversation, its output, and the request's own input.
+    """Return the items of the previous response's conversation and output, followed by the request's own input.
 
     Raises:
         ApiError: 400, the previous response is not stored.
@@ -162,7 +162,7 @@ def _page(items: Sequence[Mapping[str, Any]], limit: int, after: str | None) -> 
 
 
 def _opened(body: ResponsesRequest, response_id: str, chat: StartedChat) -> ResponseBody:
-    """Return a response that has begun."""
+    """Return the body of a response that has begun."""
     given = body.model_dump(
         include={"reasoning", "text", "tool_choice", "tools"}, exclude_none=True, by_alias=True, mode="json"
     )
@@ -193,17 +193,17 @@ def _opened(body: ResponsesRequest, response_id: str, chat: StartedChat) -> Resp
 
 
 def _event(event: ResponseEvent) -> bytes:
-    """Return an event as it is sent, with its name."""
+    """Return an event in SSE format, with its name."""
     return b"event: %b\ndata: %b\n\n" % (str(event.__struct_config__.tag).encode(), encode(event))
 
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """One response on its way.
+    """One response that is being generated.
 
     Attributes:
-        items: the conversation before it.
-        opened: the response without output.
+        items: the conversation before the response.
+        opened: the response body without output.
     """
 
     manager: TokenizerManager
@@ -215,7 +215,7 @@ class _Answer:
     writer: ItemWriter = field(default_factory=ItemWriter)
 
     async def whole(self) -> ResponseBody:
-        """Wait for the end and return the response."""
+        """Return the response when it is complete."""
         output = await self.chat.ended()
         (completion,), (reader,) = output.completions, self.chat.readers
         parts = reader.push(completion.text) + reader.finish(completion.finish_reason, completion.matched_stop)
@@ -229,7 +229,7 @@ class _Answer:
         return await self._ended(completion.finish_reason, output.usage)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield the events; leaving early ends the request."""
+        """Yield the events; if the iterator is closed early, the request is aborted."""
         writer, (reader,) = self.writer, self.chat.readers
         reason: FinishReason | None = None
         is_started = False
@@ -261,7 +261,7 @@ class _Answer:
         return _event(ResponseFailed(self.writer.number(), response))
 
     async def _ended(self, reason: FinishReason | None, usage: Usage) -> ResponseBody:
-        """Return the response at its end, and store it."""
+        """Return the completed response, and store it."""
         changes: dict[str, Any] = {"status": "completed", "completed_at": now_s()}
         if reason is FinishReason.LENGTH:
             changes = {"status": "incomplete", "incomplete_details": Incomplete("max_output_tokens")}

@@ -1,4 +1,4 @@
-"""A SQLite table of responses, bounded in number and size."""
+"""A SQLite table of responses, with a limit on their number and total size."""
 
 import sqlite3
 import threading
@@ -24,13 +24,13 @@ _OLDEST: Final = "DELETE FROM responses WHERE number = (SELECT min(number) FROM 
 
 
 class SqliteFile:
-    """Reads and writes the table. May be used by several threads."""
+    """Reads and writes the table. Several threads may use it."""
 
     def __init__(self, path: Path, max_responses: int, max_bytes: int) -> None:
-        """Open the file, and create it if it is not there, readable for its owner alone.
+        """Open the file. A missing file is created, readable only by its owner.
 
         Raises:
-            ConfigError: it cannot be opened.
+            ConfigError: the file cannot be opened.
         """
         self._path = path
         self._max_responses = max_responses
@@ -45,13 +45,13 @@ class SqliteFile:
             raise ConfigError(f"server.response_store.path: cannot open {path}: {error}. Name another file.") from error
 
     def read(self, response_id: str) -> tuple[bytes, bytes] | None:
-        """Return the body and the items of a response; None if it is not there."""
+        """Return the body and the items of a response; None if it is not stored."""
         with self._connection() as connection:
             row = connection.execute("SELECT body, items FROM responses WHERE id = ?", (response_id,)).fetchone()
         return None if row is None else (bytes(row[0]), bytes(row[1]))
 
     def write(self, response_id: str, body: bytes, items: bytes) -> None:
-        """Store a response, and remove the oldest ones where there are too many."""
+        """Store a response, and remove the oldest ones while a limit is exceeded."""
         with self._connection() as connection:
             connection.execute(
                 "INSERT OR REPLACE INTO responses (id, body, items, num_bytes) VALUES (?, ?, ?, ?)",
@@ -61,7 +61,7 @@ class SqliteFile:
                 connection.execute(_OLDEST)
 
     def remove(self, response_id: str) -> bool:
-        """Remove a response; returns whether it was there."""
+        """Remove a response, and return whether it was stored."""
         with self._connection() as connection:
             return connection.execute("DELETE FROM responses WHERE id = ?", (response_id,)).rowcount > 0
 

@@ -1,4 +1,4 @@
-"""The responses that are kept for `previous_response_id` and for GET."""
+"""Stores of the responses that `previous_response_id` and GET requests read."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -13,7 +13,7 @@ __all__ = ["MemoryResponseStore", "ResponseStore", "SqliteResponseStore", "Store
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A response and what led to it.
+    """A response with the conversation before it.
 
     Attributes:
         body: the response, as JSON.
@@ -26,12 +26,12 @@ class StoredResponse:
 
     @property
     def num_bytes(self) -> int:
-        """The size, as the store counts it."""
+        """The number of bytes that count towards the store's limit."""
         return len(self.body) + len(self.items)
 
 
 class ResponseStore(ABC):
-    """Keeps responses by id, up to a number and a size; the oldest are removed."""
+    """Stores responses by id, up to a number and a total size. The oldest are removed first."""
 
     @abstractmethod
     async def get(self, response_id: str) -> StoredResponse | None:
@@ -39,15 +39,15 @@ class ResponseStore(ABC):
 
     @abstractmethod
     async def put(self, response: StoredResponse) -> None:
-        """Store a response. One that is larger than the whole store is not kept."""
+        """Store a response. A response that is larger than the size limit of the store is not stored."""
 
     @abstractmethod
     async def delete(self, response_id: str) -> bool:
-        """Remove a response; returns whether it was stored."""
+        """Remove a response, and return whether it was stored."""
 
 
 class MemoryResponseStore(ResponseStore):
-    """Keeps responses in memory."""
+    """Stores responses in memory."""
 
     def __init__(self, max_responses: int, max_bytes: int) -> None:
         self._max_responses = max_responses
@@ -60,7 +60,7 @@ class MemoryResponseStore(ResponseStore):
         return self._responses.get(response_id)
 
     async def put(self, response: StoredResponse) -> None:
-        """Store a response, and remove the oldest ones where there are too many."""
+        """Store a response, and remove the oldest ones while a limit is exceeded."""
         await self.delete(response.id)
         self._responses[response.id] = response
         self._num_bytes += response.num_bytes
@@ -68,7 +68,7 @@ class MemoryResponseStore(ResponseStore):
             await self.delete(next(iter(self._responses)))
 
     async def delete(self, response_id: str) -> bool:
-        """Remove a response; returns whether it was stored."""
+        """Remove a response, and return whether it was stored."""
         removed = self._responses.pop(response_id, None)
         if removed is None:
             return False
@@ -77,13 +77,13 @@ class MemoryResponseStore(ResponseStore):
 
 
 class SqliteResponseStore(ResponseStore):
-    """Keeps responses in a SQLite database, in threads beside the event loop."""
+    """Stores responses in a SQLite database, which worker threads read and write."""
 
     def __init__(self, path: Path, max_responses: int, max_bytes: int) -> None:
-        """Open the database, and create it if it is not there.
+        """Open the database, and create it if it does not exist.
 
         Raises:
-            ConfigError: it cannot be opened.
+            ConfigError: the database cannot be opened.
         """
         self._file = SqliteFile(path, max_responses, max_bytes)
 
@@ -93,16 +93,16 @@ class SqliteResponseStore(ResponseStore):
         return None if row is None else StoredResponse(response_id, *row)
 
     async def put(self, response: StoredResponse) -> None:
-        """Store a response, and remove the oldest ones where there are too many."""
+        """Store a response, and remove the oldest ones while a limit is exceeded."""
         await asyncio.to_thread(self._file.write, response.id, response.body, response.items)
 
     async def delete(self, response_id: str) -> bool:
-        """Remove a response; returns whether it was stored."""
+        """Remove a response, and return whether it was stored."""
         return await asyncio.to_thread(self._file.remove, response_id)
 
 
 def make_response_store(settings: ResponseStoreSettings) -> ResponseStore:
-    """Return the store of a configuration.
+    """Return the store that the settings describe.
 
     Raises:
         ConfigError: the database cannot be opened.
