@@ -1,4 +1,4 @@
-"""The HTTP application: its routes, and the middleware that every request passes first."""
+"""The HTTP application with its routes and middleware."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -26,7 +26,7 @@ OPEN_PATHS: Final = _HEALTH_PATHS | PAGE_PATHS
 #: Paths whose GET has an effect, as SGLang's clients expect.
 _CHANGING_GETS: Final = frozenset({"/flush_cache", "/start_profile", "/stop_profile"})
 
-#: A form around an uploaded file takes no more.
+#: Maximum number of bytes that the form around an uploaded file adds.
 _FORM_BYTES: Final = 1 << 16
 
 _TAGS: Final = [
@@ -52,8 +52,8 @@ def create_app(
 
     Args:
         manager: receives the requests of all routes.
-        api: the routes of OpenAI's API; None: new ones.
-        extra_routers: further routes, behind the same middleware.
+        api: the routes of OpenAI's API; None to create them.
+        extra_routers: further routes with the same middleware.
     """
     app = FastAPI(
         title="graftlm",
@@ -63,7 +63,7 @@ def create_app(
         responses={"4XX": {"model": ErrorBody, "description": "The request is refused; the body says why."}},
         dependencies=_documented_keys(manager.config),
         middleware=_middleware(manager.config),
-        # FastAPI's documentation pages would load scripts of another host into a page that may call this server.
+        # Disabled, because FastAPI's documentation pages load scripts from another host, which could call this server.
         docs_url=None,
         redoc_url=None,
     )
@@ -75,7 +75,7 @@ def create_app(
 
 
 def create_local_app(api: APIRouter) -> FastAPI:
-    """Return an application of some routes for calls within this process: it checks no keys, hosts or origins."""
+    """Return an application with these routes for calls within this process. It checks no keys, hosts or origins."""
     app = FastAPI(openapi_url=None)
     install_error_handlers(app)
     app.include_router(api)
@@ -85,7 +85,7 @@ def create_local_app(api: APIRouter) -> FastAPI:
 def _documented_keys(config: EngineConfig) -> list[Any]:
     """Return the dependencies that put the API keys into the OpenAPI document.
 
-    They check nothing: `ApiKeyAuth` checks the keys before a request reaches a route.
+    The dependencies check nothing, because `ApiKeyAuth` checks the keys before a request reaches a route.
     """
     if config.server.api_key is None and config.server.admin_api_key is None:
         return []

@@ -1,4 +1,4 @@
-"""The open HTTP connections: limits on their number, and on the time that each may wait for its client."""
+"""Limits on the number of open HTTP connections, and on the time that each may wait for its client."""
 
 import asyncio
 import time
@@ -9,12 +9,12 @@ from typing import Final, Protocol
 
 __all__ = ["Connection", "ConnectionLimits", "ConnectionTable", "Phase"]
 
-#: Beyond `stall_timeout_s`, a body must arrive at this average rate or faster.
+#: Minimum average rate at which a body must arrive after `stall_timeout_s`.
 _MIN_BODY_BYTES_PER_S: Final = 1024
 
 
 class Phase(Enum):
-    """What a connection waits for."""
+    """The state of a connection: what it waits for."""
 
     IDLE = "the first byte of another request"
     HEAD = "the end of a request's header fields"
@@ -24,14 +24,14 @@ class Phase(Enum):
     CLOSING = "a client that has yet to read the end of its last answer"
 
 
-#: Phases in which the server waits until the client reads.
+#: Phases in which the server waits for the client to read.
 _UNREAD: Final = (Phase.STALLED, Phase.CLOSING)
 #: Connections in these phases may be closed for a new one. The phases are tried in this order, oldest connection first.
 _EVICTABLE: Final = (Phase.CLOSING, Phase.BODY, Phase.STALLED)
 
 
 class Connection(Protocol):
-    """A connection as the table uses it."""
+    """The part of a connection that the table uses."""
 
     @property
     def body_bytes(self) -> int:
@@ -49,7 +49,7 @@ class Connection(Protocol):
         """End a connection that was in a phase for too long."""
 
     def abort(self) -> None:
-        """Close the connection at once, and send no more bytes."""
+        """Close the connection immediately, and send no more bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +57,13 @@ class ConnectionLimits:
     """Limits on the connections, bytes and seconds that clients may use.
 
     Attributes:
-        max_connections: connections that may be open at the same time.
-        max_header_bytes: a limit for each of these: the request line with all header fields, the trailer fields, the
-            extensions of one chunk.
-        header_timeout_s: seconds until the header fields are complete. They count from the opening of the connection,
-            or from the first byte of a later request.
-        stall_timeout_s: seconds that a body may take, plus one second for each KiB of it that has arrived. Also the
-            seconds that a client may let pass without reading any of its answer.
+        max_connections: maximum number of connections that are open at the same time.
+        max_header_bytes: maximum number of bytes in the request line with all header fields. The same limit applies
+            to the trailer fields, and to the extensions of one chunk.
+        header_timeout_s: maximum number of seconds until the header fields are complete, counted from the opening of
+            the connection or from the first byte of a later request.
+        stall_timeout_s: maximum number of seconds that a body may take. Each KiB that has arrived adds one second. Also
+            the maximum number of seconds in which a client reads nothing of its answer.
     """
 
     max_connections: int = 1024
@@ -73,7 +73,7 @@ class ConnectionLimits:
 
 
 class ConnectionTable:
-    """Records the phase of every connection, closes one when a new one needs its place, and ends those that are late.
+    """Records the phase of every connection, ends late connections, and closes one if the table is full.
 
     All methods are called in the event loop's thread.
 
@@ -85,9 +85,9 @@ class ConnectionTable:
         self.limits = limits
         self._clock = clock
         self._phases: dict[Connection, Phase] = {}
-        # By phase: connection -> time at which it entered the phase; the oldest comes first.
+        # phase -> {connection: time at which it entered the phase}, the oldest first
         self._since: dict[Phase, dict[Connection, float]] = {phase: {} for phase in Phase}
-        # Connection in STALLED or CLOSING -> its `unsent_bytes` when it entered the phase, or at the last sweep.
+        # connection in STALLED or CLOSING -> its `unsent_bytes` at the last sweep, or when it entered the phase
         self._unsent: dict[Connection, int] = {}
 
     def __len__(self) -> int:
@@ -96,11 +96,11 @@ class ConnectionTable:
     def admit(self, connection: Connection) -> bool:
         """Add a new connection, which waits for the header fields of a request (HEAD).
 
-        Effects: if the table is full, it aborts another connection to make room. This is the oldest one in IDLE or
-        HEAD. If there is none, it is the oldest one in CLOSING, else in BODY, else in STALLED.
+        Effects: if the table is full, another connection is aborted: the oldest one in IDLE or HEAD. If there is none,
+            it is the oldest one in CLOSING, else in BODY, else in STALLED.
 
-        Returns: False if the table is full and the server works for all connections in it (ANSWER). The new connection
-            is then not added.
+        Returns: whether the connection was added. It is not added if the table is full and all connections are in
+            ANSWER.
         """
         if len(self._phases) >= self.limits.max_connections:
             evicted = self._to_evict()
@@ -112,7 +112,7 @@ class ConnectionTable:
         return True
 
     def move(self, connection: Connection, phase: Phase) -> None:
-        """Record the phase of a connection. If the phase is unchanged, its time continues to count."""
+        """Record the phase of a connection. If the phase is unchanged, the time limit is not restarted."""
         before = self._phases.get(connection)
         if before is None or before is phase:
             return
@@ -126,11 +126,11 @@ class ConnectionTable:
             self._leave(connection, phase)
 
     def sweep(self) -> None:
-        """End the connections whose time limit is over."""
+        """End the connections that exceed their time limit."""
         now_s, limits = self._clock(), self.limits
         for connection, since_s in list(self._since[Phase.HEAD].items()):
             if now_s - since_s < limits.header_timeout_s:
-                break  # the others are younger
+                break  # the rest is younger
             connection.expire(Phase.HEAD)
         for connection, since_s in list(self._since[Phase.BODY].items()):
             if connection.is_read_paused:

@@ -66,7 +66,7 @@ _CODES: Final[Mapping[type[Exception], str]] = {
     UnsupportedFeatureError: "unsupported",
 }
 
-#: The first class that the error is an instance of gives the status.
+#: (class, status). The first class of which the error is an instance determines the status.
 _STATUSES: Final[tuple[tuple[type[Exception], int], ...]] = (
     (QueueFullError, 429),
     (AdapterNotFoundError, 404),
@@ -80,12 +80,12 @@ _STATUSES: Final[tuple[tuple[type[Exception], int], ...]] = (
 
 
 class ApiError(RequestError):
-    """Refuses a request with an HTTP status and details that no other exception has.
+    """An error that refuses a request with an HTTP status and details.
 
     Attributes:
         status: the HTTP status.
-        param: the name of the wrong field; None if the error concerns no field.
-        code: a short name of the error, for programs; None if it has none.
+        param: name of the wrong field; None if the error does not concern a field.
+        code: short name of the error, for programs; None if it has none.
     """
 
     def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
@@ -109,7 +109,7 @@ class ErrorBody(BaseModel):
     error: ErrorDetail
 
 
-#: Parts of a validation error's location that name the branch of a union. The client's request does not contain them.
+#: Parts of a validation error's location that name a member of a union. The client's request does not contain them.
 _BRANCHES: Final = frozenset(
     {"one", "many", "one_of_ids", "many_of_ids", "as_text", "as_object", "as_flag", "as_other", "[key]"}
 )
@@ -130,10 +130,10 @@ _VALIDATION_CODES: Final[Mapping[str, str]] = {
     UNKNOWN_FIELD: "unknown_parameter",
 }
 
-#: The answer contains names of fields that the client chose. Longer ones are cut to this many characters.
+#: Maximum number of characters of a field's name in an answer, because the client may have chosen the name.
 _MAX_PARAM_LEN: Final = 256
 
-#: Messages quote what the client sent. The middle of longer messages is left out.
+#: Maximum number of characters of a message, because messages quote the request. The middle is left out.
 _MAX_MESSAGE_LEN: Final = 2000
 
 _DESCRIPTIONS: Final = {
@@ -168,13 +168,13 @@ def code_of(error: BaseException) -> str | None:
 
 
 def message_of(error: BaseException) -> str:
-    """Return what a client may read of an error: nothing of errors inside the server."""
+    """Return the message of an error for clients. Errors inside the server are not described."""
     is_told = isinstance(error, GraftlmError) and (status_of(error) != 500 or isinstance(error, RequestFailedError))
     return str(error) if is_told else "the server failed to handle the request"
 
 
 def error_json(error: BaseException) -> bytes:
-    """Return an error's JSON body, for an answer or for an event of a stream that has begun."""
+    """Return an error's JSON body, for an answer or for an event of a stream."""
     status = status_of(error)
     param = error.param if isinstance(error, RequestError) else None
     return _body(status, message_of(error), param, code_of(error))
@@ -200,7 +200,7 @@ def grammar_of(param: str | None) -> Iterator[None]:
         param: the field's name.
 
     Raises:
-        ApiError: status 400; replaces a GrammarError that the block raises.
+        ApiError: 400, replaces a GrammarError that the block raises.
     """
     try:
         yield
@@ -230,7 +230,7 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
 
 
 async def _answer_invalid(request: Request, error: Exception) -> Response:
-    """Return an answer that names the first wrong field only, since users correct one field at a time."""
+    """Return an answer that names only the first wrong field, since users correct one field at a time."""
     if not isinstance(error, RequestValidationError):
         raise error
     first = error.errors()[0]
@@ -257,11 +257,11 @@ async def _answer_invalid(request: Request, error: Exception) -> Response:
 
 
 def _name_of_field(place: Sequence[int | str], is_unknown: bool) -> str | None:
-    """Return a field's dotted path, without the names of union branches; None for the body as a whole.
+    """Return a field's dotted path, without the names of union members; None for the body as a whole.
 
     Args:
         place: the location in the validation error; its first part is "body", "query" or "path".
-        is_unknown: whether the last part is a name that the client chose, which is kept in any case.
+        is_unknown: whether the last part is a name that the client chose; such a name is never removed.
     """
     inner, last = place[1:-1], place[1:][-1:]
     path = [part for part in inner if part not in _BRANCHES]
@@ -276,10 +276,10 @@ def _body(status: int, message: str, param: str | None = None, code: str | None 
 
 
 def shortened(message: str, max_len: int = _MAX_MESSAGE_LEN) -> str:
-    """Return a message of about `max_len` characters at most. The middle is left out, since the ends say what is wrong.
+    """Return a message with about `max_len` characters. The middle is left out, since the ends describe the error.
 
     Args:
-        max_len: characters to keep; the note about the omission adds to them.
+        max_len: number of characters to keep, without the note about the omission.
     """
     if len(message) <= max_len:
         return message

@@ -1,4 +1,4 @@
-"""HTTP/1.1 on one connection: uvicorn's protocol with bounds on what a client may send before it gets an answer."""
+"""uvicorn's HTTP/1.1 protocol with limits on the bytes that a client may send before it gets an answer."""
 
 import asyncio
 import contextlib
@@ -19,32 +19,33 @@ __all__ = ["TARGET_AUTHORITY", "HttpProtocol"]
 #: Key in a request's `scope["state"]`: host and port of a target in absolute form, `GET http://host:port/path`.
 TARGET_AUTHORITY: Final = "target_authority"
 
-#: The parser gets at most this many bytes at a time. After each piece, the protocol checks for pipelined requests.
+#: Maximum number of bytes per call of the parser. After each piece, the protocol checks for pipelined requests.
 _PIECE_BYTES: Final = 8192
 _MAX_HEADER_FIELDS: Final = 256
-#: Raw bytes that are kept behind a pipelined request. One read from the socket brings fewer.
+#: Maximum number of raw bytes that are kept while a pipelined request waits. Beyond it, the connection is aborted. One
+#: read from the socket returns fewer bytes than this.
 _MAX_HELD_BYTES: Final = 2**20
 
-#: The system accepts this many bytes of an answer before it has sent them. By default it accepts up to 4 MiB, and then
-#: nothing until the client has read a third of them. A slow client would show no progress for `stall_timeout_s`.
+#: Maximum number of unsent bytes of an answer that the system buffers. By default it buffers up to 4 MiB, and then
+#: accepts nothing until the client has read a third. A slow client would show no progress for `stall_timeout_s`.
 _MAX_NOT_SENT_BYTES: Final = 2**17
 
 _ABSOLUTE_FORM: Final = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """Bounds header fields, trailer fields, chunk extensions and pipelined requests; keeps the table up to date.
+    """Limits header fields, trailer fields, chunk extensions and pipelined requests, and updates the connection table.
 
     The parser and uvicorn keep header fields, trailer fields and the target in memory until these are complete.
-    `_num_metadata_bytes` counts their bytes. It is reset to 0 when a head or a request is complete, and by each part of
-    a body. A request with more than `max_header_bytes` of them is refused:
+    `_num_metadata_bytes` counts these bytes. The count is reset to 0 when a head or a request is complete, and by each
+    part of a body. A request is refused if the count exceeds `max_header_bytes`:
 
         GET / HTTP/1.1 CRLF Host: ... CRLF CRLF | 5;extension CRLF hello CRLF | 0 CRLF trailer: ... CRLF CRLF
         |------------- metadata --------------|   |-- metadata -|               |-------- metadata --------|
 
     A request to upgrade to another protocol is served as if it had no `Upgrade` field (RFC 9110, section 7.8). After
-    such a field, the parser would read the request's body as the next request. Therefore it gets the head a second
-    time, without the field.
+    such a field, the parser would read the request's body as the next request. Therefore the parser gets the head a
+    second time, without the field.
     """
 
     def __init__(
@@ -62,9 +63,9 @@ class HttpProtocol(HttpToolsProtocol):
         self._num_metadata_bytes = 0
         self._in_head = False
         self._in_body = False
-        self._held = bytearray()  # raw bytes behind a pipelined request
+        self._held = bytearray()  # raw bytes that arrived after a pipelined request
         self._refusal: tuple[int, str] | None = None
-        self._repeated_head: bytes | None = None  # head without `Upgrade`; the parser gets it after its pause
+        self._repeated_head: bytes | None = None  # head without `Upgrade`; the parser gets this head after its pause
         self.body_bytes = 0
 
     # -- called by the connection table --------------------------------------------------------------------------------
@@ -89,7 +90,7 @@ class HttpProtocol(HttpToolsProtocol):
             self.abort()
 
     def abort(self) -> None:
-        """Close the connection at once, and send no more bytes."""
+        """Close the connection immediately, and send no more bytes."""
         self.transport.abort()
 
     # -- called by asyncio ---------------------------------------------------------------------------------------------
@@ -108,7 +109,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse bytes, or keep them for later while a pipelined request waits."""
+        """Parse bytes, or store them while a pipelined request waits."""
         if self.transport.is_closing():
             return
         if self.pipeline or self._held:
@@ -128,7 +129,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._note_phase()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close a connection on which no further request came in time."""
+        """Close a connection on which no further request arrived in time."""
         super().timeout_keep_alive_handler()
         self._note_phase()
 
@@ -140,7 +141,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Store a header field. Trailer fields are dropped: the application already has the request's header fields."""
+        """Store a header field. Trailer fields are dropped, because the application already has the header fields."""
         if not self._in_head:
             return
         if len(self.headers) >= _MAX_HEADER_FIELDS:
@@ -149,7 +150,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Start the application for the request, unless the parser is to get the head a second time."""
+        """Start the application for the request, unless the head must be parsed a second time."""
         if self.parser.should_upgrade():
             if self.parser.get_method() == b"CONNECT":
                 self._refusal = (400, "CONNECT is a request to a proxy, and this server is not a proxy")
@@ -165,7 +166,7 @@ class HttpProtocol(HttpToolsProtocol):
             state: dict[str, Any] = self.scope["state"]
             state[TARGET_AUTHORITY] = match[1].decode("latin-1") if match else ""
             if match and not self.url.startswith(b"/", match.end()):
-                self.url = b"%b/%b" % (match[0], self.url[match.end() :])  # adds the path "/", which may be omitted
+                self.url = b"%b/%b" % (match[0], self.url[match.end() :])  # add the path "/", which clients may omit
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -175,14 +176,14 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """End the request, unless its head has to be parsed a second time."""
+        """End the request, unless the head must be parsed a second time."""
         if self._repeated_head is not None:
             return
         self._num_metadata_bytes, self._in_body = 0, False
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Begin the next request of the pipeline. If there is none, parse the bytes that were kept."""
+        """Begin the next request of the pipeline. If there is none, parse the stored bytes."""
         super().on_response_complete()
         if not self.transport.is_closing():
             held, self._held = self._held, bytearray()
@@ -195,14 +196,14 @@ class HttpProtocol(HttpToolsProtocol):
     # -- refusals ------------------------------------------------------------------------------------------------------
 
     def send_400_response(self, msg: str) -> None:
-        """Answer a request that the parser or one of the bounds refused. uvicorn calls this method."""
+        """Answer a request that the parser or one of the limits refused. uvicorn calls this method."""
         status, message = self._refusal or (400, msg)
         self._refuse(status, message)
 
     def _refuse(self, status: int, message: str) -> None:
         """Send an error answer and close the connection.
 
-        No answer is sent where the client would assign it to another request; the connection is only closed.
+        If the client would assign the answer to another request, the connection is closed without an answer.
         """
         self._unset_keepalive_if_required()
         if self._in_body and not self.cycle.response_started and not self.pipeline:
@@ -220,7 +221,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._close()
 
     def _close(self) -> None:
-        """Close the connection after the client has read what is written."""
+        """Close the connection after the client has read all bytes that were written."""
         self.transport.close()
         self._table.move(self, Phase.CLOSING)
 
@@ -231,7 +232,7 @@ class HttpProtocol(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _parse(self, data: bytes | bytearray) -> None:
-        """Feed the parser until a request has to wait for the answer to an earlier one."""
+        """Pass bytes to the parser until a request has to wait for the answer to an earlier one."""
         rest = memoryview(bytes(data))
         while rest and not self.transport.is_closing():
             if self.pipeline:
@@ -246,7 +247,7 @@ class HttpProtocol(HttpToolsProtocol):
                 self._refuse(431, f"header fields are larger than server.max_header_bytes, {limit} bytes")
 
     def _feed(self, data: bytes) -> None:
-        """Feed the parser all of `data`, or the part before an error."""
+        """Pass all of `data` to the parser, or the part before an error."""
         self._unset_keepalive_if_required()
         try:
             while data:
@@ -262,13 +263,13 @@ class HttpProtocol(HttpToolsProtocol):
             self.send_400_response(message)
 
     def _head_without_upgrade(self) -> bytes:
-        """Return the head that was just parsed, without `Upgrade`; it is shorter than the original."""
+        """Return the last parsed head without `Upgrade`. It is shorter than the original."""
         line = b"%b %b HTTP/%b\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
         fields = (b"%b:%b\r\n" % field for field in self.headers if field[0] != b"upgrade")
         return line + b"".join(fields) + b"\r\n"
 
     def _hold(self, data: bytes | bytearray | memoryview) -> None:
-        """Keep bytes for later, and pause reading until then."""
+        """Store bytes for later, and pause reading until then."""
         self._held += data
         self.flow.pause_reading()
         if len(self._held) > _MAX_HELD_BYTES:
@@ -289,7 +290,7 @@ class HttpProtocol(HttpToolsProtocol):
 
 
 def _limit_not_sent(transport: asyncio.Transport) -> None:
-    """Limit the bytes of an answer that the system accepts before it has sent them, where it has such an option."""
+    """Limit the number of unsent bytes of an answer that the system buffers, if the system has such an option."""
     option: int | None = getattr(socket, "TCP_NOTSENT_LOWAT", None)
     connection = transport.get_extra_info("socket")
     if option is not None and connection is not None:

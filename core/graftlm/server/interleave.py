@@ -10,13 +10,13 @@ T = TypeVar("T")
 
 
 async def interleave(streams: Sequence[AsyncIterator[T]]) -> AsyncIterator[tuple[int, T]]:
-    """Yield (index of the stream, its item) in the order in which the items arrive.
+    """Yield (index of the stream, item) in the order in which the items arrive.
 
-    The next item of a stream is requested only after its previous one was consumed. So a stream that joins its pending
-    items gives a slow reader fewer and larger ones.
+    The next item of a stream is requested only after the caller has consumed the previous one. A stream that joins its
+    pending items therefore yields fewer and larger items to a slow reader.
 
     Raises:
-        Exception: the first one that a stream raises; it ends all streams.
+        Exception: the first exception of a stream; it ends all streams.
     """
     if len(streams) == 1:
         async for item in streams[0]:
@@ -39,7 +39,7 @@ async def interleave(streams: Sequence[AsyncIterator[T]]) -> AsyncIterator[tuple
 
 
 async def _next(stream: AsyncIterator[T]) -> tuple[T, ...]:
-    """Return a tuple of the next item; an empty one at the end of the stream."""
+    """Return a tuple with the next item; an empty tuple at the end of the stream."""
     async for item in stream:
         return (item,)
     return ()

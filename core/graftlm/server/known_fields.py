@@ -1,9 +1,9 @@
 """Fields of other servers' requests, which clients send with their default values.
 
 `known_fields.json` lists the fields: path of the endpoint -> server or client -> field -> default. A "#" in a path
-starts the name of a field of the body; the listed fields are those of the object in it. A field that graftlm does not
-have is accepted if it has its default value, or null, false, "", [] or {}. Such a value requests nothing. The same
-holds for fields of graftlm that name something, such as an adapter.
+starts the name of a field of the body; the listed fields belong to the object in this field. A field that graftlm does
+not have is accepted if it has its default value, or null, false, "", [] or {}. Such a value requests nothing. The same
+rule applies to fields of graftlm that name something, such as an adapter.
 """
 
 import json
@@ -21,7 +21,7 @@ __all__ = ["KnownField", "is_empty", "known_fields", "without_defaults", "withou
 
 _FILE = Path(__file__).with_name("known_fields.json")
 
-#: Fields of requests that name something or list names: empty, they request nothing.
+#: Fields of requests that contain names. They request nothing if they are empty.
 _NAMING: Final = frozenset(
     {
         "cache_salt",
@@ -62,7 +62,7 @@ _NAMING: Final = frozenset(
     }
 )
 
-#: Schemas: {} admits any JSON, and false admits none.
+#: Fields with a JSON schema. The schema {} allows any JSON, and false allows none.
 _SCHEMAS: Final = frozenset({"guided_json", "json_schema"})
 
 
@@ -71,9 +71,9 @@ class KnownField:
     """A field of other servers.
 
     Attributes:
-        servers: the servers that have the field at this endpoint, with their versions; empty if they have it at other
-            endpoints only.
-        defaults: its default value in each of these servers, as JSON values.
+        servers: the servers that have the field at this endpoint, with their versions; empty if they have the field
+            only at other endpoints.
+        defaults: the default value of the field in each of these servers, as JSON values.
     """
 
     servers: tuple[str, ...]
@@ -86,10 +86,10 @@ class KnownField:
 
 @cache
 def known_fields(path: str) -> Mapping[str, KnownField]:
-    """Return other servers' fields by name.
+    """Return the fields of other servers by name.
 
     Args:
-        path: path of an endpoint. A field that is known at other endpoints only has neither servers nor defaults.
+        path: path of an endpoint. A field that is known only at other endpoints has neither servers nor defaults.
     """
     table: dict[str, dict[str, dict[str, Any]]] = json.loads(_FILE.read_text(encoding="utf-8"))
     fields: dict[str, KnownField] = {}
@@ -109,10 +109,10 @@ def without_defaults(body: Mapping[str, Any], own: Collection[str], path: str) -
     Args:
         body: the request, or an object in it.
         own: the names of the fields that graftlm has.
-        path: as in `known_fields`.
+        path: path for `known_fields`.
 
     Raises:
-        PydanticCustomError: of type FOREIGN_FIELD; a field that other servers have at this endpoint does not have its
+        PydanticCustomError: of type FOREIGN_FIELD; a field that other servers have at this endpoint is not set to its
             default value.
     """
     foreign = [name for name in body if name not in own]
@@ -128,7 +128,7 @@ def without_defaults(body: Mapping[str, Any], own: Collection[str], path: str) -
 
 
 def without_empty(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a request's fields without those that name something and are "", [], {} or false.
+    """Return a request's fields without the ones that contain names and are "", [], {} or false.
 
     A JSON schema may be {} or false.
     """
@@ -146,5 +146,5 @@ def is_empty(value: Any) -> bool:
 
 
 def _is_equal(value: Any, default: Any) -> bool:
-    """Return whether two JSON values are equal; 1 and true are not."""
+    """Return whether two JSON values are equal. 1 and true are not equal."""
     return isinstance(value, bool) == isinstance(default, bool) and bool(value == default)

@@ -1,4 +1,4 @@
-"""The server's metrics: times that clients experience, and counters that the replicas report."""
+"""The server's metrics: latencies of requests, and counters that the replicas report."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -78,9 +78,8 @@ _STORAGE_EVENTS: Final[tuple[tuple[str, Callable[[TierStats], int]], ...]] = (
 class ServerMetrics:
     """Every metric of a server, in one registry of the main process.
 
-    The other processes report to the main process. So the processes share no counters, and nothing is counted twice.
-    The counters of a replica have its name as a label. A replica that was restarted counts from 0, which Prometheus
-    expects.
+    The other processes report to the main process, so the processes share no counters and nothing is counted twice. The
+    counters of a replica have its name as a label. A restarted replica counts from 0, as Prometheus expects.
     """
 
     def __init__(self) -> None:
@@ -100,7 +99,7 @@ class ServerMetrics:
         )
 
     def watch(self, replicas: ReplicaSet) -> None:
-        """Report on these replicas from now on."""
+        """Include the reports of these replicas from now on."""
         self.registry.register(_ReplicaCollector(replicas.replicas))
 
     def first_token(self, seconds: float) -> None:
@@ -131,7 +130,7 @@ class ServerMetrics:
             self._queue.observe(output.timings.queue_s)
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
-        """Return all metrics in the format that an Accept header asks for, and their content type."""
+        """Return all metrics in the format that an Accept header requests, and their content type."""
         if "application/openmetrics-text" in accept:
             body: bytes = openmetrics.generate_latest(self.registry)  # type: ignore[no-untyped-call]
             return body, openmetrics.CONTENT_TYPE_LATEST
@@ -148,7 +147,7 @@ class _ReplicaCollector(Collector):
         self._replicas = replicas
 
     def collect(self) -> Iterable[Metric]:
-        """Yield one family for each metric, with a sample for each replica that has reported."""
+        """Yield one family per metric, with a sample for each replica that has reported."""
         up = GaugeMetricFamily("graftlm_replica_up", "1 if a replica accepts requests, else 0.", labels=["replica"])
         for replica in self._replicas:
             up.add_metric([replica.name], float(replica.ready))
@@ -190,7 +189,7 @@ def _caches(reports: dict[str, EngineStats]) -> Iterator[Metric]:
 
 
 def _drafts(reports: dict[str, EngineStats]) -> Iterator[Metric]:
-    """Yield what speculation reports, by drafter."""
+    """Yield the metrics of speculation, by drafter."""
     drafts = {(name, drafter): counts for name, s in reports.items() for drafter, counts in s.drafts.items()}
     if not drafts:
         return

@@ -1,4 +1,4 @@
-"""Whether the context has room for the output that a request asks for."""
+"""The check that a request's output limit fits into the context."""
 
 from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.server.errors import ApiError
@@ -10,9 +10,9 @@ def check_output_room(manager: TokenizerManager, prompt_len: int, max_tokens: in
     """Refuse an output limit that exceeds the context, unless `server.clip_max_tokens` is set.
 
     Args:
-        prompt_len: tokens of the prompt.
-        max_tokens: as the client wrote it; None: no limit, or the field's default, which the context cuts.
-        param: the client's field.
+        prompt_len: number of tokens in the prompt.
+        max_tokens: the client's limit; None if the client set none or the default, which the context may reduce.
+        param: name of the client's field.
 
     Raises:
         ApiError: 400, prompt and output together exceed the context.

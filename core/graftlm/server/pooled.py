@@ -1,4 +1,4 @@
-"""Requests for vectors: prompts of embedding, scoring and classification, each answered with one vector."""
+"""Requests for embedding, scoring and classification, which return one vector per prompt."""
 
 import asyncio
 from collections.abc import Sequence
@@ -32,8 +32,8 @@ async def prepare_pooled(
 
     Args:
         options: options of every prompt, with `pooling` set.
-        request_ids: one for each prompt; None: the server creates it.
-        keep_last: as of `RequestPreparer.prepare`.
+        request_ids: one id per prompt; None for an id that the server creates.
+        keep_last: passed to `RequestPreparer.prepare`.
 
     Raises:
         RequestError: a prompt or an option is not valid.
@@ -47,10 +47,10 @@ async def prepare_pooled(
 
 
 async def pooled_vectors(manager: TokenizerManager, prepared: Sequence[PreparedRequest]) -> list[NDArray[np.float32]]:
-    """Return a vector, float32 [n], for each prompt. If one prompt fails, the others are aborted.
+    """Return one vector, float32 [n], per prompt. If one prompt fails, the remaining ones are aborted.
 
-    Clients send thousands of texts in one call. Only some of them are in the queue at a time, which leaves room for
-    other clients.
+    Clients may send thousands of texts in one call. Only some of them are queued at a time, so that other clients are
+    not delayed.
 
     Raises:
         GraftlmError: the error of the first prompt that failed.

@@ -1,4 +1,4 @@
-"""`graftlm serve`: starts the processes and the HTTP server in front of them, and stops them together."""
+"""Implements `graftlm serve`: starts and stops the processes and the HTTP server."""
 
 import asyncio
 import contextlib
@@ -40,9 +40,9 @@ __all__ = ["dry_run", "serve"]
 
 logger = logging.getLogger(__name__)
 
-#: Time that clients have, after the last request has ended, to read the rest of their answers.
+#: Seconds that clients have to read the rest of their answers after the last request has ended.
 _LAST_BYTES_S = 5.0
-#: Time for which /health reports the death of a process before the server exits, so that a load balancer notices.
+#: Seconds for which /health reports the death of a process before the server exits, so that a load balancer notices.
 _REPORT_DEATH_S = 5.0
 
 
@@ -52,18 +52,18 @@ def serve(
     plugins: Sequence[object] = (),
     on_ready: Callable[[str], None] = lambda url: None,
 ) -> int:
-    """Run the server until SIGTERM or SIGINT. A second signal stops it at once.
+    """Run the server until SIGTERM or SIGINT. A second signal stops it immediately.
 
     Args:
         config: the configuration.
-        plugins: modules with hooks, or their import names, in addition to the installed plugins. Every process
-            imports them, so objects other than modules are not accepted.
+        plugins: modules with hooks, or their import names, in addition to the installed plugins. Other objects are
+            not accepted, because every process imports the plugins.
         on_ready: called with the server's URL when it accepts requests.
 
     Returns: the exit status: 0, or 1 if a process died and was not restarted.
 
     Raises:
-        GraftlmError: the configuration, a plugin or the checkpoint is wrong. The server then does not listen.
+        GraftlmError: the configuration, a plugin or the checkpoint is invalid. The server has not begun to listen.
     """
     if sys.platform == "win32":
         raise ConfigError(
@@ -76,18 +76,18 @@ def serve(
     findings = check(config, registry)
     for warning in findings.warnings:
         logger.warning("%s", warning)
-    # Without this check, another process would find these errors later, and not name the line of the configuration.
+    # Without this check, another process would find these errors later, without the line of the configuration.
     errors = findings.errors + check_files(config)
     if errors:
         raise ConfigError("\n".join(errors))
     raise_file_limit()
-    _bind(config).close()  # reports a port that is in use before the weights are loaded
+    _bind(config).close()  # raises an error for a port in use before the weights are loaded
     with _trace_recorder(config) as recorder, asyncio.Runner(loop_factory=_new_event_loop) as runner:
         return runner.run(_Service(config, registry, on_ready, recorder).run())
 
 
 def dry_run(config: EngineConfig) -> list[str]:
-    """Do everything that a start does before it loads weights, and return the plan of the start as lines.
+    """Run all steps of a start before the loading of weights, and return the plan of the start as lines.
 
     Raises:
         GraftlmError: the server would not start. The message of a ConfigError has one line for each problem.
@@ -184,7 +184,7 @@ class _Service:
             self._stop.set()
 
     async def _unless_stopped(self, work: Any) -> Any:
-        """Wait for work, or for the signal to stop. Return the work's result; None if the signal came first."""
+        """Wait for `work` or for the stop signal. Return the result of `work`; None if the signal came first."""
         task = asyncio.ensure_future(work)
         stopped = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -198,7 +198,7 @@ class _Service:
         await launcher.start()
         assembly = await asyncio.to_thread(
             import_module, "graftlm.processes.assembly"
-        )  # in a thread, since it imports torch, which takes about a second
+        )  # in a thread, since the import of torch takes about a second
         manager: TokenizerManager = await assembly.assemble_manager(
             self._config, self._registry, launcher, metrics, self._recorder
         )
@@ -242,7 +242,7 @@ class _Service:
         return status
 
     async def _wait_for_end(self, launcher: Launcher) -> int:
-        """Wait for the signal to stop, or for the death of a process; return the exit status."""
+        """Wait for the stop signal or for the death of a process, and return the exit status."""
         stopped = asyncio.ensure_future(self._stop.wait())
         either: set[asyncio.Future[Any]] = {stopped, launcher.fatal}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -273,7 +273,7 @@ class _Service:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its handling of signals, since `_Service` handles them."""
+    """uvicorn without its handling of signals, since `_Service` handles signals."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Any:
@@ -312,10 +312,10 @@ def _uvicorn_config(app: FastAPI, table: ConnectionTable) -> uvicorn.Config:
         loop="none",  # the event loop runs already
         http=protocol,
         ws="none",
-        log_config=None,  # uvicorn's messages go to graftlm's log
+        log_config=None,  # uvicorn's messages are written to graftlm's log
         access_log=False,  # `RequestLog` logs requests, with their ids
         server_header=False,
-        # Load balancers keep idle connections for a shorter time. So they close them first, which avoids a race.
+        # Load balancers close idle connections after a shorter time. They therefore close first, which avoids a race.
         timeout_keep_alive=75,
     )
 

@@ -29,11 +29,11 @@ _HEADERS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class EventFormat:
-    """How a stream is written.
+    """The format in which a stream is written.
 
     Attributes:
-        frame: from an item of the source to the bytes of its event.
-        error: from an error after the first event to the bytes of the last event.
+        frame: converts an item of the source to the bytes of its event.
+        error: converts an error after the first event to the bytes of the last event.
         end: the bytes after the last event.
     """
 
@@ -46,18 +46,18 @@ def _data_of(document: bytes) -> bytes:
     return b"data: %b\n\n" % document
 
 
-#: Each item is a JSON document; the end is `[DONE]`.
+#: Format for items that are JSON documents. The last event is `[DONE]`.
 OPENAI_EVENTS: Final = EventFormat(_data_of, lambda error: _data_of(error_json(error)), b"data: [DONE]\n\n")
 
 
 class EventStream(Response):
     """Sends each event of a source when it arrives.
 
-    The answer begins with the first event. An error before it is raised, so the answer has an error status and clients
+    The answer begins with the first event. An earlier error is raised, so the answer has an error status and clients
     can repeat the request. A later error is sent as the last event before `[DONE]`.
 
-    If the client disconnects, the source is closed at once, not only at the next event. The source's `finally` can then
-    abort the request.
+    If the client disconnects, the source is closed immediately, not only at the next event. The source's `finally` can
+    then abort the request.
     """
 
     media_type = "text/event-stream"
@@ -68,11 +68,11 @@ class EventStream(Response):
         close: Callable[[], None] = lambda: None,
         event_format: EventFormat = OPENAI_EVENTS,
     ) -> None:
-        """Store the source.
+        """Initialize the response.
 
         Args:
-            events: the source.
-            close: called at the end in any case, even if the client disconnects before the first event is requested.
+            events: the source of events.
+            close: always called at the end, even if the client disconnects before the first event is requested.
         """
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
@@ -84,8 +84,8 @@ class EventStream(Response):
         """Send the events until they end or the client disconnects.
 
         Raises:
-            ClientDisconnect: an event could not be sent, since the client has disconnected.
-            Exception: the source's error, if it had no event before.
+            ClientDisconnect: an event could not be sent, because the client has disconnected.
+            Exception: the source's error, if the source has yielded no event before.
         """
         sending = asyncio.ensure_future(self._send(send))
         disconnecting = asyncio.ensure_future(_disconnected(receive))
@@ -115,7 +115,7 @@ class EventStream(Response):
             raise ClientDisconnect from error
 
     async def _next(self) -> bytes | None:
-        """Return the bytes of the next event, which may describe an error; None at the end."""
+        """Return the bytes of the next event; the event may describe an error. None at the end."""
         try:
             event = await anext(self._events, None)
         except Exception as error:
@@ -126,11 +126,11 @@ class EventStream(Response):
 
 
 async def until_disconnect(request: Request, work: Awaitable[T]) -> T:
-    """Wait for some work and return its result; cancel it if the client disconnects.
+    """Wait for `work` and return its result. If the client disconnects, cancel `work`.
 
     Raises:
         ClientDisconnect: the client has disconnected.
-        Exception: the work's error.
+        Exception: the error of `work`.
     """
     working = asyncio.ensure_future(work)
     disconnecting = asyncio.ensure_future(_disconnected(request.receive))

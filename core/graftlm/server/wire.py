@@ -1,4 +1,4 @@
-"""The types of which the request models consist: their validation, and fields with one value or a list."""
+"""The types of fields in request models, with their validation."""
 
 import json
 from collections.abc import Mapping
@@ -54,7 +54,8 @@ class WireModel(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
-    #: Path for `known_fields`: other servers' fields there are accepted with their defaults. None: they are refused.
+    #: Path for `known_fields`. Fields that other servers have at this path are accepted if they have their default
+    #: value. None: such fields are refused.
     known_at: ClassVar[str | None] = None
 
     @model_validator(mode="before")
@@ -69,7 +70,7 @@ class WireModel(BaseModel):
         return value
 
     def given(self) -> dict[str, Any]:
-        """Return the fields that the client set to a value other than null, which means the default."""
+        """Return the fields that the client set, except those set to null, which means the default."""
         return {name: getattr(self, name) for name in self.model_fields_set if getattr(self, name) is not None}
 
 
@@ -91,7 +92,7 @@ def _to_whole(value: Any) -> Any:
 
 
 def _to_float(value: Any) -> Any:
-    # An int that does not fit a float becomes infinite. The field's bounds then refuse it with a clear message.
+    # An int that is too large for a float becomes infinite. The field's bounds then refuse it with a clear message.
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > 2**63:
         return float("inf") if value > 0 else float("-inf")
     return value
@@ -106,12 +107,12 @@ def _check_unicode(value: str) -> str:
     return value
 
 
-#: A field of the API that is not supported. An empty value is accepted, since some clients send every field.
+#: A field of the API that is not supported. Empty values are accepted, since some clients send every field.
 Unsupported: TypeAlias = Annotated[
     None, BeforeValidator(_refuse), Field(description="Not supported; must be absent, null, false or empty.")
 ]
 
-#: Must come last, as in `Annotated[int, Field(ge=0), WHOLE]`. Otherwise the OpenAPI document lacks the bounds.
+#: Must be last, as in `Annotated[int, Field(ge=0), WHOLE]`. Otherwise the OpenAPI document lacks the bounds.
 WHOLE: Final = BeforeValidator(_to_whole)
 NUMBER: Final = BeforeValidator(_to_float)
 
@@ -127,12 +128,12 @@ LogitsProcessors: TypeAlias = Annotated[
     dict[Text, dict[Text, _Scalar | Annotated[list[_Scalar], Field(max_length=100_000)]]], Field(max_length=16)
 ]
 
-# Validation stops at the first wrong element: one error for each of a million elements would fill the memory.
+# Validation stops at the first wrong element, because one error for each of a million elements would fill the memory.
 TokenIdList: TypeAlias = Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(fail_fast=True)]
 
 
 class _AsArray:
-    """Validates a value as `TokenIdList` and returns an array. Valid lists are checked as a whole, not id by id."""
+    """Validates a value as `TokenIdList` and returns an array. Array operations check valid lists."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_wrap_validator_function(_as_token_ids, handler.generate_schema(TokenIdList))
@@ -144,7 +145,7 @@ def _as_token_ids(value: Any, validate: core_schema.ValidatorFunctionWrapHandler
 
 
 def _array_of(value: list[Any]) -> TokenIds | None:
-    """Return token ids as int32 [n]; None if one of them is not valid, or the list is empty."""
+    """Return token ids as int32 [n]; None if one of the ids is not valid or the list is empty."""
     if set(map(type, value)) != {int}:
         return None
     try:
@@ -154,17 +155,17 @@ def _array_of(value: list[Any]) -> TokenIds | None:
     return ids if ids.min() >= 0 else None
 
 
-#: A prompt as token ids: a list in JSON, int32 [n] in the model.
+#: A prompt as token ids. It is a list in JSON, and int32 [n] in the model.
 PromptIds: TypeAlias = Annotated[TokenIds, _AsArray()]
 
 
 def one_or_many(value: Any) -> str:
-    """Return the tag of the union's branch for a value: "many" for a list, else "one"."""
+    """Return the tag of the union member for a value: "many" for a list, else "one"."""
     return "many" if isinstance(value, list) else "one"
 
 
 def _one_or_many_prompts(value: Any) -> str:
-    """Return the tag for one prompt of token ids or several. The first element decides."""
+    """Return the tag for one or several prompts of token ids. The type of the first element determines it."""
     return "many" if isinstance(value, list) and value and isinstance(value[0], list) else "one"
 
 
@@ -193,7 +194,7 @@ def _as_text(value: str | dict[str, Any] | bool) -> str | dict[str, Any]:
     return json.dumps(value) if isinstance(value, bool) else value
 
 
-# The value's shape selects the branch. So an error describes the value, and not why another branch does not fit.
+# The value's shape selects the union member. An error then concerns only this member.
 OneOrMany: TypeAlias = Annotated[
     Annotated[T, Tag("one")] | Annotated[list[T], Field(fail_fast=True, max_length=MAX_PROMPTS), Tag("many")],
     Discriminator(one_or_many),
@@ -217,7 +218,7 @@ ReasoningBegin: TypeAlias = Annotated[
         "reasoning only if it begins with this token. If it is null, the prompt has already begun the reasoning."
     ),
 ]
-#: A JSON schema. `true` and `false` are schemas too, and are converted to text.
+#: A JSON schema. `true` and `false` are also schemas; they are converted to text.
 SchemaField: TypeAlias = Annotated[
     Annotated[Text, Tag("as_text")]
     | Annotated[dict[str, Any], Tag("as_object")]

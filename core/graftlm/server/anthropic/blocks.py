@@ -113,8 +113,10 @@ def _signature(reasoning: str) -> str:
 
 
 def _input_of(arguments: str) -> dict[str, Any]:
-    """Return a call's arguments as an object. Text that is not a JSON object, such as text cut off by `max_tokens`,
-    is returned in the key `arguments`."""
+    """Return a call's arguments as an object.
+
+    Text that is not a JSON object, such as text cut off by `max_tokens`, is returned under the key `arguments`.
+    """
     try:
         value = json.loads(arguments or "{}")
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""The page at `/`, which draws what the server does at the moment."""
+"""The page at `/`, which shows the current activity of the server."""
 
 from graftlm.server.dashboard.pages import PAGE_PATHS
 from graftlm.server.dashboard.routes import make_router

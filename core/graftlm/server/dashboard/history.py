@@ -54,7 +54,7 @@ class _Sums(NamedTuple):
 
 
 class History:
-    """Keeps the points of the last five minutes.
+    """Stores the points of the last five minutes.
 
     Args:
         clock: a monotonic clock, in seconds.
@@ -133,6 +133,6 @@ def _hit_rate(sums: _Sums, oldest: _Sums) -> float | None:
     prompt_tokens = sums.prompt_tokens - oldest.prompt_tokens
     if not prompt_tokens:
         return None
-    # A prompt's tokens are counted when it is queued, but its cached tokens only when it is admitted. So the quotient
-    # can exceed 1.
+    # A prompt's tokens are counted when it is queued, but its cached tokens only when it is admitted. Therefore the
+    # quotient can exceed 1.
     return min(1.0, (sums.cached_tokens - oldest.cached_tokens) / prompt_tokens)

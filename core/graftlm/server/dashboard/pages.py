@@ -1,4 +1,4 @@
-"""The files of the dashboard's page, and the header fields that restrict what a browser does with them."""
+"""The files of the dashboard's page, with header fields that restrict the page's rights in the browser."""
 
 from pathlib import Path
 from typing import Final
@@ -28,10 +28,10 @@ _FILES: Final = {
     "/dashboard/tree.js": "tree.js",
 }
 
-#: Paths that a browser loads before the user can enter an API key. The files contain no data of the server.
+#: Paths that a browser loads before the user can enter an API key. The files contain no server data.
 PAGE_PATHS: Final = frozenset(_FILES)
 
-#: The page may load its own files and call its own server. It shows texts of clients, so no script in them may run.
+#: The page may load its own files and call its own server. Scripts in texts of clients, which it shows, must not run.
 _HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",

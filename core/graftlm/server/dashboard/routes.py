@@ -1,4 +1,4 @@
-"""The dashboard's routes: the page, and the data that it draws."""
+"""The dashboard's routes, which return the page and its data."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ _MAX_NODES: Final = 300
 
 
 def make_router(manager: TokenizerManager) -> APIRouter:
-    """Return the routes of the page and of its data. The data routes are not a public interface."""
+    """Return a router for the page and its data. The data routes are not a public interface."""
     history = History(manager.replicas.replicas, time.monotonic)
     tree = TreeReader(manager, time.monotonic, _MAX_NODES)
     about = _about(manager)
@@ -50,7 +50,7 @@ def make_router(manager: TokenizerManager) -> APIRouter:
             "points": history.after(after),
         }
 
-    # Only operators may read it: it contains the prompts of all clients.
+    # only for operators, because the tree contains the prompts of all clients
     @router.post("/dashboard/tree", dependencies=[Depends(require_operator)])
     async def read_tree() -> dict[str, Any]:
         return {"trees": await tree.read()}
@@ -59,7 +59,7 @@ def make_router(manager: TokenizerManager) -> APIRouter:
 
 
 def _about(manager: TokenizerManager) -> dict[str, Any]:
-    """Return the data that does not change while the server runs. `run` is a random id of this run."""
+    """Return the data that does not change while the server runs. `run` is a random id of the current run."""
     model = manager.model
     return {
         "run": uuid.uuid4().hex,

@@ -8,7 +8,7 @@ from graftlm.processes.tokenizer_manager import TokenizerManager
 
 __all__ = ["TreeReader"]
 
-#: A result is reused for this long. So the number of viewers does not affect how often a scheduler walks its tree.
+#: Seconds for which a result is reused, so that more viewers do not make a scheduler walk its tree more often.
 _MAX_AGE_S: Final = 2.0
 
 
@@ -17,7 +17,7 @@ class TreeReader:
 
     Args:
         clock: a monotonic clock, in seconds.
-        limit: maximum number of nodes to return of each tree. The largest nodes are returned.
+        limit: maximum number of nodes per tree. The largest nodes are returned.
     """
 
     def __init__(self, manager: TokenizerManager, clock: Callable[[], float], limit: int) -> None:
@@ -29,10 +29,10 @@ class TreeReader:
         self._read_s: float | None = None
 
     async def read(self) -> list[dict[str, Any]]:
-        """Return one tree for each replica that is ready: {"replica", "total_nodes", "nodes"}.
+        """Return one tree per ready replica: {"replica", "total_nodes", "nodes"}.
 
-        A node is as `tree_view` returns it, with two differences. "text" replaces "token_ids": it is the text of the
-        node's first tokens. "is_cut" is true if the node has more tokens than these.
+        The nodes are those of `tree_view`, with two differences. "text", the text of a node's first tokens, replaces
+        "token_ids". "is_cut" is true if the node has more tokens.
 
         Raises:
             UnavailableError: no replica is ready, or one dies or does not answer.
@@ -58,6 +58,6 @@ class TreeReader:
 
 
 def _with_text(node: dict[str, Any], text: str) -> dict[str, Any]:
-    """Return a copy of a node in which the text of its first tokens replaces their ids."""
+    """Return a copy of a node with the text of its first tokens instead of their ids."""
     is_cut = node["num_tokens"] > len(node["token_ids"])
     return {key: value for key, value in node.items() if key != "token_ids"} | {"text": text, "is_cut": is_cut}

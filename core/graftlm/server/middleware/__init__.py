@@ -1,6 +1,6 @@
 """The layers that every HTTP request passes before its handler.
 
-They are plain ASGI applications, which leave streams and disconnects unchanged.
+The layers are plain ASGI applications, which do not change streams and disconnects.
 """
 
 from graftlm.server.middleware.auth import ApiKeyAuth, require_admin, require_operator

@@ -57,9 +57,13 @@ class ApiKeyAuth:
     | -       | set           | client                          |         | admin         |
     | set     | set           | 401                             | client  | admin         |
 
-    A request is local if all of these are true: the server listens on a loopback address; the client's address and the
-    request's `Host` are loopback addresses; the request uses HTTP/1.1 (nginx's default for its upstreams is 1.0); it
-    has no header field that proxies add. With `open_admin`, every client is an admin.
+    A request is local if all of these conditions are true:
+
+    - The server's address, the client's address and the request's `Host` are loopback addresses.
+    - The request uses HTTP/1.1. nginx uses 1.0 for its upstreams by default.
+    - The request has no header field that proxies add.
+
+    With `open_admin`, every client is an admin.
     """
 
     def __init__(
@@ -76,8 +80,8 @@ class ApiKeyAuth:
         """Store the keys.
 
         Args:
-            api_key: the key of clients; None: clients need no key.
-            admin_api_key: the key of administrators; None: no key gives this role.
+            api_key: the key of clients; None if clients need no key.
+            admin_api_key: the key of administrators; None if no key gives this role.
             open_paths: paths that need no key.
             host: the address on which the server listens.
             open_admin: whether every client is an admin.
@@ -119,14 +123,14 @@ class ApiKeyAuth:
         return Role.CLIENT if self._why_not(scope, Role.OPERATOR) else Role.OPERATOR
 
     def _token(self, scope: Scope) -> bytes:
-        """Return the key that a request sends, b"" without one."""
+        """Return the key that a request contains; b"" if it contains none."""
         token = _bearer_token(scope)
         if not token and self._takes_key_header(scope["path"]):
             token = next((value.strip() for name, value in scope["headers"] if name == b"x-api-key"), b"")
         return token
 
     def _why_not(self, scope: Scope, role: Role) -> str | None:
-        """Return why a request without the admin key does not have a role; None if it has the role.
+        """Return the reason why a request without the admin key does not have a role; None if it has the role.
 
         Must not be called with `open_admin`, which gives every request the role ADMIN.
 

@@ -10,21 +10,21 @@ from graftlm.server.errors import error_response
 
 __all__ = ["BodyLimit"]
 
-#: The rest of the body is not read. So the connection cannot be used for another request.
+#: Closes the connection. It cannot be reused, because the rest of the body is not read.
 _CLOSE = {"Connection": "close"}
 
 
 class BodyLimit:
     """Answers 413 if a body is larger than `max_bytes`.
 
-    A request with a larger Content-Length is refused at once, another one while its body arrives.
+    A request with a larger Content-Length is refused immediately; other requests are refused while the body arrives.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int, other_limits: Mapping[str, tuple[int, str]] | None = None) -> None:
-        """Take the limits.
+        """Store the limits.
 
         Args:
-            other_limits: path -> its limit in place of `max_bytes`, and the setting that it comes from.
+            other_limits: path -> (limit that replaces `max_bytes`, name of its setting).
         """
         self._app = app
         self._max_bytes = max_bytes
@@ -36,7 +36,7 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         stated = Headers(scope=scope).get("content-length", "")
-        # No body is so long that its length has 19 digits, and int() refuses numbers with thousands of digits.
+        # A length of 19 or more digits is refused without int(), which raises an error for thousands of digits.
         limit, setting = self._other_limits.get(scope["path"], (self._max_bytes, "server.max_body_bytes"))
         if stated.isdecimal() and (len(stated) > 18 or int(stated) > limit):
             await error_response(413, _refusal(limit, setting), headers=_CLOSE)(scope, receive, send)
@@ -57,7 +57,7 @@ def _counting(receive: Receive, limit: int, setting: str) -> Receive:
         if message["type"] == "http.request":
             num_bytes += len(message.get("body", b""))
             if num_bytes > limit:
-                # Raised where the handler reads its body; the application turns it into an answer.
+                # Raised where the handler reads the body. The application converts the exception to an answer.
                 raise HTTPException(413, _refusal(limit, setting), headers=_CLOSE)
         return message
 

@@ -1,4 +1,4 @@
-"""Protection from DNS rebinding: the `Host` of a request must be a name of this server."""
+"""Protection from DNS rebinding, which checks that the `Host` of a request is a name of this server."""
 
 import re
 from collections.abc import Collection
@@ -27,7 +27,7 @@ class HostGuard:
     | other addresses   | any                        | loopback names, `host` and `allowed_hosts`        |
 
     Loopback names are localhost, *.localhost, 127.0.0.0/8 and ::1. The port is ignored. A server on other addresses
-    also answers health checks whose `Host` is any IP address: Kubernetes sends the pod's address, and rebinding needs a
+    also answers health checks whose `Host` is an IP address. Kubernetes sends the pod's address, and rebinding needs a
     name.
     """
 
@@ -42,7 +42,7 @@ class HostGuard:
 
         Args:
             host: the address on which the server listens.
-            allowed: further names. "*.example.org" stands for all names below example.org, "*" for all names. For None,
+            allowed: further names. "*.example.org" allows all names below example.org, "*" allows all names. For None,
                 see the table above.
             probe_paths: the paths of health checks.
         """
@@ -92,7 +92,7 @@ def host_of(authority: str) -> str | None:
 
 
 def _problem(hosts: list[str], target: str | None, version: str) -> str | None:
-    """Return why the host of a request is missing or ambiguous; None if it is clear.
+    """Return the problem of a request whose host is missing or ambiguous; None if the host is clear.
 
     Args:
         hosts: the values of all `Host` header fields.

@@ -1,4 +1,4 @@
-"""Protection from web pages of other sites, which could make a browser send requests to this server."""
+"""Protection from web pages of other sites that make a browser send requests to this server."""
 
 from collections.abc import Collection
 from typing import Final
@@ -18,9 +18,9 @@ _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 class OriginGuard:
     """Answers 403 to requests of web pages of other sites.
 
-    A browser sends the page's site in `Origin`. It must be an allowed one, or the site in `Host`, which `HostGuard` has
-    checked. Requests without `Origin` do not come from a page. GET, HEAD and OPTIONS have no effects and need no check,
-    except at `guarded_paths`. As browsers may omit `Origin` there, `Sec-Fetch-Site` is also checked.
+    A browser sends the page's site in `Origin`. This site must be allowed, or equal the site in `Host`, which
+    `HostGuard` has checked. Requests without `Origin` do not come from a page. GET, HEAD and OPTIONS have no effects
+    and need no check, except at `guarded_paths`. Browsers may omit `Origin` there, so `Sec-Fetch-Site` is also checked.
     """
 
     def __init__(self, app: ASGIApp, allowed: Collection[str] = (), guarded_paths: Collection[str] = ()) -> None:
@@ -78,8 +78,8 @@ def _site(url: str, scheme: str) -> tuple[str, int | None] | None:
 
 
 def _has_default_port(origin: str, host: str) -> bool:
-    """Return whether neither contains a port.
+    """Return whether neither the origin nor the host contains a port.
 
-    Behind a proxy, the page was loaded over https, but the request arrives over http. Their default ports differ.
+    Behind a proxy, the page was loaded over https, but the request arrives over http, and the default ports differ.
     """
     return urlsplit(origin).port is None and urlsplit(f"//{host}").port is None

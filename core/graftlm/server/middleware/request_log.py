@@ -1,4 +1,4 @@
-"""The outermost layer of the server: the request's id, its log line, and the answer if a handler fails."""
+"""The outermost layer of the server, which assigns ids, logs requests, and answers if a handler fails."""
 
 import logging
 import string
@@ -19,7 +19,7 @@ __all__ = ["RequestLog"]
 logger = logging.getLogger("graftlm.server.access")
 
 _MAX_ID_LEN: Final = 128
-#: The log contains this many characters of the reason for a refusal.
+#: Maximum number of characters that the log contains of the reason for a refusal.
 _MAX_PROBLEM_LEN: Final = 300
 _MAX_PATH_LEN: Final = 300
 _PRINTABLE: Final = frozenset(string.ascii_letters + string.digits + string.punctuation)
@@ -32,9 +32,9 @@ _CLIENT_DISCONNECTED: Final = 499
 
 
 class RequestLog:
-    """Gives each request an id, logs it, and answers 500 for exceptions that no other layer handles.
+    """Assigns an id to each request, logs the request, and answers 500 for exceptions that no other layer handles.
 
-    The id is the client's `X-Request-Id`, or a random one if that is missing or not valid. It is stored in
+    The id is the client's `X-Request-Id`, or random if this is missing or not valid. It is stored in
     `scope["state"]["request_id"]`, added to the log lines that are written while the request is handled, and sent in
     the answer's `X-Request-Id`.
     """
@@ -68,7 +68,7 @@ class RequestLog:
         except Exception:
             logger.exception("%s %s failed", scope["method"], _path(scope))
             if status is not None:
-                raise  # part of the answer is sent, so uvicorn has to close the connection
+                raise  # part of the answer has been sent, so uvicorn has to close the connection
             await error_response(500, "the server failed to handle the request")(scope, receive, send_with_id)
         finally:
             self._log(scope, status, self._clock() - started_s)
@@ -100,6 +100,6 @@ def _valid_id(request_id: str | None) -> str | None:
 
 
 def _path(scope: Scope) -> str:
-    """Return the path as the client sent it, percent-encoded: a decoded path may contain line breaks."""
+    """Return the percent-encoded path that the client sent. A decoded path may contain line breaks."""
     raw = scope.get("raw_path")
     return shortened(raw.decode("latin-1") if raw else repr(scope["path"])[1:-1], _MAX_PATH_LEN)

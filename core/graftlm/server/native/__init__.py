@@ -1,4 +1,4 @@
-"""The native API: routes with the names and formats of SGLang's HTTP interface."""
+"""The native API, which uses the names and formats of SGLang's HTTP interface."""
 
 from graftlm.server.native.routes import make_router
 

@@ -13,7 +13,7 @@ __all__ = ["make_router"]
 
 
 def make_router(manager: TokenizerManager) -> APIRouter:
-    """Return the routes. They are for administrators, since they read the server's files and affect other clients."""
+    """Return a router for administrators only, since its routes read the server's files and affect other clients."""
     paths = CheckpointPaths(manager.config)
     router = APIRouter(
         tags=["adapters"],

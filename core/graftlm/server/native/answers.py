@@ -1,4 +1,4 @@
-"""Conversion of a prompt's output into answers of /generate, with SGLang's names."""
+"""Conversion of a prompt's output into answers of /generate, with SGLang's field names."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +25,7 @@ class AnswerWriter:
         seconds: Callable[[], float],
         token_text: Callable[[int], str] | None,
     ) -> None:
-        """Prepare the answers.
+        """Initialize the writer.
 
         Args:
             seconds: returns the seconds since the request arrived.
@@ -53,7 +53,7 @@ class AnswerWriter:
         return self._token_text is not None
 
     def answers(self, output: GatheredOutput, weight_version: str = "default") -> list[dict[str, Any]]:
-        """Return the answers of all completions; arguments as in `answer`."""
+        """Return the answers of all completions. The arguments are those of `answer`."""
         return [self.answer(output, index, weight_version) for index in range(len(output.completions))]
 
     def answer(self, output: GatheredOutput, index: int, weight_version: str = "default") -> dict[str, Any]:
@@ -99,7 +99,7 @@ class AnswerWriter:
             start = self._prompt.logprob_start
             ids = () if start is None else self._request.prompt_token_ids[start:].tolist()
             # The first entry has no log-probability, even if it is not the prompt's first token; SGLang's clients
-            # expect that. An aborted request may have computed only some of them.
+            # expect that. After an abort, some log-probabilities may be missing.
             known = list(zip(ids, (output.prompt_logprobs or ())[start:], strict=False))
             self._input = {
                 "input_token_logprobs": [
@@ -117,7 +117,7 @@ class AnswerWriter:
 
 
 class _OutputLogprobs:
-    """The log-probabilities of one completion. Each is converted once, although every answer contains all of them."""
+    """The log-probabilities of one completion. Each is converted once, although every answer contains all."""
 
     def __init__(self, entry: Callable[[int, float | None], _Entry]) -> None:
         self._entry = entry
@@ -128,7 +128,7 @@ class _OutputLogprobs:
         """Return the fields of an answer.
 
         Args:
-            logprobs: of all tokens so far; only those after the last call are converted.
+            logprobs: log-probabilities of all tokens so far. Only those added since the last call are converted.
             num_top: number of most likely tokens to report at each position.
         """
         for logprob in logprobs[len(self._sampled) :]:
@@ -139,10 +139,10 @@ class _OutputLogprobs:
 
 
 def _finish_reason(completion: Completion, num_tokens: int | None) -> dict[str, Any] | None:
-    """Return why a completion ended, in SGLang's format; None if it has not ended.
+    """Return the reason why a completion ended, in SGLang's format; None if it has not ended.
 
     Args:
-        num_tokens: tokens of the output; None if the request asks for no output.
+        num_tokens: number of output tokens; None if the request asks for no output.
     """
     match completion.finish_reason:
         case None:

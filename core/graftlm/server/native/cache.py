@@ -18,7 +18,7 @@ __all__ = ["make_router"]
 
 
 def make_router(manager: TokenizerManager) -> APIRouter:
-    """Return the routes. They are for operators, since they concern the cached prefixes of all clients."""
+    """Return a router for operators, since its routes concern the cached prefixes of all clients."""
     router = APIRouter(
         tags=["cache"],
         dependencies=[Depends(require_operator)],

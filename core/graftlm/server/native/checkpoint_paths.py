@@ -10,7 +10,7 @@ __all__ = ["CheckpointPaths"]
 
 
 class CheckpointPaths:
-    """Accepts paths inside `server.checkpoint_roots`, and the paths of the model and the adapters in the configuration.
+    """Accepts paths inside `server.checkpoint_roots`, and the configured paths of the model and the adapters.
 
     Links are resolved before the comparison. A `~` in a client's path is not expanded.
     """
@@ -26,7 +26,7 @@ class CheckpointPaths:
         """Return the path to load.
 
         Args:
-            path: path that the client sent.
+            path: the path that the client sent.
             param: name of the request's field, for the error message.
 
         Returns: the path itself if it is in the configuration, else the path with all links resolved.

@@ -1,4 +1,4 @@
-"""The route /classify: scores of the model's score head for texts."""
+"""The route /classify, which scores texts with the model's score head."""
 
 import time
 from typing import Any

@@ -18,7 +18,7 @@ _OPERATOR = [Depends(require_operator)]
 
 
 def make_router(manager: TokenizerManager) -> APIRouter:
-    """Return the routes. All are for operators, except the abort of single requests."""
+    """Return a router with these routes. All are for operators, except the abort of single requests."""
     router = APIRouter(tags=["control"], responses={status: ERROR_RESPONSES[status] for status in (400, 403, 503)})
 
     @router.post("/abort_request", summary="End requests; unknown ids are ignored")
@@ -81,10 +81,10 @@ def _profile_folder(profile_dir: str, name: str | None) -> Path:
 
     Args:
         profile_dir: `server.profile_dir`.
-        name: folder inside it that the client asks for; None: `profile_dir` itself.
+        name: the folder inside `profile_dir` that the client requests; None for `profile_dir` itself.
 
     Raises:
-        RequestError: the folder is not inside `profile_dir`, or its name is not valid.
+        RequestError: the folder is outside `profile_dir`, or its name is not valid.
     """
     base = Path(profile_dir).expanduser().resolve()
     if not name:

@@ -1,4 +1,4 @@
-"""/encode: embeddings with SGLang's names."""
+"""The route /encode, which returns embeddings, with SGLang's field names."""
 
 import time
 from typing import Annotated, Any, ClassVar
@@ -22,7 +22,7 @@ _Name = Annotated[str, Field(min_length=1, max_length=256), UNICODE]
 
 
 class EncodeRequest(WireModel):
-    """One text or several to embed."""
+    """A request to embed one or several texts."""
 
     known_at: ClassVar[str | None] = "/encode"
 
@@ -45,7 +45,7 @@ class EncodeRequest(WireModel):
 
 
 class EncodeBody(BaseModel):
-    """A text as a vector."""
+    """The vector of a text."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -54,7 +54,7 @@ class EncodeBody(BaseModel):
 
 
 def make_router(manager: TokenizerManager) -> APIRouter:
-    """Return the route."""
+    """Return a router with the route."""
     router = APIRouter(tags=["generate"], responses={status: ERROR_RESPONSES[status] for status in (400, 429, 503)})
 
     @router.post("/encode", summary="Embed one text or several, as /v1/embeddings does")

@@ -1,4 +1,4 @@
-"""The route /generate, which answers prompts in one piece or as a stream."""
+"""The route /generate, which answers prompts as a whole or as a stream."""
 
 import asyncio
 import time
@@ -73,7 +73,7 @@ async def _prepare(manager: TokenizerManager, prompt: NativePrompt) -> PreparedR
 
 
 class _Call:
-    """One running call of /generate: its prompts, each with the writer of its answers."""
+    """One running call of /generate, with an answer writer for each prompt."""
 
     def __init__(
         self,
@@ -88,12 +88,12 @@ class _Call:
         self._writers = writers
         self._fields = grammar_fields
         self._many = many
-        #: For each prompt, the index of its first completion among the completions of all prompts.
+        #: Prompt index -> index of its first completion among the completions of all prompts.
         self._first = list(accumulate((len(g.completion_ids) for g in generations), initial=0))
 
     @classmethod
     async def start(cls, manager: TokenizerManager, body: GenerateRequest) -> "_Call":
-        """Check and queue all prompts of a request; if one is refused, none is queued.
+        """Check and queue all prompts of a request. If one is refused, none is queued.
 
         Raises:
             RequestError: a prompt or its parameters are not valid.
@@ -144,7 +144,7 @@ class _Call:
             self._abort()
 
     async def _write(self, writer: AnswerWriter, write: Callable[[], T]) -> T:
-        """Write answers: in this thread, or in another one if the texts of thousands of tokens may be decoded."""
+        """Write answers in this thread, or in another thread if the texts of thousands of tokens may be decoded."""
         return await self._manager.preparer.in_thread(write) if writer.has_token_texts else write()
 
     def _abort(self) -> None:
@@ -153,13 +153,13 @@ class _Call:
 
 
 async def _ended(generation: Generation, grammar_field: str | None) -> GatheredOutput:
-    """Wait for a generation's end; errors as in `grammar_of`."""
+    """Wait for a generation's end, and return its output. Raises the errors of `grammar_of`."""
     with grammar_of(grammar_field):
         return await generation.ended()
 
 
 async def _deltas(generation: Generation, grammar_field: str | None) -> AsyncGenerator[list[CompletionDelta], None]:
-    """Yield the new parts of a generation's output; errors as in `grammar_of`."""
+    """Yield the new parts of a generation's output. Raises the errors of `grammar_of`."""
     with grammar_of(grammar_field):
         async for deltas in generation:
             yield deltas

@@ -23,8 +23,8 @@ _REUSE_S: Final = 1.0
 class GenerationProbe:
     """Generates at most one token at a time, regardless of the number of callers.
 
-    All its prompts share one cache namespace of their own. So they match no other request's prefix, and leave only one
-    token in the cache.
+    All prompts of the probe share a separate cache namespace. Therefore they match no prefix of other requests, and
+    leave only one token in the cache.
 
     Args:
         clock: a monotonic clock, in seconds.
@@ -39,10 +39,10 @@ class GenerationProbe:
         self._ended_s = 0.0
 
     async def problem(self) -> str | None:
-        """Return why no token was generated; None if one was, or if the server only has too much work.
+        """Return the reason why no token was generated; None if one was generated or the server is overloaded.
 
-        Callers share the result of a token that is being generated, or was generated within the last second. If one
-        caller is cancelled, the probe continues for the others.
+        Callers share the result of a running probe, or of one that ended within the last second. If one caller is
+        cancelled, the probe continues for the rest.
         """
         if self._manager.health.paused:
             return "generation is paused"
@@ -59,7 +59,7 @@ class GenerationProbe:
         except QueueFullError:
             return None  # the server works, and has many requests
         except (TimeoutError, RequestTimeoutError):
-            # The probe may have waited in a long queue. Then tokens of other requests also show that the server works.
+            # The probe may have waited in a long queue. Then tokens of other requests show that the server works.
             if self._num_generated() > generated:
                 return None
             return f"no token was generated within {_TIMEOUT_S:.0f} s"

@@ -29,7 +29,7 @@ _UNHEALTHY_RESPONSE: dict[int | str, dict[str, Any]] = {
 
 
 def make_router(manager: TokenizerManager) -> APIRouter:
-    """Return the routes. They have no effects, except that /health_generate generates a token."""
+    """Return a router with these routes. They have no effects, except that /health_generate generates a token."""
     router = APIRouter(tags=["information"])
     probe = GenerationProbe(manager)
     start_s = time.monotonic()
@@ -134,7 +134,7 @@ def _server_info(manager: TokenizerManager, uptime_s: float) -> ServerInfo:
 
 
 def _state(manager: TokenizerManager, rank: int, replica: Replica) -> dict[str, Any]:
-    """Return a replica's latest report, and whether it accepts requests."""
+    """Return a replica's latest report and whether the replica accepts requests."""
     stats = {} if replica.load is None else asdict(replica.load.stats)
     load = _load(manager, rank, replica).model_dump()
     return load | {"process": replica.name, "ready": replica.ready, **stats}

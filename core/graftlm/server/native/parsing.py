@@ -1,4 +1,4 @@
-"""/parse_function_call and /separate_reasoning: the server's chat formats, applied to a text."""
+"""The routes /parse_function_call and /separate_reasoning, which apply the server's chat formats to a text."""
 
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Final
@@ -14,7 +14,7 @@ from graftlm.server.wire import Text, WireModel
 
 __all__ = ["make_router"]
 
-#: SGLang's name of a parser -> graftlm's format.
+#: SGLang's name of a parser -> graftlm's name of the format.
 _TOOL_CALLS: Final[Mapping[str, str]] = {
     "llama3": "llama3_json",
     "qwen": "hermes",
@@ -27,12 +27,12 @@ _REASONING: Final[Mapping[str, str]] = {
     "qwen3": "think",
     "qwen3-thinking": "think",
 }
-#: Of a tool that names none.
+#: The parameters of a tool that specifies none.
 _NO_PARAMETERS: Final = {"type": "object", "properties": {}}
 
 
 class ParseCallsRequest(WireModel):
-    """A text to read for tool calls."""
+    """A text that is parsed for tool calls."""
 
     known_at: ClassVar[str | None] = "/parse_function_call"
 
@@ -44,7 +44,7 @@ class ParseCallsRequest(WireModel):
 
 
 class SeparateRequest(WireModel):
-    """A text to divide into reasoning and the rest."""
+    """A text that is divided into reasoning and the rest."""
 
     known_at: ClassVar[str | None] = "/separate_reasoning"
 
@@ -60,7 +60,7 @@ class _Body(BaseModel):
 
 
 class ParsedCall(_Body):
-    """A call; its parameters are the text of a JSON object."""
+    """A tool call. Its parameters are the text of a JSON object."""
 
     tool_index: int
     name: str
@@ -68,21 +68,21 @@ class ParsedCall(_Body):
 
 
 class ParsedCalls(_Body):
-    """The calls of a text, and what is left of it."""
+    """The tool calls in a text, and the text without them."""
 
     normal_text: str
     calls: list[ParsedCall]
 
 
 class Separated(_Body):
-    """The parts of a text."""
+    """The reasoning in a text, and the text without it."""
 
     reasoning_text: str
     text: str
 
 
 def make_router(manager: TokenizerManager) -> APIRouter:
-    """Return the routes."""
+    """Return a router with these routes."""
     router = APIRouter(tags=["information"], responses={400: ERROR_RESPONSES[400]})
 
     @router.post("/parse_function_call", summary="Read a text for tool calls")
@@ -101,10 +101,10 @@ def make_router(manager: TokenizerManager) -> APIRouter:
 def _check_format(
     manager: TokenizerManager, family: str, wanted: str | None, names: Mapping[str, str], param: str
 ) -> None:
-    """Refuse the name of another format than the server's, and a server without any.
+    """Refuse a format name that is not the server's format, or any request if the server has no format.
 
     Raises:
-        ApiError: 400.
+        ApiError: 400, the format is not the server's, or no format is configured.
     """
     own = manager.model.resolved.get(family, {}).get("name")
     if own is None:
@@ -138,7 +138,7 @@ def _calls(manager: TokenizerManager, body: ParseCallsRequest) -> ParsedCalls:
 def _separated(manager: TokenizerManager, text: str) -> Separated:
     reasoning_format = manager.chat_formats.reasoning
     assert reasoning_format is not None
-    # An output whose prompt opened the reasoning only has the end of it.
+    # If the prompt opened the reasoning, the output contains only the end tag.
     begin, end = reasoning_format.begin, reasoning_format.end
     is_open = bool(begin) and begin not in text and bool(end) and end in text
     parser = reasoning_format.parser(is_open=is_open)

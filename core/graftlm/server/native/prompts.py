@@ -30,10 +30,10 @@ class NativePrompt:
     """One prompt of a /generate request.
 
     Attributes:
-        request_id: the client's id; None: the server creates one.
-        logprob_start: index of the first prompt token whose log-probability is reported; None: none are reported.
-        prompt_only: the client asks for no output. The engine generates one token, which the answer omits.
-        given_max_tokens: the client's limit of output tokens; None: the client set none.
+        request_id: the client's id; None if the server creates one.
+        logprob_start: index of the first prompt token whose log-probability is reported; None if none are reported.
+        prompt_only: whether the client requests no output. The engine generates one token, which the answer omits.
+        given_max_tokens: the client's limit of output tokens; None if the client set none.
     """
 
     prompt: str | TokenIds
@@ -62,7 +62,7 @@ def split_request(body: GenerateRequest) -> list[NativePrompt]:
     """Return the prompts of a request.
 
     Raises:
-        RequestError: a list does not have one entry for each prompt, or two fields of the body contradict each other.
+        RequestError: a list does not have one entry per prompt, or two fields of the body contradict each other.
     """
     prompts = _prompts(body)
     per_prompt = _PerPrompt(len(prompts))
@@ -99,7 +99,7 @@ def _prompts(body: GenerateRequest) -> list[str | TokenIds]:
 
 
 class _PerPrompt:
-    """Converts a field that has one value for all prompts, or a list with one value for each, into such a list."""
+    """Converts a field, which has one value for all prompts or a list of one value per prompt, into such a list."""
 
     def __init__(self, num_prompts: int) -> None:
         self.num_prompts = num_prompts
@@ -168,7 +168,7 @@ def _as_is(value: Any) -> Any:
 
 _CONVERT: dict[str, Callable[[Any], Any]] = {
     "top_k": lambda k: None if k == -1 else k,
-    # As text: a value that a message between processes cannot contain is then refused as a bad schema.
+    # As text, so that a value that messages between processes cannot contain is refused as a bad schema.
     "json_schema": lambda schema: schema if isinstance(schema, str) else json.dumps(schema),
     "structural_tag": lambda tag: tag if isinstance(tag, str) else json.dumps(tag),
     "stop_token_ids": lambda ids: tuple(dict.fromkeys(ids)),

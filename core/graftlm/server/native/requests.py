@@ -1,4 +1,4 @@
-"""The bodies of the native API's requests, with SGLang's names."""
+"""The bodies of requests to the native API, with SGLang's field names."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -141,7 +141,7 @@ class SamplingRequest(WireModel):
 
 
 class GenerateRequest(WireModel):
-    """One prompt or several, and their parameters. A list has one entry for each prompt."""
+    """One or several prompts, and their parameters. A list has one entry per prompt."""
 
     known_at: ClassVar[str | None] = "/generate"
 
@@ -193,7 +193,7 @@ class GenerateRequest(WireModel):
     lora_path: OneOrMany[_Adapter | None] | None = Field(
         default=None, description="The name of a loaded adapter; null: the model without an adapter."
     )
-    # Fields about logs and bookkeeping, which do not affect the answer.
+    # fields for logs and bookkeeping, which do not affect the answer
     log_metrics: bool | None = Field(default=True, description="Accepted without effect: every request is counted.")
     no_logs: bool | None = Field(
         default=False, description="Accepted without effect: prompts and outputs are never logged."
@@ -213,7 +213,7 @@ class GenerateRequest(WireModel):
 
 
 class ClassifyRequest(WireModel):
-    """One text or several, for which the model's score head computes scores."""
+    """One or several texts, for which the model's score head computes scores."""
 
     text: OneOrMany[Text] | None = Field(default=None, description="The text or texts.")
     input_ids: OneOrManyPrompts | None = Field(
@@ -237,7 +237,7 @@ class ClassifyRequest(WireModel):
 
 
 class AbortRequest(WireModel):
-    """The requests to abort."""
+    """A request to abort other requests."""
 
     rid: OneOrMany[_Id] | Literal[""] | None = Field(
         default=None, description="The id or ids that the requests have as `rid`."
@@ -279,7 +279,7 @@ class UnloadAdapterRequest(WireModel):
 
 
 class PauseRequest(WireModel):
-    """How to treat the current requests during a pause."""
+    """The treatment of the current requests during a pause."""
 
     mode: Literal["abort", "in_place", "retract"] = Field(
         default="abort",
@@ -289,7 +289,7 @@ class PauseRequest(WireModel):
 
 
 class ContinueRequest(WireModel):
-    """Ends a pause; has no fields."""
+    """A request to end a pause. It has no fields."""
 
 
 class UpdateFromDiskRequest(WireModel):

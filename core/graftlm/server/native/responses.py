@@ -1,4 +1,4 @@
-"""The bodies of the native API's answers, with SGLang's names."""
+"""The bodies of answers in the native API, with SGLang's field names."""
 
 from typing import Any, Literal
 
@@ -35,7 +35,7 @@ class _Body(BaseModel):
 
 
 class FinishReasonBody(_Body):
-    """Why a completion ended."""
+    """The reason why a completion ended."""
 
     type: Literal["stop", "length", "abort"]
     matched: str | int | None = Field(default=None, description="With `stop`: the stop string, or the token's id.")
@@ -90,7 +90,7 @@ class MetaInfo(_Body):
 
 
 class AnswerBody(_Body):
-    """One completion; in a stream, everything of it that was generated so far."""
+    """One completion. In a stream, it contains everything that was generated so far."""
 
     text: str
     output_ids: list[int]
@@ -99,7 +99,7 @@ class AnswerBody(_Body):
 
 
 class HealthBody(_Body):
-    """Whether the server serves requests."""
+    """The health of the server."""
 
     status: Literal["ok", "degraded", "draining", "unavailable"] = Field(
         description="`degraded`: some replicas are down, and the others serve requests. `draining`: the server is "
@@ -110,7 +110,7 @@ class HealthBody(_Body):
 
 
 class ModelInfo(_Body):
-    """The model."""
+    """Information about the model."""
 
     model_path: str
     tokenizer_path: str
@@ -226,7 +226,7 @@ class ClassifyBody(_Body):
 
 
 class WeightsNamed(_Body):
-    """The weights have another name."""
+    """The answer after the weights were renamed."""
 
     success: bool = True
     message: str
@@ -234,7 +234,7 @@ class WeightsNamed(_Body):
 
 
 class WeightsUpdated(_Body):
-    """Every replica has the new weights."""
+    """The answer when every replica has the new weights."""
 
     success: bool = True
     message: str
@@ -242,7 +242,7 @@ class WeightsUpdated(_Body):
 
 
 class Done(_Body):
-    """The call succeeded."""
+    """The answer to a call that succeeded."""
 
     success: bool = True
     status: Literal["ok"] = "ok"
@@ -250,14 +250,14 @@ class Done(_Body):
 
 
 class FlushDone(_Body):
-    """The cache was flushed."""
+    """The answer after a flush of the cache."""
 
     success: bool = True
     flushed_tokens: int = Field(description="Number of tokens removed from the caches of all replicas.")
 
 
 class Pinned(_Body):
-    """A prefix is pinned."""
+    """The answer after a prefix was pinned."""
 
     pinned_tokens: list[int] = Field(
         description="Number of pinned tokens in each replica; 0 where no part of the prefix is cached."
@@ -265,13 +265,13 @@ class Pinned(_Body):
 
 
 class Unpinned(_Body):
-    """A pin was removed."""
+    """The answer after a pin was removed."""
 
     was_pinned: bool = Field(description="Whether exactly this prefix was pinned in any replica.")
 
 
 class CacheSnapshots(_Body):
-    """The replicas' prefix caches."""
+    """The contents of the replicas' prefix caches."""
 
     replicas: list[dict[str, Any]] = Field(
         description="One snapshot per replica, in the format of `graftlm.memory.cache_snapshot`."
@@ -279,7 +279,7 @@ class CacheSnapshots(_Body):
 
 
 class AdaptersChanged(_Body):
-    """An adapter was loaded or unloaded."""
+    """The answer after an adapter was loaded or unloaded."""
 
     success: bool = True
     message: str
@@ -287,14 +287,14 @@ class AdaptersChanged(_Body):
 
 
 class ProfileStarted(_Body):
-    """A recording has begun."""
+    """The answer after the start of a recording."""
 
     success: bool = True
     output_dir: str = Field(description="The folder to which the traces will be written.")
 
 
 class TracesWritten(_Body):
-    """A recording has ended."""
+    """The answer after the end of a recording."""
 
     success: bool = True
     files: list[str]

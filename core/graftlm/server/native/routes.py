@@ -9,7 +9,7 @@ __all__ = ["make_router"]
 
 
 def make_router(manager: TokenizerManager) -> APIRouter:
-    """Return the routes of SGLang's HTTP interface."""
+    """Return a router with all routes of the native API."""
     router = APIRouter()
     for part in (generate, classify, encode, info, parsing, control, cache, weights, adapters):
         router.include_router(part.make_router(manager))

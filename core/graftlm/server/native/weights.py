@@ -1,4 +1,4 @@
-"""The native routes that replace and show the model's weights, for training while the model is served."""
+"""The native routes that replace and return the model's weights, for training while the model is served."""
 
 from typing import Annotated, Any, Final
 
@@ -13,7 +13,7 @@ from graftlm.server.native.responses import WeightsNamed, WeightsUpdated
 
 __all__ = ["make_router"]
 
-#: The body in the OpenAPI document, since it is not JSON.
+#: The description of the body in the OpenAPI document, since the body is not JSON.
 _SAFETENSORS: Final = {
     "requestBody": {
         "required": True,
@@ -24,7 +24,7 @@ _SAFETENSORS: Final = {
 
 
 def make_router(manager: TokenizerManager) -> APIRouter:
-    """Return the routes. All are for administrators."""
+    """Return a router with these routes. All are for administrators."""
     paths = CheckpointPaths(manager.config)
     router = APIRouter(
         tags=["weights"],

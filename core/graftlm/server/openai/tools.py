@@ -210,8 +210,10 @@ def _with_objects(message: Message) -> Message:
 
 
 def _arguments(function: Mapping[str, Any]) -> Any:
-    """Return a call's arguments as an object. Arguments that are not the text of an object are returned unchanged. Null
-    becomes {}."""
+    """Return a call's arguments as an object.
+
+    Arguments that are not the text of an object are returned unchanged. Null becomes {}.
+    """
     given = function.get("arguments")
     if given is None:
         return {}

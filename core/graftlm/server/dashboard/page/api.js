@@ -1,10 +1,10 @@
-// Requests to the server that the page came from, with the key that the server may ask for.
+// Requests to the page's server, with an API key if the server requires one.
 
 import { byId } from "./elements.js";
 
 const KEY = "graftlm-api-key";
 
-/** What the server refused, and why. */
+/** A refusal by the server, with its status and reason. */
 export class ApiError extends Error {
   constructor(status, message) {
     super(message);
@@ -13,9 +13,9 @@ export class ApiError extends Error {
 }
 
 /**
- * Send a request; ask for a key and send it again while the server answers 401. Throws ApiError.
+ * Send a request. While the server answers 401, ask the user for a key and repeat the request. Throws ApiError.
  *
- * Who has declined to give a key is not asked again but by `askForKey`.
+ * After the user has declined, only `askForKey` asks again.
  */
 export async function request(path, options = {}) {
   for (;;) {
@@ -25,19 +25,19 @@ export async function request(path, options = {}) {
     const response = await fetch(path, { ...options, headers });
     if (response.ok) return response;
     if (response.status !== 401) throw new ApiError(response.status, await reason(response));
-    // Another request may have asked meanwhile.
+    // Another request may have asked for the key in the meantime.
     if (sessionStorage.getItem(KEY) !== key) continue;
     const question = key ? "The server does not accept this key." : "The server asks for a key.";
     if (declined || !(await askForKey(question))) throw new ApiError(401, "the server asks for a key");
   }
 }
 
-/** Send JSON, or nothing, and return the JSON that comes back. */
+/** Send a request and return the JSON of the answer. */
 export async function requestJson(path, options) {
   return (await request(path, options)).json();
 }
 
-/** Return the options of a POST of JSON. */
+/** Return the options of a POST request with a JSON body. */
 export function posting(body, signal = null) {
   return { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal };
 }
@@ -53,7 +53,7 @@ async function reason(response) {
 let asking = null;
 let declined = false;
 
-/** Show the dialog, once for all who wait; resolves to whether a key was given. */
+/** Show one dialog for all waiting requests. Resolves to whether the user entered a key. */
 export function askForKey(question) {
   asking ??= new Promise((resolve) => showDialog(question, resolve)).finally(() => (asking = null));
   return asking;
@@ -78,7 +78,7 @@ function showDialog(question, resolve) {
   dialog.showModal();
 }
 
-/** Yield the data of each server-sent event of a response, until `[DONE]`. Throws Error when the response ends before. */
+/** Yield the data of each server-sent event until `[DONE]`. Throws Error if the response ends earlier. */
 export async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";

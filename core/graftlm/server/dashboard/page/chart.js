@@ -1,4 +1,4 @@
-// A chart of the last minutes: lines, or areas on top of each other.
+// A chart of the last minutes, with lines or stacked areas.
 
 import { count, duration, element, shortCount, svg } from "./elements.js";
 
@@ -41,7 +41,7 @@ export class Chart {
     return element("figcaption", {}, element("div", { class: "title" }, element("h2", {}, this.options.title), this.when), legend);
   }
 
-  /** Draw points, oldest first; each holds `time_s` and a number, or null, for each series. */
+  /** Draw points, oldest first. Each has `time_s` and a number or null for each series. */
   update(points, nowS) {
     this.points = points;
     this.nowS = nowS;
@@ -99,7 +99,7 @@ export class Chart {
     if (shown) this.tell(shown);
   }
 
-  /** Return what each series is drawn between: {colour, bottoms, tops}, a number or null for each point. */
+  /** Return the bounds of each series: {name, colour, bottoms, tops}, with one number or null per point. */
   layers() {
     let bottoms = this.points.map(() => 0);
     return this.options.series.map(({ name, colour }) => {
@@ -132,7 +132,7 @@ export class Chart {
     }
   }
 
-  /** Yield a layer's area and line. Where a value is missing, there is a gap. */
+  /** Yield a layer's area and line. A missing value leaves a gap. */
   *shape(layer, scale) {
     for (const run of runs(this.points, layer)) {
       const top = run.map(([timeS, , value]) => `${scale.x(timeS).toFixed(1)},${scale.y(value).toFixed(1)}`);
@@ -159,7 +159,7 @@ export class Chart {
   }
 }
 
-/** Return the stretches without a gap, as lists of [time, bottom, top]. */
+/** Return the intervals without a gap, as lists of [time, bottom, top]. */
 function runs(points, { bottoms, tops }) {
   const found = [];
   let run = null;

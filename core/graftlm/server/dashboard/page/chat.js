@@ -1,4 +1,4 @@
-// The chat box: streams answers, and shows what each of them cost.
+// The chat box, which streams answers and shows the time and tokens of each answer.
 
 import { events, posting, request } from "./api.js";
 import { byId, count, duration, element, percent } from "./elements.js";
@@ -23,7 +23,7 @@ export class Chat {
     byId("chat-clear").addEventListener("click", () => this.clear());
   }
 
-  /** Take the model to talk to, as the server describes it. */
+  /** Set the model of the chat from the server's description. */
   use({ model, has_chat_template: canChat }) {
     this.model = model;
     this.input.disabled = byId("chat-send").disabled = !canChat;
@@ -90,7 +90,7 @@ export class Chat {
   }
 }
 
-/** One answer while it comes, and its figures. */
+/** One streamed answer with its figures. */
 class Answer {
   constructor() {
     this.startMs = performance.now();
@@ -133,7 +133,7 @@ class Answer {
     if (this.firstMs === null) return [`${count(generated)} tokens`];
     const first = `first after ${duration((this.firstMs - this.startMs) / 1000)}`;
     const seconds = (this.lastMs - this.firstMs) / 1000;
-    // Of what came in one go, nobody knows how fast it came.
+    // If all tokens arrived together, there is no rate.
     const rate = seconds > 0.05 ? `, ${count((generated - 1) / seconds)} a second` : "";
     return [first, `${count(generated)} tokens${rate}`];
   }

@@ -1,4 +1,4 @@
-// The page: reads the server's state while the page is visible, and passes it to the charts, the chat and the tree.
+// The page, which polls the server's state while it is visible and passes the state to the charts and tables.
 
 import { ApiError, askForKey, requestJson } from "./api.js";
 import { Chart } from "./chart.js";
@@ -63,7 +63,7 @@ const tree = new Tree();
 let points = [];
 let run = null;
 
-/** Read the points since the last call and show them. */
+/** Request the new points, and show them. */
 async function readState() {
   const state = await requestJson(`dashboard/state?after=${points.at(-1)?.time_s ?? 0}`);
   if (state.about.run !== run) {
@@ -71,7 +71,7 @@ async function readState() {
     run = state.about.run;
     points = [];
     chat.use(state.about);
-    if (!isFirst) return; // the server has restarted, with another clock
+    if (!isFirst) return; // the server was restarted and has another clock
   }
   const read = state.points.map((row) => Object.fromEntries(state.fields.map((name, i) => [name, row[i]])));
   points = [...points, ...read].filter((point) => point.time_s > state.now_s - SPAN_S);
@@ -91,7 +91,7 @@ function showAbout({ about, health, now_s: nowS }) {
 
 function showHealth(kind, text) {
   byId("health").className = kind;
-  // A screen reader would read an equal text aloud every second.
+  // A screen reader would read out a repeated text every second.
   if (byId("health-text").textContent !== text) byId("health-text").textContent = text;
 }
 
@@ -104,13 +104,13 @@ async function readTree() {
   }
 }
 
-/** Wait until the page is visible. */
+/** Wait until the page is not hidden. */
 function pageShown() {
   if (!document.hidden) return Promise.resolve();
   return new Promise((resolve) => document.addEventListener("visibilitychange", resolve, { once: true }));
 }
 
-/** Wait until the tree is visible: reading it takes time of the scheduler. */
+/** Wait until the tree is visible, because reading it takes the scheduler's time. */
 async function treeShown() {
   await pageShown();
   await new Promise((resolve) => {
@@ -127,7 +127,7 @@ function wait(milliseconds) {
   return new Promise((resolve) => setTimeout(resolve, milliseconds));
 }
 
-/** Read repeatedly while the element is visible; after each failure, wait longer. */
+/** Call `read` periodically while the data is visible. The interval doubles after each failure. */
 async function poll(read, shown, intervalMs) {
   for (let failures = 0; ; ) {
     await shown();

@@ -1,8 +1,8 @@
-// Functions that create elements and format numbers. Data from the server is always inserted as text, never as markup.
+// Elements of the page. Strings from outside become text, never markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** Return the page's element of this id. */
+/** Return the page's element with this id. */
 export function byId(id) {
   return document.getElementById(id);
 }
@@ -12,7 +12,7 @@ export function element(name, attributes = {}, ...children) {
   return filled(document.createElement(name), attributes, children);
 }
 
-/** Return a new SVG element, as `element`. */
+/** Return a new SVG element with attributes and children. */
 export function svg(name, attributes = {}, ...children) {
   return filled(document.createElementNS(SVG, name), attributes, children);
 }
@@ -25,13 +25,13 @@ function filled(node, attributes, children) {
   return node;
 }
 
-/** Return a count as people read it: 7, 2.5, 4,567, 1.2M. */
+/** Return a count as text: 7, 2.5, 4,567, 1.2M. */
 export function count(value) {
   if (value >= 1e6) return `${(value / 1e6).toFixed(value < 1e7 ? 1 : 0)}M`;
   return value.toLocaleString("en", { maximumFractionDigits: value < 10 ? 1 : 0 });
 }
 
-/** Return a count where there is little room: 7, 2.5, 4.6K, 131K. */
+/** Return a count as short text: 7, 2.5, 4.6K, 131K. */
 export function shortCount(value) {
   return value.toLocaleString("en", { notation: "compact", maximumSignificantDigits: 3 });
 }
@@ -41,12 +41,7 @@ export function percent(share) {
   return `${Math.round(share * 100)} %`;
 }
 
-/** Return a ratio with two decimals. */
-export function ratio(value) {
-  return value.toFixed(2);
-}
-
-/** Return seconds as people read them: 38 ms, 1.2 s, 3 min, 2 h. */
+/** Return a duration in seconds as text: 38 ms, 1.2 s, 3 min, 2 h. */
 export function duration(seconds) {
   if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
   if (seconds < 10) return `${seconds.toFixed(1)} s`;

@@ -1,4 +1,4 @@
-// The table of replicas: what each does now, and what it has done.
+// The table of replicas, with their current load and their totals.
 
 import { byId, count, duration, element, percent } from "./elements.js";
 

@@ -1,4 +1,5 @@
-// The prefix tree: a node is as wide as its tokens are many, as high as the prompts below it, and warm when it was used lately.
+// The prefix tree. A node is as wide as its number of tokens, and as high as the number of leaves below it.
+// Its colour is warm if it was used recently.
 
 import { byId, count, duration, element } from "./elements.js";
 
@@ -6,7 +7,7 @@ const ROW = 22;
 const MIN_WIDTH = 4;
 const COLD_S = 600;
 
-/** Where an arrow key leads from a node. */
+/** Arrow key -> function that returns the next node. */
 const STEPS = {
   ArrowLeft: (node) => node.up,
   ArrowRight: (node) => node.children[0],
@@ -17,7 +18,7 @@ const STEPS = {
 export class Tree {
   constructor() {
     this.trees = [];
-    this.chosen = null; // a replica's name
+    this.chosen = null; // name of the shown replica
     this.focused = null; // the id of the node that takes the focus
     this.pointed = null; // the id of the node under the pointer
     this.nodes = new Map();
@@ -31,7 +32,7 @@ export class Tree {
     new ResizeObserver(() => this.draw()).observe(this.container);
   }
 
-  /** Show the replicas' trees, as the server sends them. */
+  /** Show the replicas' trees from the server. */
   update(trees) {
     this.trees = trees;
     const names = trees.map((tree) => tree.replica);
@@ -44,7 +45,7 @@ export class Tree {
     this.draw();
   }
 
-  /** Say why there is no tree. */
+  /** Show the reason why there is no tree. */
   fail(message) {
     this.trees = [];
     this.draw();
@@ -120,7 +121,7 @@ export class Tree {
     if (target) this.boxOf(target.id).focus();
   }
 
-  /** Say what is in the node under the pointer, or else in the one that has the focus. */
+  /** Describe the node under the pointer, or else the focused node. */
   tell() {
     const id = this.pointed ?? idOf(document.activeElement);
     const node = this.nodes.get(id);
@@ -130,7 +131,7 @@ export class Tree {
   }
 }
 
-/** Return the nodes with their places: `start` in tokens, `row` and `rows`, `level`, `up`, `children`. */
+/** Return the nodes with their positions: `start` in tokens, `row` and `rows`, `level`, `up`, `children`. */
 function place(plain) {
   const nodes = new Map(plain.map((node) => [node.id, { ...node, children: [] }]));
   const roots = [];
@@ -145,7 +146,7 @@ function place(plain) {
   }
   const placed = [];
   let [numRows, numTokens] = [0, 0];
-  // Parents come before children, and a parent's rows are known when its last descendant has its own.
+  // Parents are placed before their children. The rows of a parent are computed after those of its descendants.
   const waiting = [...roots].reverse();
   while (waiting.length) {
     const node = waiting.pop();
@@ -163,12 +164,12 @@ function place(plain) {
   return { placed, numRows, numTokens };
 }
 
-/** Return the id of a node's box; null for anything else. */
+/** Return the id of a node's box; null for other elements. */
 function idOf(target) {
   return target?.dataset?.id === undefined ? null : Number(target.dataset.id);
 }
 
-/** Return 1 for what was used just now, 0 for what was not for ten minutes. */
+/** Return the warmth of a node: 1 if it was used just now, 0 after ten minutes. */
 function warmth(ageS) {
   return 1 - Math.min(1, Math.log1p(ageS) / Math.log1p(COLD_S));
 }
