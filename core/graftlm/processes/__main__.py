@@ -1,4 +1,4 @@
-"""`python -m graftlm.processes`: a child process of `graftlm serve`."""
+"""Entry point of a child process of `graftlm serve`, run with `python -m graftlm.processes`."""
 
 from graftlm.processes.child import main
 

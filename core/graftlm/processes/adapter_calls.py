@@ -1,4 +1,4 @@
-"""The calls that load and unload a replica's adapters: files are read in threads, weights installed between steps."""
+"""The calls that load and unload a replica's adapters. Threads read the files; weights are installed between steps."""
 
 import logging
 import threading
@@ -30,7 +30,7 @@ class AdapterCalls:
 
     Args:
         loader: loads adapters; None if the replica does not support adapters.
-        wake: called, from any thread, when `take_read` has a call to return.
+        wake: called from any thread when `take_read` has a call to return.
     """
 
     def __init__(self, loader: AdapterLoader | None, wake: Callable[[], None]) -> None:
@@ -39,10 +39,10 @@ class AdapterCalls:
         self._readings: list[_Reading] = []
 
     def begin_load(self, call: Call) -> None:
-        """Begin to read an adapter. `take_read` returns the call when the adapter is read.
+        """Start to read an adapter. `take_read` returns the call when the adapter has been read.
 
         Args:
-            call: its arguments are the `name` and the `path` of the adapter.
+            call: the call, whose arguments are the `name` and the `path` of the adapter.
 
         Raises:
             AdapterError: the server does not support adapters.
@@ -53,20 +53,20 @@ class AdapterCalls:
         weights.add_done_callback(lambda done: self._wake())
 
     def take_read(self) -> list[tuple[Call, Callable[[], str]]]:
-        """Return the calls whose adapter has been read; each is returned once.
+        """Return the calls whose adapter has been read. Each call is returned once.
 
-        Returns: pairs of a call and a function that installs its adapter and returns the adapter's digest. The function
-            raises AdapterError if the adapter does not fit the model.
+        Returns: pairs of a call and a function, which installs the adapter and returns its digest. The function raises
+            AdapterError if the adapter does not fit the model.
         """
         done = [reading for reading in self._readings if reading.weights.done()]
         self._readings = [reading for reading in self._readings if reading not in done]
         return [(reading.call, partial(self._install, reading)) for reading in done]
 
     def unload(self, name: str) -> int:
-        """Refuse new requests for an adapter. If it is still being read, it is not installed.
+        """Refuse new requests for an adapter. An adapter that is still being read will not be installed.
 
-        Returns: the number of requests that still use it; 0 if this replica does not have the adapter. A replica that
-            was restarted may not have been able to load it.
+        Returns: the number of requests that still use the adapter; 0 if this replica does not have it, for example
+            because it could not load the adapter after a restart.
 
         Raises:
             AdapterError: the server does not support adapters.
@@ -76,13 +76,13 @@ class AdapterCalls:
         return loader.unload(name) if name in loader.loaded else 0
 
     def set_all(self, adapters: Mapping[str, Mapping[str, str | None]]) -> None:
-        """Load these adapters, and unload all others. A restarted replica does this before its first request.
+        """Load these adapters, and unload all others. A restarted replica gets this call before its first request.
 
         An adapter is left out if it cannot be loaded, or if its content differs from that in the other replicas. This
-        replica then refuses requests for it.
+        replica then refuses requests for the adapter.
 
         Args:
-            adapters: name -> "path" and "digest"; a digest of None accepts any content.
+            adapters: name -> {"path", "digest"}. A digest of None accepts any content.
 
         Raises:
             AdapterError: the server does not support adapters.
@@ -97,7 +97,7 @@ class AdapterCalls:
                 continue
             try:
                 self._load_again(name, str(expected["path"]), expected["digest"])
-            except Exception:  # one adapter's error must not prevent the loading of the others
+            except Exception:  # an error of one adapter must not prevent the loading of other adapters
                 logger.exception(
                     "adapter %s of %s cannot be loaded again; requests for it are refused", name, expected["path"]
                 )
@@ -122,7 +122,7 @@ class AdapterCalls:
 
 
 def _read_in_thread(loader: AdapterLoader, name: str, path: str) -> Future[AdapterWeights]:
-    """Read an adapter in a thread of its own, so that a slow file system delays no other adapter."""
+    """Read an adapter in a separate thread, so that a slow file system does not delay other adapters."""
     weights: Future[AdapterWeights] = Future()
 
     def read() -> None:

@@ -1,4 +1,4 @@
-"""Assembly of the main process's parts, which use the processes that a launcher has started."""
+"""Assembly of the main process's parts."""
 
 import asyncio
 import logging
@@ -36,15 +36,15 @@ async def assemble_manager(
     metrics: RequestMetrics,
     recorder: TraceRecorder | None = None,
 ) -> TokenizerManager:
-    """Load the tokenizer while the processes load the model, and wait until both are done.
+    """Return a manager when the tokenizer is loaded and the processes have loaded the model.
 
     Args:
-        launcher: has started the processes.
+        launcher: the launcher, which has started the processes.
         metrics: measures the requests.
-        recorder: records finished requests; None: they are not recorded.
+        recorder: records finished requests; None if they are not recorded.
 
     Raises:
-        GraftlmError: the checkpoint, the configuration or a plugin is wrong.
+        GraftlmError: the checkpoint, the configuration or a plugin is invalid.
     """
     path = resolve_checkpoint(config.model.path)
     model_config = load_model_config(path)
@@ -57,7 +57,7 @@ async def assemble_manager(
     intake = Intake(limits, lambda params: TextStream(tokenizer, params), time.monotonic, grammars)
     replicas = ReplicaSet(launcher.scheduler_names, can_recover=config.server.restart)
     formats = choose_chat_formats(config, registry, tokenizer.chat_template)
-    # The schedulers choose the plugins that have to fit the model. Main adds the other families, and the reasons.
+    # The schedulers choose the plugins that depend on the model. Main adds the other families and the reasons.
     resolved = infos[0]["resolved"] | resolve_plugins(config, registry, formats, "the chat template")
     logger.info("%s", resolved_line(resolved))
     model = _served_model(config, model_config, path, infos[0] | {"resolved": resolved}, limits, tokenizer)
@@ -88,7 +88,7 @@ async def assemble_manager(
 
 
 def _limits(infos: Sequence[dict[str, Any]]) -> IntakeLimits:
-    """Return the limits that fit every replica: the smallest KV memory among them."""
+    """Return limits that are valid in every replica, for the smallest KV memory."""
     limits = dict(infos[0]["limits"])
     limits["memory_tokens"] = min(info["limits"]["memory_tokens"] for info in infos)
     limits["eos_token_ids"] = tuple(limits["eos_token_ids"])

@@ -11,10 +11,10 @@ from graftlm.processes.replicas import ReplicaSet
 
 __all__ = ["ProcessCalls", "Send"]
 
-#: Time limit for the reply to a Call.
+#: Seconds to wait for the reply to a Call.
 CALL_TIMEOUT_S = 60.0
 
-#: Queues a message for the process of a name. The message is dropped if the process is down.
+#: Queues a message for a process by name. The message is dropped if the process is not running.
 Send = Callable[[str, Message], None]
 
 
@@ -36,7 +36,7 @@ class ProcessCalls:
             arguments: arguments of the call.
 
         Raises:
-            UnavailableError: the process is down, dies, or does not reply in time.
+            UnavailableError: the process is not running, dies, or does not reply in time.
             RequestError: the process refuses the call.
         """
         return await self._call(process, name, arguments, CALL_TIMEOUT_S)
@@ -65,7 +65,7 @@ class ProcessCalls:
             del self._waiting[call_id]
 
     async def call_schedulers(self, name: str, /, **arguments: Any) -> list[Any]:
-        """Call every replica that is ready and return the values of their replies.
+        """Call every ready replica and return the values of the replies.
 
         Raises:
             UnavailableError: no replica is ready, or one dies or does not reply in time.
@@ -77,7 +77,7 @@ class ProcessCalls:
         return list(await asyncio.gather(*[self.call(replica.name, name, **arguments) for replica in ready]))
 
     async def call_surviving(self, name: str, /, **arguments: Any) -> None:
-        """Call every replica that is ready, and ignore errors of replicas that die during the call.
+        """Call every ready replica, and ignore errors of replicas that die during the call.
 
         Raises:
             UnavailableError: a replica that is still ready does not reply in time.
@@ -91,7 +91,7 @@ class ProcessCalls:
                 raise outcome
 
     def answer(self, reply: Reply) -> None:
-        """Pass a reply to its caller. It is ignored if the caller no longer waits."""
+        """Pass a reply to its caller. The reply is ignored if the caller no longer waits."""
         _, future = self._waiting.get(reply.call_id, (None, None))
         if future is None or future.done():
             return
@@ -101,7 +101,7 @@ class ProcessCalls:
             future.set_exception(RequestError(reply.error))
 
     def process_died(self, name: str, text: str) -> None:
-        """Fail the open calls of a process that died, with an error of this text."""
+        """Fail the open calls of a dead process with an error that has this text."""
         for process, future in list(self._waiting.values()):
             if process == name and not future.done():
                 future.set_exception(UnavailableError(text))

@@ -1,4 +1,4 @@
-"""One-way channels between processes: ZeroMQ push and pull over `ipc://`."""
+"""One-way channels between processes, which use ZeroMQ push and pull sockets over `ipc://`."""
 
 import os
 from collections.abc import Iterator
@@ -13,22 +13,22 @@ from graftlm.processes.messages import AnyMessage, Message, decode, encode
 
 __all__ = ["AsyncInbox", "Inbox", "Outbox", "deliver_all"]
 
-#: Time for which a closed end still tries to deliver queued messages.
+#: Milliseconds for which a closed end still tries to deliver queued messages.
 _LINGER_MS = 1000
 
 
 def deliver_all() -> None:
-    """Close every end in this process, and wait up to 1 s until the queued messages are delivered.
+    """Close every end in this process, and wait up to 1 s for the delivery of queued messages.
 
-    `Outbox.close` does not wait. So if the process ended directly after it, queued messages would be lost.
+    `Outbox.close` does not wait, so queued messages would be lost if the process ended directly afterwards.
     """
     zmq.Context.instance().destroy(linger=_LINGER_MS)
 
 
 class Outbox:
-    """The sending end, used by one thread. It never blocks: messages are queued until the receiver reads them.
+    """The sending end, used by one thread. It never blocks, because messages are queued until the receiver reads them.
 
-    The queue has no limit of its own. It is bounded, since the running requests produce a bounded number of messages.
+    The queue has no explicit limit. Its length is bounded, since the number of messages of running requests is bounded.
     """
 
     def __init__(self, endpoint: str) -> None:
@@ -49,13 +49,13 @@ class Outbox:
         """Close this end.
 
         Args:
-            deliver: whether queued messages are still delivered; False if the receiver is dead.
+            deliver: whether queued messages are still delivered. Use False if the receiver is dead.
         """
         self._socket.close(linger=_LINGER_MS if deliver else 0)
 
 
 class Inbox:
-    """The receiving end, used by one thread. Other threads can wake it."""
+    """The receiving end, used by one thread. Other threads can wake this thread."""
 
     def __init__(self, endpoint: str) -> None:
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PULL)
@@ -77,13 +77,13 @@ class Inbox:
         """Yield the messages that have arrived.
 
         Args:
-            wait_s: if there is no message, wait for one up to this number of seconds; None: without a limit.
+            wait_s: maximum number of seconds to wait for the first message; None for no limit.
 
         Raises:
             MessageError: a message cannot be decoded.
         """
         if wait_s != 0.0:
-            # Rounded up: a wait that ends too early would find nothing to do and start again.
+            # Rounded up, because a wait that ends too early would find nothing to do and start again.
             events = self._poller.poll(None if wait_s is None else int(wait_s * 1000) + 1)
             if len(events) and self._wake_end in dict(events):
                 os.read(self._wake_end, 4096)

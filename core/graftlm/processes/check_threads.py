@@ -14,20 +14,21 @@ T = TypeVar("T")
 
 #: Maximum number of checks that run at the same time, including those that hang.
 _MAX_THREADS: Final = 8
-#: Nearly all checks take less, except the first one of a backend, which loads it.
+#: Nearly all checks take less than this number of seconds, except the first check of a backend, which loads it.
 _MAX_TURN_S: Final = 1.0
 
 
 class CheckThreads:
     """Checks grammars in threads. Used by one event loop.
 
-    At most `num_threads` checks run at the same time. A check that has run for longer than 1 s no longer counts, so a
-    few slow checks do not delay the others; at most 8 checks run in total. A check that exceeds its time limit fails.
-    Its thread continues, but does not prevent the process from exiting.
+    At most `num_threads` checks run at the same time. A check that has run for longer than 1 s does not count, so a few
+    slow checks do not delay other checks. At most 8 checks run in total. A check that exceeds its time limit fails. Its
+    thread continues, but does not prevent the process from exiting.
 
     Args:
         num_threads: maximum number of checks of up to 1 s that run at the same time.
-        timeout_s: time limit of a check, including the loading of its backend. Also the limit for its wait to start.
+        timeout_s: time limit of a check in seconds, including the loading of its backend. Also the limit of the wait
+            before the check starts.
     """
 
     def __init__(self, num_threads: int, timeout_s: float) -> None:
@@ -40,7 +41,7 @@ class CheckThreads:
 
         Raises:
             GrammarError: the check exceeds its time limit.
-            UnavailableError: the check could not start in time, because others hang.
+            UnavailableError: the check could not start in time, because other checks hang.
             Exception: the error of the check.
         """
         try:
@@ -76,7 +77,7 @@ class CheckThreads:
             result, failure = None, None
             try:
                 result = check()
-            except BaseException as error:  # the waiting caller gets it
+            except BaseException as error:  # the waiting caller gets the error
                 failure = error
             with suppress(RuntimeError):  # raised if the loop is closed
                 loop.call_soon_threadsafe(end, result, failure)

@@ -1,4 +1,4 @@
-"""The start of a child process: it reads its setup from standard input and reports that it is ready, or its error."""
+"""The start of a child process, which reads its setup from standard input and reports readiness or an error."""
 
 import faulthandler
 import gc
@@ -31,13 +31,13 @@ class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: "detokenizer", or "scheduler-0" and so on.
         endpoint: address at which the process receives messages.
-        main, detokenizer: addresses to which it sends messages.
+        main, detokenizer: addresses to which the process sends messages.
         config: the configuration, in the form that `EngineConfig.load` accepts, without secrets.
         sys_path: main's `sys.path`, so that the child finds plugins that are not installed.
         stacks_path: file to which the process writes the stacks of its threads on SIGUSR1 and SIGUSR2.
         log_format: `server.log_format`.
         log_level: `server.log_level`.
-        num_threads: number of threads for tensor operations; None: torch's default.
+        num_threads: number of threads for tensor operations; None for torch's default.
         kv_events: `server.kv_events`.
     """
 
@@ -55,10 +55,10 @@ class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_stacks_on_signals(file: TextIO) -> None:
-    """Install handlers of SIGUSR1 and SIGUSR2 that append the stacks of all threads to a file; see `stacks_of`.
+    """Install handlers of SIGUSR1 and SIGUSR2 that append the stacks of all threads to a file, for `stacks_of`.
 
     Must be called in the main thread. For SIGUSR1, the C signal handler writes a byte to a pipe, and a thread that
-    waits for this byte writes the stacks. For SIGUSR2, the C signal handler itself writes them.
+    waits for this byte writes the stacks. For SIGUSR2, the C signal handler writes the stacks.
     """
     receiver, sender = os.pipe()
 
@@ -98,15 +98,15 @@ def main() -> None:
         to_main.send(Failed(process=setup.name, pid=os.getpid(), error=failed[0], message=failed[1]))
     deliver_all()
     logging.shutdown()
-    os._exit(status)  # a normal exit would wait for threads of plugins, which may hang
+    os._exit(status)  # a normal exit would wait for plugins' threads, which may hang
 
 
 def _end_with_main(stdin: BinaryIO, folder: Path) -> None:
-    """Ignore SIGINT and SIGTERM, which main handles for all processes, and end this process when main ends.
+    """End this process when main ends. SIGINT and SIGTERM are ignored, because main handles them for all processes.
 
     Args:
-        stdin: the standard input, which main holds open.
-        folder: the folder of the sockets. It is removed here, since main may have been killed.
+        stdin: the standard input, which main keeps open.
+        folder: the folder of the sockets. This process removes it, since main may have been killed.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -147,7 +147,7 @@ def _run_scheduler(setup: ChildSetup, to_main: Outbox) -> None:
     early: list[AnyMessage] = []
 
     def await_tokenizer() -> Tokenizer:
-        """Wait for the tokenizer that main has read from the checkpoint, which saves a second reading."""
+        """Return the tokenizer when main has sent it, so that the checkpoint's tokenizer is read only once."""
         on_stage("waiting for the tokenizer")
         while True:
             for message in inbox.receive(None):
@@ -177,8 +177,8 @@ def _run_scheduler(setup: ChildSetup, to_main: Outbox) -> None:
     process = SchedulerProcess(
         setup.name, parts, metrics, inbox, to_main, Outbox, setup.detokenizer, time.monotonic, events
     )
-    # The objects that exist now live as long as the process. Without `freeze`, each full garbage collection would scan
-    # them and stop all threads for 0.1 s or more.
+    # The objects that exist now live until the process ends. Without `freeze`, each full garbage collection would scan
+    # these objects and stop all threads for 0.1 s or more.
     gc.collect()
     gc.freeze()
     to_main.send(Ready(process=setup.name, pid=os.getpid(), info=parts.summary()))

@@ -32,10 +32,10 @@ logger = logging.getLogger(__name__)
 
 
 class DetokenizerProcess:
-    """Keeps the state of every completion's text while the completion runs.
+    """Converts tokens to text, and keeps the text state of each running completion.
 
     Args:
-        load_tokenizer: makes a decoder from JSON of the `tokenizers` library.
+        load_tokenizer: creates a decoder from JSON of the `tokenizers` library.
     """
 
     def __init__(self, name: str, inbox: Inbox, to_main: Outbox, load_tokenizer: Callable[[str], TokenDecoder]) -> None:
@@ -62,7 +62,7 @@ class DetokenizerProcess:
             case LoadTokenizer():
                 self._tokenizer = self._load_tokenizer(message.json)
                 self._to_main.send(Ready(process=self._name, pid=os.getpid(), info={}))
-            case Abort():  # sent after their scheduler died, which cannot send their last updates
+            case Abort():  # sent after the death of a scheduler, which cannot send the last updates
                 for completion_id in list(self._texts) if message.completion_ids is None else message.completion_ids:
                     self._texts.pop(completion_id, None)
             case Call():  # the only call to a detokenizer is "ping"
@@ -80,7 +80,7 @@ class DetokenizerProcess:
             self._texts[completion_id] = CompletionText(TextStream(self._tokenizer, params), params.include_stop)
 
     def _with_texts(self, updates: list[RequestUpdate]) -> TextBatch:
-        """Return updates with their texts. If a text cannot be made, only its request fails."""
+        """Return updates with their texts. If a conversion fails, only its request fails."""
         texts = [""] * len(updates)
         for i, update in enumerate(updates):
             text = self._texts.get(update.request_id)

@@ -1,4 +1,4 @@
-"""One running prompt in the main process: its HTTP handler reads here what the other processes report."""
+"""One running prompt in the main process, with the output that its HTTP handler reads."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -17,15 +17,15 @@ __all__ = ["CompletionDelta", "Generation", "PreparedRequest"]
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """A prompt that has been tokenized and checked, and can be started.
+    """A tokenized and checked prompt that can be started.
 
     Attributes:
         request_id: the client's id, or a random one.
         prompt_token_ids: int32 [n].
         params: the sampling parameters.
-        seed: the seed of all its completions.
+        seed: the seed of all completions of the prompt.
         options: options other than sampling parameters, such as timeout and priority.
-        unenforced: as in `RequestOutput`.
+        unenforced: value of `RequestOutput.unenforced`.
     """
 
     request_id: str
@@ -44,9 +44,9 @@ class CompletionDelta:
         index: index of the completion.
         text: new text, possibly "".
         token_ids: new tokens, possibly none.
-        logprobs: one for each new token if requested, else empty.
-        num_dropped: number of earlier tokens at the end that the new ones replace. The text does not change by this.
-        finish_reason, matched_stop: set in the completion's last delta.
+        logprobs: one value per new token if requested, else empty.
+        num_dropped: number of earlier tokens at the end that the new tokens replace. This does not change the text.
+        finish_reason, matched_stop: set only in the completion's last delta.
     """
 
     index: int
@@ -64,10 +64,10 @@ class Generation(AsyncIterator[list[CompletionDelta]]):
     Iterate over it to get deltas when they arrive, or await `result`. If a completion is aborted, its finish_reason is
     "abort". If a completion fails, both ways of reading raise an error after the deltas before it:
 
-        RequestError: the request is not valid, or requests something that is not supported.
+        RequestError: the request is not valid, or uses an unsupported feature.
         RequestTimeoutError: the request exceeded its time limit.
         RequestFailedError: the engine failed.
-        UnavailableError: a process died; the client may send the request again.
+        UnavailableError: a process died. The client may send the request again.
 
     Args:
         request: the prompt.
@@ -79,7 +79,7 @@ class Generation(AsyncIterator[list[CompletionDelta]]):
         accepted: done when a replica has queued or refused the prompt.
         num_output_tokens: number of tokens of all completions so far.
         num_unfinished: number of completions that have not ended.
-        outcome: how it ended, for metrics: a finish reason, or a failure's name.
+        outcome: a finish reason or the name of a failure, for metrics.
         weight_version: name of the weights at the start of the request.
     """
 
@@ -112,12 +112,12 @@ class Generation(AsyncIterator[list[CompletionDelta]]):
 
     @property
     def embedding(self) -> bytes | None:
-        """The vector of an embedding request, float32 [hidden] as bytes; None before its end and for other requests."""
+        """The vector of an embedding request, float32 [hidden] as bytes; None before the end and for other requests."""
         return self._builder.embedding
 
     @property
     def completion_ids(self) -> list[CompletionId]:
-        """The ids of its completions, in the order of their indices."""
+        """The ids of the completions, in the order of their indices."""
         return self._builder.completion_ids
 
     @property
@@ -140,27 +140,27 @@ class Generation(AsyncIterator[list[CompletionDelta]]):
         return self._builder.gathered()
 
     def snapshot(self) -> RequestOutput:
-        """Return all output so far, and the prompt's token ids as a tuple (milliseconds for a long prompt)."""
+        """Return all output so far, with the prompt's token ids as a tuple. Takes milliseconds for a long prompt."""
         return self._builder.output()
 
     async def ended(self) -> GatheredOutput:
-        """Wait for the end and return all output; errors as in the class's docstring."""
+        """Wait for the end and return all output. Raises the errors in the docstring of the class."""
         async for _ in self:
             pass
         return self.gathered()
 
     async def result(self) -> RequestOutput:
-        """Wait for the end and return all output with the prompt, as `snapshot` does; errors as in `ended`."""
+        """Wait for the end and return all output with the prompt. Raises the errors of `ended`."""
         await self.ended()
         return self.snapshot()
 
     def abort(self) -> None:
-        """Abort the prompt, if it has not ended. Its completions then end with finish_reason "abort"."""
+        """Abort the prompt if it has not ended. Its completions then end with finish_reason "abort"."""
         if not self.finished:
             self._abort(self)
 
     async def __anext__(self) -> list[CompletionDelta]:
-        """Wait for new output, and return one delta for each completion that has some."""
+        """Wait for new output, and return one delta for each completion with new output."""
         while True:
             if self._deltas:
                 deltas, self._deltas = self._deltas, []
@@ -175,11 +175,11 @@ class Generation(AsyncIterator[list[CompletionDelta]]):
     # -- for the tokenizer manager -------------------------------------------------------------------------------------
 
     def apply(self, update: RequestUpdate, text: str) -> None:
-        """Add an update of one of the completions, with the text that belongs to it."""
+        """Add an update of one of the completions, with its text."""
         if self._error is not None:
             return
         if not self.accepted.done():
-            self.accepted.set_result(None)  # the update came through the detokenizer, and overtook Accepted
+            self.accepted.set_result(None)  # the update, which came through the detokenizer, arrived before Accepted
         self._builder.apply(update, text)
         finish = update.finish
         self.num_output_tokens += len(update.token_ids) - update.num_dropped
@@ -214,7 +214,7 @@ class Generation(AsyncIterator[list[CompletionDelta]]):
 
 
 def _merged(deltas: list[CompletionDelta]) -> list[CompletionDelta]:
-    """Return one delta for each completion, which joins all its deltas."""
+    """Return one delta per completion, which joins all deltas of the completion."""
     by_index: dict[int, list[CompletionDelta]] = {}
     for delta in deltas:
         by_index.setdefault(delta.index, []).append(delta)

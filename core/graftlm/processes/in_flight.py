@@ -1,4 +1,4 @@
-"""The table of the main process's running prompts, with lookup by request id, prompt id or completion id."""
+"""The main process's table of running prompts, with lookup by request id, prompt id or completion id."""
 
 import asyncio
 from collections.abc import Iterator
@@ -17,8 +17,8 @@ class InFlight:
     """One prompt that has not ended, and its replica.
 
     Attributes:
-        arrived_s: arrival of the prompt, in seconds of the monotonic clock.
-        last_token_s: arrival of its latest tokens, on the same clock; None before the first token.
+        arrived_s: time of the prompt's arrival, in seconds of the monotonic clock.
+        last_token_s: time of the arrival of its latest tokens, on the same clock; None before the first token.
     """
 
     prompt_id: PromptId
@@ -75,7 +75,7 @@ class InFlightRequests:
         item.replica.queued_tokens -= len(item.generation.request.prompt_token_ids)
 
     def remove(self, item: InFlight) -> bool:
-        """Remove a prompt. Return False if it is not in the table."""
+        """Remove a prompt, and return whether it was in the table."""
         if self._by_prompt_id.pop(item.prompt_id, None) is None:
             return False
         del self._by_request_id[item.generation.request_id]

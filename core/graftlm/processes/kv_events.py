@@ -1,4 +1,4 @@
-"""The events of a replica's prefix cache (stored, removed), published over ZeroMQ for external routers and indexers."""
+"""Publishing of a replica's prefix cache events over ZeroMQ, for external routers and indexers."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ logger = logging.getLogger(__name__)
 #: The first frame of every message.
 TOPIC = b"kv_events"
 
-#: Maximum number of batches that are queued for a slow subscriber. Further batches are dropped. The subscriber can
-#: detect this by `seq`. Each subscriber has its own queue, and a batch of long prompts can have hundreds of kilobytes.
+#: Maximum number of batches that are queued for a slow subscriber. Further batches are dropped, which the subscriber
+#: can detect by `seq`. Each subscriber has its own queue. A batch of long prompts can have hundreds of kilobytes.
 _QUEUED_BATCHES = 500
 
 
 class WireCacheEvent(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A `graftlm.records.CacheEvent` in a message; `token_ids` are int32, little-endian."""
+    """A `graftlm.records.CacheEvent` in a message. `token_ids` are int32, little-endian."""
 
     kind: str
     num_tokens: int
@@ -42,9 +42,9 @@ class KVEventBatch(msgspec.Struct, frozen=True):
     Attributes:
         version: version of this format.
         replica: name of the replica's process.
-        seq: number of the batch, which grows by 1. If a number is missing, or is smaller than the last one, the
+        seq: number of the batch, which increases by 1. If a number is missing or is smaller than the last one, the
             subscriber has to read the whole cache again (`GET /cache_snapshot`).
-        time_s: Unix time.
+        time_s: Unix time in seconds.
         events: the events, oldest first.
     """
 
@@ -56,7 +56,7 @@ class KVEventBatch(msgspec.Struct, frozen=True):
 
 
 class KVEventPublisher:
-    """Collects the cache's events, and publishes the events of a step in one batch. It is a plugin with a hook.
+    """A plugin with a hook that collects the cache's events, and publishes the events of a step in one batch.
 
     Publishing does not block, so subscribers cannot delay a step.
     """
@@ -83,7 +83,7 @@ class KVEventPublisher:
 
     @hookimpl
     def cache_event(self, event: CacheEvent) -> None:
-        """Collect an event; a hook."""
+        """Collect an event. This method is a hook."""
         self._events.append(event)
 
     def publish(self) -> None:
@@ -98,7 +98,7 @@ class KVEventPublisher:
 
 
 def replica_endpoint(address: str, index: int) -> str:
-    """Return the address of the replica `index`: for TCP, the port plus the index; else the index is appended."""
+    """Return the address of the replica `index`. For TCP, the index is added to the port, else it is appended."""
     if not address.startswith("tcp://"):
         return f"{address}-{index}" if index else address
     host, _, port = address.rpartition(":")

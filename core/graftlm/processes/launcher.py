@@ -43,11 +43,11 @@ logger = logging.getLogger(__name__)
 
 #: A process that has died this many times in a row before it was ready is not restarted.
 MAX_FAILED_STARTS = 3
-#: Time limit for the start of a process, and again for the process to read its setup. After that it is killed.
+#: Maximum number of seconds for the start of a process, and also for the process to read its setup. Then it is killed.
 START_TIMEOUT_S = 60.0
-#: Time that is left for the last messages of a process that has ended.
+#: Seconds to wait for the last messages of a process that has ended.
 _LAST_MESSAGES_S = 0.2
-#: Limit for the length of an `ipc://` path.
+#: Maximum length of an `ipc://` path.
 _MAX_SOCKET_PATH = 100
 
 #: Starts a process. Arguments: the command, the environment, the first line of its standard input.
@@ -55,47 +55,47 @@ StartProcess = Callable[[Sequence[str], Mapping[str, str], bytes], Awaitable[Chi
 
 
 class ProcessListener(Protocol):
-    """Gets the messages of the processes, and changes of their state. Called in the event loop."""
+    """Receives the messages of the processes, and changes of their state. Called in the event loop."""
 
     def receive(self, message: AnyMessage) -> None:
-        """Handle a message of a process that is ready."""
+        """Handle a message of a ready process."""
         ...
 
     def process_ready(self, name: str) -> None:
-        """Handle that a process is ready for messages."""
+        """Handle a process that has become ready for messages."""
         ...
 
     def process_died(self, name: str, reason: str) -> None:
-        """Handle that a process has ended."""
+        """Handle the end of a process."""
         ...
 
     def process_stuck(self, name: str, seconds: float) -> None:
-        """Handle that a process has not answered a ping for this number of seconds."""
+        """Handle a process that has not answered a ping for this number of seconds."""
         ...
 
     def process_recovered(self, name: str) -> None:
-        """Handle that a process that was stuck answers again."""
+        """Handle a stuck process that answers again."""
         ...
 
     def restarts_ended(self) -> None:
-        """Handle that no process will be restarted any more."""
+        """Handle the end of restarts: from now on, processes that die are not restarted."""
         ...
 
 
 class Launcher:
-    """Starts a scheduler process for each replica, and one detokenizer, and restarts them when they die.
+    """Starts one scheduler process per replica and one detokenizer, and restarts processes that die.
 
-    The sockets are in a private folder. A process that replaces a dead one gets new sockets, so that it receives no
-    message for the dead one.
+    The sockets are in a private folder. A process that replaces a dead process gets new sockets, so that it receives no
+    messages for the dead process.
 
     Args:
         clock: a monotonic clock, in seconds.
         start_process: starts a process.
-        start_timeout_s: see `START_TIMEOUT_S`.
+        start_timeout_s: time limit with the meaning of `START_TIMEOUT_S`.
 
     Attributes:
         folder: the folder of the sockets.
-        fatal: done when a process has died that is not restarted; its result is the reason.
+        fatal: future that is done when a process has died and is not restarted. Its result is the reason.
     """
 
     def __init__(
@@ -126,11 +126,11 @@ class Launcher:
 
     @property
     def pids(self) -> dict[str, int]:
-        """Name -> process id of each process that runs."""
+        """Name -> process id of each running process."""
         return {c.name: c.process.pid for c in self._children.values() if c.process is not None}
 
     async def start(self) -> None:
-        """Start every process, without waiting until it is ready, which `ready` does.
+        """Start every process. This does not wait until the processes are ready; `ready` does.
 
         Raises:
             EngineError: a process cannot be started.
@@ -144,12 +144,12 @@ class Launcher:
         """Wait until every process is ready.
 
         Args:
-            tokenizer_json: the tokenizer. The detokenizer decodes with it, and the schedulers use it for grammars.
+            tokenizer_json: the tokenizer as JSON. The detokenizer uses it to decode, and the schedulers for grammars.
 
         Returns: the `info` of each scheduler's Ready message.
 
         Raises:
-            GraftlmError: the error of the first process that could not start.
+            GraftlmError: the error of the first process that failed to start.
         """
         self._tokenizer_json = tokenizer_json
         for child in self._children.values():
@@ -159,10 +159,10 @@ class Launcher:
         return infos[1:]
 
     def watch(self, listener: ProcessListener) -> None:
-        """Report messages of the processes, and changes of their state, to a listener from now on.
+        """Report messages and state changes of the processes to a listener from now on.
 
         Raises:
-            EngineError: a process that was ready has ended.
+            EngineError: a ready process has ended.
         """
         for child in self._children.values():
             if child.end is not None:
@@ -175,7 +175,7 @@ class Launcher:
         self._spawn_task(self._watchdog.run())
 
     def send(self, name: str, message: Message) -> None:
-        """Queue a message for a process. It is dropped if the process is down."""
+        """Queue a message for a process. The message is dropped if the process is not running."""
         outbox = self._children[name].outbox
         if outbox is not None:
             outbox.send(message)
@@ -186,7 +186,7 @@ class Launcher:
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)  # after this, no process is being started
+        await asyncio.gather(*tasks, return_exceptions=True)  # from here on, no process is being started
         for child in self._children.values():
             if child.is_ready and child.outbox is not None:
                 child.outbox.send(Shutdown())
@@ -211,14 +211,14 @@ class Launcher:
         child.ready = asyncio.get_running_loop().create_future()
         child.ready.add_done_callback(_mark_retrieved)
         child.pinged_s, child.is_stuck = None, False
-        command = [*command_line(), child.name]  # the name is only for the system's list of processes
+        command = [*command_line(), child.name]  # the name is only shown in the system's process list
         setup = msgspec.json.encode(self._setup(child)) + b"\n"
         try:
             async with asyncio.timeout(self._start_timeout_s):
                 child.process = await self._start_process(command, self._environment(child.name), setup)
         except TimeoutError:
             raise EngineError(f"{child.name} was not started within {self._start_timeout_s:g} s") from None
-        except OSError as error:  # for instance too little memory, or too many open files
+        except OSError as error:  # for example not enough memory, or too many open files
             raise EngineError(f"{child.name} cannot be started: {error}") from error
         child.end = None
         logger.info("%s runs as pid %d", child.name, child.process.pid)
@@ -226,14 +226,14 @@ class Launcher:
         child.outbox = Outbox(child.endpoint)
         self._send_tokenizer(child)
         if child.name == DETOKENIZER:
-            for name in self.scheduler_names:  # schedulers that start later get the endpoint in their setup
+            for name in self.scheduler_names:  # schedulers that start later read the endpoint from their setup
                 self.send(name, UseDetokenizer(endpoint=child.endpoint))
         self._spawn_task(self._wait_for_end(child, child.process)).add_done_callback(self._watch_ended)
 
     def _check_start(self, child: ManagedChild, process: ChildProcess) -> None:
-        """Kill a process that has not read its setup in time. This counts as a failed start."""
+        """Kill a process that has not read its setup in time. The start counts as failed."""
         is_running = child.process is process and process.returncode is None
-        if is_running and not child.stacks_path.exists():  # the process makes this file after it has read its setup
+        if is_running and not child.stacks_path.exists():  # the process creates this file after it has read its setup
             logger.error(
                 "%s (pid %d) has not read its setup within %g s and is killed",
                 child.name,
@@ -289,7 +289,7 @@ class Launcher:
         child.outbox = child.process = None
         child.end = reason
         if self._listener is None:
-            return  # the server's start fails: `ready` or `watch` raises
+            return  # `ready` or `watch` raises the error, and the server's start fails
         self._listener.process_died(child.name, reason)
         child.failed_starts = 0 if was_ready else child.failed_starts + 1
         if self._config.server.restart and child.failed_starts < MAX_FAILED_STARTS:
@@ -325,7 +325,7 @@ class Launcher:
                 self._handle(await inbox.receive())
             except MessageError as error:
                 logger.error("%s", error)
-            except Exception:  # an error of one message must not end the handling of the others
+            except Exception:  # an error of one message must not end the handling of later messages
                 logger.exception("a message could not be handled")
 
     def _handle(self, message: AnyMessage) -> None:
@@ -366,7 +366,7 @@ class Launcher:
         return task
 
     def _watch_ended(self, task: "asyncio.Task[None]") -> None:
-        """End the restarts if `_wait_for_end` has failed, since it would have restarted the process."""
+        """End the restarts if `_wait_for_end` has failed, since it was responsible for the restart of its process."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
             logger.error("a process is no longer watched", exc_info=error)
@@ -376,7 +376,8 @@ class Launcher:
 def _config_of(child: ManagedChild, config: EngineConfig) -> dict[str, Any]:
     """Return the configuration for a child, without `server`.
 
-    For a process that replaces a dead one, it contains no adapters: main sends these with a call.
+    For a process that replaces a dead process, the configuration contains no adapters, because main sends them with a
+    call.
     """
     sections = config.model_dump(mode="json", exclude={"server"})
     if child.generation > 1 and config.lora.takes_adapters:
@@ -385,7 +386,7 @@ def _config_of(child: ManagedChild, config: EngineConfig) -> dict[str, Any]:
 
 
 def _private_folder() -> Path:
-    """Make a folder that only this user may access."""
+    """Create a folder that only this user may access."""
     folder = Path(tempfile.mkdtemp(prefix="graftlm-"))  # mkdtemp sets the mode 0700
     if len(str(folder)) > _MAX_SOCKET_PATH - len("/scheduler-63-99999"):
         folder.rmdir()

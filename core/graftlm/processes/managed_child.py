@@ -1,4 +1,4 @@
-"""The launcher's record of a child process, and of the processes that replace it."""
+"""The launcher's record of a child process and its replacements."""
 
 import asyncio
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ __all__ = ["ManagedChild"]
 
 @dataclass(slots=True, eq=False)
 class ManagedChild:
-    """One child process, and after its end the process that replaces it.
+    """One child process. After its end, the record describes the process that replaces it.
 
     Attributes:
         generation: number of processes that have had this name, including the current one.
@@ -21,10 +21,10 @@ class ManagedChild:
         outbox: channel to the current process.
         endpoint: address at which the current process receives messages.
         stacks_path: file to which the current process writes the stacks of its threads.
-        ready: done when the current process is ready; its result is the `info` of the Ready message.
-        end: how the last process ended; None if a process runs.
-        failed_starts: number of processes in a row that ended before they were ready.
-        pinged_s: clock reading at the watchdog's ping that is not answered yet; None: no ping is open.
+        ready: future that is done when the current process is ready. Its result is the `info` of the Ready message.
+        end: description of how the last process ended; None if a process runs.
+        failed_starts: number of consecutive processes that ended before they were ready.
+        pinged_s: time of the watchdog's unanswered ping, in seconds of the clock; None if there is none.
         is_stuck: whether the watchdog has reported the process as stuck.
     """
 

@@ -1,4 +1,4 @@
-"""The messages between the server's processes: MessagePack structs, each with the protocol's version.
+"""The messages between the server's processes, which are MessagePack structs with the protocol's version.
 
 main ──Generate, Abort, Call──> scheduler ──TokenBatch──> detokenizer ──TextBatch──> main
 main <──Progress, Ready, Failed, Reply, Load── scheduler, detokenizer
@@ -6,9 +6,9 @@ main <──Progress, Ready, Failed, Reply, Load── scheduler, detokenizer
 There are three kinds of ids:
 
     request id      the client's id of a prompt, or a random id that main creates. Only main and the client use it. A
-                    client may use it again when the prompt has ended.
-    `PromptId`      main's id of a prompt: the request id and a number, never used twice. So a late message about an
-                    aborted prompt cannot reach a later prompt with the same request id.
+                    client may reuse it when the prompt has ended.
+    `PromptId`      main's id of a prompt. It consists of the request id and a number, and is never reused. Therefore a
+                    late message about an aborted prompt cannot reach a later prompt with the same request id.
     `CompletionId`  the id of one of a prompt's `n` completions: the prompt id, followed by "#0", "#1" and so on if `n`
                     is above 1. In the scheduler, each completion is a request: `Request.request_id` and
                     `RequestUpdate.request_id` are completion ids.
@@ -59,7 +59,7 @@ __all__ = [
     "params_to_wire",
 ]
 
-#: Both ends of a channel must have the same version. A child process of an older installation is refused.
+#: Version of the messages, which must be equal at both ends of a channel. A child of an older installation is refused.
 PROTOCOL_VERSION: Final = 1
 
 
@@ -72,11 +72,11 @@ PromptId = NewType("PromptId", str)
 
 
 class MessageError(EngineError):
-    """A message cannot be encoded or decoded, or has another protocol version."""
+    """The error of a message that cannot be encoded or decoded, or has another protocol version."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, kw_only=True):
-    """Base of all messages."""
+    """The base class of all messages."""
 
     version: int = PROTOCOL_VERSION
 
@@ -85,11 +85,11 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, kw_only=Tr
 
 
 class Generate(Message, frozen=True, kw_only=True):
-    """Queue all completions of a prompt; if one is refused, none is queued.
+    """Queue all completions of a prompt. If one is refused, none is queued.
 
     Attributes:
-        prompt: token ids, int32 in native byte order. The sender's view is of its array, the receiver's of the message.
-        params: the fields of SamplingParams that do not have their default value.
+        prompt: token ids, int32 in native byte order. It is a view: of the sender's array, or of the received message.
+        params: the fields of SamplingParams that are not set to their default value.
         seed: the seed of all completions.
     """
 
@@ -111,7 +111,7 @@ class Abort(Message, frozen=True, kw_only=True):
 
 
 class Call(Message, frozen=True, kw_only=True):
-    """Call a function of a process, which answers with a Reply of the same id."""
+    """Call a function of a process. The process answers with a Reply that has the same id."""
 
     call_id: int
     name: str
@@ -119,7 +119,7 @@ class Call(Message, frozen=True, kw_only=True):
 
 
 class UseDetokenizer(Message, frozen=True, kw_only=True):
-    """Send tokens to a new detokenizer from now on. All requests of the old one have ended."""
+    """Send tokens to a new detokenizer from now on. All requests of the old detokenizer have ended."""
 
     endpoint: str
 
@@ -138,10 +138,10 @@ class Shutdown(Message, frozen=True, kw_only=True):
 
 
 class Opened(Message, frozen=True, kw_only=True):
-    """A prompt was accepted; its tokens will follow.
+    """A prompt was accepted. Its tokens will follow.
 
     Attributes:
-        params: as in Generate; they determine the conversion of the tokens to text.
+        params: the params of Generate, which determine the conversion of the tokens to text.
     """
 
     completion_ids: list[CompletionId]
@@ -164,7 +164,7 @@ class Accepted(Message, frozen=True, kw_only=True):
 
 
 class Rejected(Message, frozen=True, kw_only=True):
-    """A prompt was refused; `error` is the name of a class in `graftlm.errors`."""
+    """A prompt was refused. `error` is the name of a class in `graftlm.errors`."""
 
     prompt_id: PromptId
     error: str
@@ -189,7 +189,7 @@ class Ready(Message, frozen=True, kw_only=True):
     """A process is ready for messages.
 
     Attributes:
-        pid: process id, which distinguishes it from earlier processes of the same name.
+        pid: process id, which distinguishes the process from earlier processes with the same name.
         info: information for main; empty for a detokenizer.
     """
 
@@ -199,10 +199,10 @@ class Ready(Message, frozen=True, kw_only=True):
 
 
 class Failed(Message, frozen=True, kw_only=True):
-    """A process could not start, or ends with an error.
+    """A process failed to start, or ends with an error.
 
     Attributes:
-        pid: as in Ready.
+        pid: process id.
         error: name of a class in `graftlm.errors`.
     """
 
@@ -213,7 +213,7 @@ class Failed(Message, frozen=True, kw_only=True):
 
 
 class Reply(Message, frozen=True, kw_only=True):
-    """The answer to a Call; `error` is the message of its error, None if it succeeded."""
+    """The answer to a Call. `error` is the message of the call's error, None if the call succeeded."""
 
     process: str
     call_id: int
@@ -278,7 +278,7 @@ _DEFAULTS: Final = {field.name: getattr(SamplingParams(), field.name) for field 
 
 
 def params_to_wire(params: SamplingParams) -> dict[str, Any]:
-    """Return the fields that do not have their default value."""
+    """Return the fields that are not set to their default value."""
     values = {name: getattr(params, name) for name in _DEFAULTS}
     return {name: value for name, value in values.items() if value != _DEFAULTS[name]}
 

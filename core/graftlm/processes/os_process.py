@@ -1,4 +1,4 @@
-"""The operating system's side of a child process: start, end, stacks of its threads."""
+"""Child processes at the level of the operating system: start, end and stacks of their threads."""
 
 import asyncio
 import contextlib
@@ -17,9 +17,9 @@ import psutil
 
 __all__ = ["ChildProcess", "command_line", "describe_end", "device_of", "end", "stacks_of"]
 
-#: Time that a process has to end before it is killed.
+#: Seconds that a process has to end before it is killed.
 END_TIMEOUT_S = 5.0
-#: Interval between two checks whether a process has written its stacks, and the number of checks.
+#: Seconds between two checks whether a process has written its stacks, and the number of checks.
 _STACKS_INTERVAL_S, _STACKS_TRIES = 0.05, 20
 
 
@@ -31,12 +31,12 @@ class ChildProcess:
     exec, and the parent waits for it in fork_exec. asyncio and uvloop start processes with fork(). `subprocess.Popen`
     without preexec_fn, user, group and umask uses vfork on Linux, which runs no handlers.
 
-    One thread for each process does everything that may block: it starts the process, writes to its standard input, and
-    waits for its end. Until exec, the kernel suspends this thread, which holds the interpreter's lock.
+    One thread per process runs all operations that may block. It starts the process, writes to the process's standard
+    input, and waits for the end. Until exec, the kernel suspends this thread, which holds the GIL.
 
     Attributes:
-        pid: process id; the process is the leader of a new session.
-        returncode: the exit status, or the negative number of a signal; None until the event loop is informed of the
+        pid: process id. The process is the leader of a new session.
+        returncode: the exit status, or the negative number of a signal; None until the event loop is notified of the
             end.
     """
 
@@ -80,7 +80,7 @@ class ChildProcess:
 
         try:
             threading.Thread(target=run, name="graftlm-child", daemon=True).start()
-        except RuntimeError as error:  # the limit of threads is reached
+        except RuntimeError as error:  # the limit on threads is reached
             raise OSError(errno.EAGAIN, str(error)) from error
         try:
             return await asyncio.shield(started)
@@ -89,7 +89,7 @@ class ChildProcess:
             raise
 
     async def wait(self) -> int:
-        """Wait until the process has ended. Return its exit status, or the negative number of a signal."""
+        """Wait until the process has ended, and return its exit status, or the negative number of a signal."""
         await self._ended.wait()
         assert self.returncode is not None  # `_note_end` has set it
         return self.returncode
@@ -125,8 +125,8 @@ def _kill_started(started: "asyncio.Future[Any]") -> None:
 def command_line() -> list[str]:
     """Return the command line of a child.
 
-    `python -m` puts the current folder first in `sys.path`, so its files could hide modules of the same name. The
-    option -P prevents this. It is left out if the current folder comes before the standard library in main, too.
+    `python -m` puts the current folder first in `sys.path`, so files in this folder could hide modules with the same
+    name. The option -P prevents this. It is left out if the current folder also precedes the standard library in main.
     """
     library = sysconfig.get_path("stdlib")
     first = sys.path[: sys.path.index(library)] if library in sys.path else sys.path
@@ -135,7 +135,7 @@ def command_line() -> list[str]:
 
 
 def device_of(replica: int, environment: Mapping[str, str]) -> str:
-    """Return the value of CUDA_VISIBLE_DEVICES for a replica: one of the visible GPUs; "" if none is visible."""
+    """Return the value of CUDA_VISIBLE_DEVICES for a replica: one visible GPU, or "" if none is visible."""
     value = environment.get("CUDA_VISIBLE_DEVICES")
     if value is None:
         return str(replica)
@@ -144,7 +144,7 @@ def device_of(replica: int, environment: Mapping[str, str]) -> str:
 
 
 def describe_end(status: int) -> str:
-    """Return a text that says how a process ended.
+    """Return a description of how a process ended.
 
     Args:
         status: the exit status, or the negative number of the signal that killed the process.
@@ -158,7 +158,7 @@ def describe_end(status: int) -> str:
 
 
 async def end(process: ChildProcess) -> None:
-    """Wait until a process has ended; kill it if that takes longer than 5 s."""
+    """Wait until a process has ended. Kill it if this takes longer than 5 s."""
     try:
         await asyncio.wait_for(process.wait(), END_TIMEOUT_S)
     except TimeoutError:
@@ -167,12 +167,12 @@ async def end(process: ChildProcess) -> None:
 
 
 async def stacks_of(process: ChildProcess, path: Path) -> str:
-    """Return the stacks of a process's threads, or a text that says why there are none.
+    """Return the stacks of a process's threads, or the reason why there are none.
 
-    On SIGUSR1, a Python thread of the process writes the stacks. It holds the GIL, so the frames of other threads do
-    not change meanwhile. If another thread holds the GIL all the time, nothing is written. Then SIGUSR2 is sent: the
-    signal handler writes the stacks without the GIL. This could crash a process whose threads change their frames, so
-    it is only the second try.
+    On SIGUSR1, a Python thread of the process writes the stacks. This thread holds the GIL, so the frames of other
+    threads do not change in the meantime. If another thread never releases the GIL, nothing is written, and SIGUSR2 is
+    sent. Its signal handler writes the stacks without the GIL, which could crash a process whose threads change their
+    frames. Therefore SIGUSR2 is only the second try.
 
     Args:
         path: the file to which the process appends its stacks.
@@ -180,7 +180,7 @@ async def stacks_of(process: ChildProcess, path: Path) -> str:
     num_before = path.stat().st_size
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         if _is_stopped(process.pid):
-            break  # the process would handle the signal only when it runs again
+            break  # a stopped process handles the signal only after it continues
         process.send_signal(number)
         stacks = b""
         for _ in range(_STACKS_TRIES):

@@ -1,4 +1,4 @@
-"""A profile of the steps, as a trace file for chrome://tracing and Perfetto."""
+"""The recording of steps in trace files for chrome://tracing and Perfetto."""
 
 import logging
 import time
@@ -14,11 +14,11 @@ logger = logging.getLogger(__name__)
 
 
 class Profiler:
-    """Records the work of the thread that runs the forward passes, from `start` to `stop` or for a number of steps.
+    """Records the thread that runs the forward passes, from `start` to `stop` or for a number of steps.
 
     Args:
-        run_on_device: calls a function in that thread.
-        name: start of the names of the trace files.
+        run_on_device: calls a function in this thread.
+        name: prefix of the names of the trace files.
     """
 
     def __init__(self, run_on_device: Callable[[Callable[[], None]], None], name: str) -> None:
@@ -37,17 +37,17 @@ class Profiler:
         with_stack: bool = False,
         record_shapes: bool = False,
     ) -> None:
-        """Begin to record.
+        """Start a recording.
 
         Args:
             output_dir: the folder for the trace. It is created if it does not exist.
-            num_steps: stop automatically after this number of steps; None: only at `stop`.
-            activities: "CPU", "GPU" or both; "GPU" is ignored if there is no GPU.
-            with_stack: record Python stacks.
-            record_shapes: record the shapes of operators' inputs.
+            num_steps: number of steps after which the recording ends automatically; None if only `stop` ends it.
+            activities: "CPU", "GPU" or both. "GPU" is ignored if there is no GPU.
+            with_stack: whether to record Python stacks.
+            record_shapes: whether to record the shapes of operators' inputs.
 
         Raises:
-            RequestError: a profile is being recorded already.
+            RequestError: a recording is already running.
         """
         if self._profile is not None:
             raise RequestError("a profile is being recorded already; stop it first")
@@ -63,7 +63,7 @@ class Profiler:
         self._profile, self._steps_left, self._written = starting, num_steps, []
 
     def step_done(self) -> None:
-        """Count a step, and end the recording after the last one. An error in writing the trace is only logged."""
+        """Count a step, and end the recording after the last step. An error in writing the trace is only logged."""
         if self._steps_left is not None and self._profile is not None:
             self._steps_left -= 1
             if self._steps_left <= 0:
@@ -73,7 +73,7 @@ class Profiler:
                     logger.exception("the profile could not be written to %s", self._path)
 
     def stop(self) -> list[str]:
-        """End the recording, if it has not ended automatically, and return the paths of the trace files.
+        """Return the paths of the trace files. Ends the recording if it has not ended automatically.
 
         Raises:
             RequestError: no recording was started.

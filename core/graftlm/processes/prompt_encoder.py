@@ -1,4 +1,4 @@
-"""Conversion of clients' texts and chats into token ids, with a limit on their length."""
+"""Conversion of clients' texts and chats to token ids, with a limit on their length."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -14,10 +14,10 @@ T = TypeVar("T")
 
 
 class PromptEncoder:
-    """Tokenizes what clients send. All methods may be called from several threads.
+    """Tokenizes clients' prompts. All methods may be called from several threads.
 
     Args:
-        context_len: maximum number of tokens of a prompt. A text that must have more is refused before it is tokenized.
+        context_len: maximum number of tokens in a prompt. A text that must have more is refused before tokenization.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, context_len: int) -> None:
@@ -46,12 +46,12 @@ class PromptEncoder:
         return prompt
 
     def encode_text(self, text: str, add_special_tokens: bool = True) -> TokenIds:
-        """Return a text's token ids, int32 [n]; errors as in `encode`, but "" is accepted."""
+        """Return a text's token ids, int32 [n]. Raises the errors of `encode`, but accepts ""."""
         self._check_length(text)
         return _checked(lambda: self._tokenizer.encode(text, add_special_tokens))
 
     def encode_chat(self, chat: Sequence[Message], template_args: Mapping[str, Any]) -> TokenIds:
-        """Return a chat's token ids, int32 [n]; errors as in `encode`."""
+        """Return a chat's token ids, int32 [n]. Raises the errors of `encode`."""
         text = _checked(lambda: self._tokenizer.apply_chat_template(chat, **template_args))
         return self.encode_text(text, add_special_tokens=False)
 
@@ -77,10 +77,10 @@ class PromptEncoder:
         return _checked(lambda: self._tokenizer.encode_pair(pair.first, pair.second))
 
     def _check_length(self, text: str) -> None:
-        """Refuse a text that is too long however it is tokenized: tokenizing megabytes would take a minute.
+        """Refuse a text that must have too many tokens, because tokenizing megabytes would take a minute.
 
         Raises:
-            PromptTooLongError: it is too long.
+            PromptTooLongError: the text is too long.
         """
         most = self._tokenizer.most_characters(self._context_len)
         if most is not None and len(text) > most:
@@ -91,7 +91,7 @@ class PromptEncoder:
 
 
 def _checked(encode: Callable[[], T]) -> T:
-    """Return the result of a call of the tokenizer.
+    """Return the result of a call to the tokenizer.
 
     Raises:
         InvalidPromptError: the text is not valid Unicode.

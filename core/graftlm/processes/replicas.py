@@ -13,12 +13,12 @@ __all__ = ["Health", "Replica", "ReplicaSet", "choose_replica"]
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Whether the server serves requests.
+    """The health of the server.
 
     Attributes:
         problems: the current problems, one line each.
         draining: whether new requests are refused, because the server is shutting down.
-        serving: whether at least one replica and the detokenizer work.
+        serving: whether the detokenizer and at least one replica work.
         paused: whether requests wait until generation is resumed.
     """
 
@@ -35,15 +35,16 @@ class Health:
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """One replica of the model, and its requests.
+    """One replica of the model, with counts of its requests.
 
     Attributes:
-        name: name of its process, such as "scheduler-0".
-        ready: whether it accepts requests.
+        name: name of the replica's process, such as "scheduler-0".
+        ready: whether the replica accepts requests.
         queued_tokens: number of prompt tokens of its requests that have no output token yet.
         num_requests: number of its prompts that have not ended.
-        load: its latest report; None before the first one.
-        outdated: whether its process runs, but does not have the current weights. It then accepts no requests.
+        load: the latest report of the replica; None before the first report.
+        outdated: whether the process runs, but does not have the current weights. An outdated replica accepts no
+            requests.
     """
 
     name: str
@@ -55,7 +56,7 @@ class Replica:
 
 
 def choose_replica(replicas: Iterable[Replica]) -> Replica | None:
-    """Return the ready replica with the fewest queued tokens, and among equals the one with the fewest requests.
+    """Return the ready replica with the fewest queued tokens; among equal replicas, the one with the fewest requests.
 
     Returns: None if no replica is ready.
     """
@@ -69,7 +70,7 @@ class _Problem:
 
     Attributes:
         text: the reason.
-        dead: whether the process has ended; otherwise it runs, but does not answer.
+        dead: whether the process has ended. If not, it runs but does not answer.
     """
 
     text: str
@@ -98,7 +99,7 @@ class ReplicaSet:
         self._waiting: set[asyncio.Future[None]] = set()
 
     def named(self, name: str) -> Replica | None:
-        """Return the replica whose process has this name; None if there is none."""
+        """Return the replica with this process name; None if there is none."""
         return next((replica for replica in self.replicas if replica.name == name), None)
 
     @property
@@ -108,7 +109,7 @@ class ReplicaSet:
 
     @property
     def health(self) -> Health:
-        """Whether requests are served, and the current problems."""
+        """The health of the server, with the current problems."""
         works = any(replica.ready and replica.name not in self._problems for replica in self.replicas)
         return Health(
             problems=(*[problem.text for problem in self._problems.values()], *self._outdated),
@@ -119,7 +120,7 @@ class ReplicaSet:
 
     @property
     def num_held(self) -> int:
-        """Number of prompts that wait in `take`, for a replica or for the end of a pause."""
+        """Number of prompts that wait in `take` for a replica or for the end of a pause."""
         return len(self._waiting)
 
     @property
@@ -128,10 +129,10 @@ class ReplicaSet:
         return "; ".join(self.health.problems) or "no replica of the model is ready"
 
     async def take(self, timeout_s: float | None) -> Replica:
-        """Return the replica for the next request. Wait while generation is paused or all replicas are being restarted.
+        """Return the replica for the next request. Waits during a pause, or while all replicas are being restarted.
 
         Args:
-            timeout_s: longest wait in seconds; None: without a limit.
+            timeout_s: maximum wait in seconds; None for no limit.
 
         Raises:
             UnavailableError: no replica works and none will be restarted, the server is draining, or the time limit is
@@ -171,7 +172,7 @@ class ReplicaSet:
         self._problems[name] = _Problem(f"{name} has not answered for {seconds:.0f} s", dead=False)
 
     def recovered(self, name: str) -> None:
-        """Record that a process that was stuck answers again."""
+        """Record that a stuck process answers again."""
         if name in self._problems and not self._problems[name].dead:
             del self._problems[name]
 
@@ -205,11 +206,11 @@ class ReplicaSet:
 
     @property
     def up(self) -> list[Replica]:
-        """The replicas whose processes run: those that accept requests, and those with outdated weights."""
+        """The replicas whose processes run, including those with outdated weights."""
         return [replica for replica in self.replicas if replica.ready or replica.outdated]
 
     def mark_outdated(self, name: str) -> None:
-        """Record that a replica does not have the current weights. It then accepts no requests."""
+        """Record that a replica does not have the current weights. It accepts no requests from now on."""
         replica = self.named(name)
         if replica is not None:
             replica.ready, replica.outdated = False, True
@@ -237,7 +238,7 @@ class ReplicaSet:
         replica = choose_replica(self.replicas) if detokenizer_runs else None
         if replica is None and not self._can_recover:
             raise UnavailableError(self.why_unavailable)
-        # Outdated replicas become ready only through an update of the weights. During an update, requests are held.
+        # Outdated replicas become ready only after an update of the weights. During an update, requests wait.
         if not self._held and all(replica.outdated for replica in self.replicas):
             raise UnavailableError(self.why_unavailable)
         return None if self._paused or self._held else replica

@@ -1,4 +1,4 @@
-"""The interface through which the times of requests are reported to the server's metrics."""
+"""The interface of the metrics of requests."""
 
 from typing import Protocol
 
@@ -8,7 +8,7 @@ __all__ = ["RequestMetrics"]
 
 
 class RequestMetrics(Protocol):
-    """Measures requests as clients experience them. Called in the event loop; the methods must not block."""
+    """Measures the latencies and outcomes of requests. The methods are called in the event loop and must not block."""
 
     def first_token(self, seconds: float) -> None:
         """Record the time from a request's arrival in the server to its first token."""
@@ -28,6 +28,6 @@ class RequestMetrics(Protocol):
 
         Args:
             seconds: time since the prompt's arrival in the server.
-            outcome: a finish reason (instead of "error", the name of a `Failure`), "rejected" or "unavailable".
+            outcome: a finish reason, "rejected" or "unavailable". The name of a `Failure` replaces "error".
         """
         ...

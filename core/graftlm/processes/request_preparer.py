@@ -1,4 +1,4 @@
-"""Tokenization and checks of requests, in threads, outside the event loop that serves HTTP."""
+"""Tokenization and checks of requests in threads, outside the event loop that serves HTTP."""
 
 import asyncio
 import uuid
@@ -25,7 +25,7 @@ _GRAMMAR_CHECK_TIMEOUT_S: Final = 60.0
 class RequestPreparer:
     """Calls the tokenizer and the intake in threads. Used by one event loop.
 
-    Grammars are checked in threads of their own, because a check may take seconds or never return.
+    Grammars are checked in separate threads, because a check may take seconds or never return.
 
     Args:
         encoder: tokenizes prompts.
@@ -54,13 +54,13 @@ class RequestPreparer:
 
         Args:
             prompt: text, a pair of texts, token ids, or chat messages, which the checkpoint's chat template renders.
-            params: the sampling parameters. If `adapt` is given, they only show whether the request has a grammar.
+            params: the sampling parameters. If `adapt` is given, they only determine whether the request has a grammar.
             options: options other than sampling parameters.
-            request_id: the client's id; None: a random one is created.
+            request_id: the client's id; None to create a random one.
             template_args: further variables of the chat template.
-            adapt: returns the sampling parameters for the prompt's token ids. They must have a grammar if and only if
-                `params` has one. It is called in the thread.
-            keep_last: number of the prompt's last tokens to keep; -1: as many as the context can hold; None: all.
+            adapt: called in the thread with the prompt's token ids, returns the sampling parameters. They must have a
+                grammar if and only if `params` has one.
+            keep_last: number of the prompt's last tokens to keep; -1 for the length of the context, None for all.
 
         Raises:
             RequestError: the prompt or its parameters are not valid.
@@ -88,11 +88,11 @@ class RequestPreparer:
         return await self.in_thread(check, has_grammar=params.grammar_field is not None)
 
     async def check_params(self, params: SamplingParams) -> None:
-        """Check sampling parameters as `prepare` does.
+        """Check sampling parameters with the checks of `prepare`.
 
         Raises:
-            RequestError: they are not valid.
-            UnavailableError: as in `prepare`.
+            RequestError: the parameters are not valid.
+            UnavailableError: the server is stopping, or checks of other grammars hang.
         """
         await self.in_thread(lambda: self._intake.check_params(params), has_grammar=params.grammar_field is not None)
 
@@ -108,7 +108,7 @@ class RequestPreparer:
         """Run a function in a thread and return its result.
 
         Args:
-            has_grammar: whether the function checks a grammar; it then runs in one of the threads for grammars.
+            has_grammar: whether the function checks a grammar, and therefore runs in one of the threads for grammars.
 
         Raises:
             UnavailableError: the server is stopping, or checks of other grammars hang.
@@ -125,11 +125,11 @@ class RequestPreparer:
         return self._encoder.is_token(text)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> TokenIds:
-        """Return a text's token ids, int32 [n]; errors as in `prepare`."""
+        """Return a text's token ids, int32 [n]. Raises the errors of `prepare`."""
         return await self.in_thread(lambda: self._encoder.encode_text(text, add_special_tokens))
 
     async def encode_chat(self, messages: Sequence[Message], **template_args: Any) -> TokenIds:
-        """Return a chat's token ids, int32 [n]; errors as in `prepare`."""
+        """Return a chat's token ids, int32 [n]. Raises the errors of `prepare`."""
         return await self.in_thread(lambda: self._encoder.encode_chat(messages, template_args))
 
     async def decode(self, token_ids: TokenIds, *, skip_special_tokens: bool = True) -> str:

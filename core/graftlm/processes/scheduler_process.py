@@ -1,4 +1,4 @@
-"""A scheduler process: it receives messages, runs the steps of one replica, and sends tokens."""
+"""A scheduler process, which receives messages, runs the steps of one replica, and sends tokens."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -39,14 +39,14 @@ __all__ = ["SchedulerProcess"]
 
 logger = logging.getLogger(__name__)
 
-#: Interval at which a working replica reports its load.
+#: Seconds between two load reports of a working replica.
 _LOAD_INTERVAL_S = 0.2
 
 
 class SchedulerProcess:
     """Runs the step loop of one replica between messages.
 
-    All work is done in one thread, except forward passes, which overlap with it, and the compilation of grammars.
+    All work runs in one thread, except the compilation of grammars, and forward passes, which overlap with this thread.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class SchedulerProcess:
         clock: Callable[[], float],
         events: KVEventPublisher | None = None,
     ) -> None:
-        """Connect an assembled engine to its channels.
+        """Connect an engine to its channels.
 
         Args:
             name: name of this process.
@@ -72,7 +72,7 @@ class SchedulerProcess:
             connect: opens a channel to an endpoint.
             detokenizer: endpoint to which tokens are sent, until a UseDetokenizer message names another one.
             clock: a monotonic clock, in seconds.
-            events: publishes the prefix cache's events after each step; None: they are not published.
+            events: publishes the prefix cache's events after each step; None if events are not published.
         """
         self._name = name
         self._parts = parts
@@ -86,7 +86,7 @@ class SchedulerProcess:
         self._events = events
         self._adapters = AdapterCalls(parts.adapters, inbox.wake)
         self._profiler = Profiler(parts.loop.run_on_device, name)
-        self._num_unfinished: dict[PromptId, int] = {}  # completions that have not ended, by prompt
+        self._num_unfinished: dict[PromptId, int] = {}  # number of completions of each prompt that have not ended
         self._prompt_of: dict[CompletionId, PromptId] = {}
         self._next_load_s = 0.0
         self._reported_idle = False
@@ -133,7 +133,7 @@ class SchedulerProcess:
         self._loop.close()
 
     def _wait_s(self) -> float | None:
-        """Return the seconds to wait for a message: 0 while there is work; None: without a limit."""
+        """Return the seconds to wait for a message: 0 while there is work, else None for no limit."""
         if not self._paused:
             wait_s = self._loop.idle_s
         else:
@@ -142,7 +142,7 @@ class SchedulerProcess:
         return wait_s if self._reported_idle or wait_s == 0.0 else min(wait_s or _LOAD_INTERVAL_S, _LOAD_INTERVAL_S)
 
     def _handle(self, message: AnyMessage) -> None:
-        # A request that began and ended between two reports has also changed the counters.
+        # A request that began and ended between two reports also changes the counters.
         self._reported_idle = False
         match message:
             case Generate():
@@ -175,7 +175,7 @@ class SchedulerProcess:
             self._loop.add(requests, self._inbox.wake)
         except GraftlmError as error:
             self._reject(message, type(error).__name__, str(error))
-        except Exception as error:  # an error of a plugin, such as a grammar backend: only this prompt fails
+        except Exception as error:  # an error of a plugin, such as a grammar backend, fails only this prompt
             logger.exception("request %s could not be queued", message.prompt_id)
             self._reject(message, "RequestFailedError", f"{type(error).__name__}: {error}")
         else:
@@ -204,7 +204,7 @@ class SchedulerProcess:
         try:
             value = function()
             self._to_main.send(Reply(process=self._name, call_id=call.call_id, value=value))
-        except Exception as failure:  # even if the value comes from a plugin and cannot be encoded
+        except Exception as failure:  # also raised if the value comes from a plugin and cannot be encoded
             if not isinstance(failure, RequestError | AdapterError):
                 logger.exception("%s failed", call.name)
             error = str(failure) or type(failure).__name__
@@ -268,7 +268,7 @@ class SchedulerProcess:
             del self._num_unfinished[prompt_id]
 
     def _report_load(self) -> None:
-        """Send the load to main: every 0.2 s while there is work, and once when there is none."""
+        """Send the load to main every 0.2 s while there is work, and once when there is none."""
         now, idle = self._clock(), not self._loop.scheduler.has_work
         if (idle and self._reported_idle) or (not idle and now < self._next_load_s):
             return

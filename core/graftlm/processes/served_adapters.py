@@ -1,4 +1,4 @@
-"""The adapters that requests may name, and that every replica has loaded."""
+"""The adapters that every replica has loaded and that requests may name."""
 
 import asyncio
 import time
@@ -23,10 +23,10 @@ class ServedAdapter:
     """An adapter that requests may name.
 
     Attributes:
-        name: its name in requests.
-        path: the folder from which it was read.
-        loaded_s: Unix time at which it was loaded, in seconds.
-        digest: digest of its content, the same in every replica; None if no replica has reported it.
+        name: name of the adapter in requests.
+        path: the folder from which the adapter was read.
+        loaded_s: Unix time at which the adapter was loaded, in seconds.
+        digest: digest of the content, the same in every replica; None if no replica has reported it.
     """
 
     name: str
@@ -91,7 +91,7 @@ class ServedAdapters(Mapping[str, ServedAdapter]):
         """Load an adapter into every replica, while requests run. If this fails, no replica keeps the adapter.
 
         Raises:
-            AdapterError: the name is in use or not valid, or the replicas have read different contents.
+            AdapterError: the name is in use or not valid, or the replicas read different contents.
             RequestError: a replica refuses the adapter.
             UnavailableError: no replica is ready, or one dies or does not reply in time.
         """
@@ -102,13 +102,13 @@ class ServedAdapters(Mapping[str, ServedAdapter]):
             processes, digest = await self._load_everywhere(name, path)
             self._by_name[name] = ServedAdapter(name, path, int(self._wall_clock()), digest)
             for replica in self._replicas.ready:
-                if replica.name not in processes:  # it was restarted while the others loaded the adapter
+                if replica.name not in processes:  # the replica was restarted during the load
                     self.restarted(replica.name)
 
     async def unload(self, name: str) -> int:
-        """Refuse new requests for an adapter. Requests that already run keep it until they end.
+        """Refuse new requests for an adapter. Running requests use it until they end.
 
-        Returns: the number of requests that still use it.
+        Returns: the number of requests that still use the adapter.
 
         Raises:
             AdapterNotFoundError: there is no such adapter.
@@ -120,14 +120,14 @@ class ServedAdapters(Mapping[str, ServedAdapter]):
             return int(sum(await self._calls.call_schedulers("unload_adapter", name=name)))
 
     def restarted(self, process: str) -> None:
-        """Make a restarted replica load the adapters of the other replicas before its first request."""
+        """Make a restarted replica load all adapters of the other replicas before its first request."""
         if self._by_name:
             adapters = {name: {"path": it.path, "digest": it.digest} for name, it in self._by_name.items()}
             arguments = {"adapters": adapters}
             self._send(process, Call(call_id=_IGNORED_REPLY_ID, name="set_adapters", arguments=arguments))
 
     async def _load_everywhere(self, name: str, path: str) -> tuple[set[str], str]:
-        """Load an adapter into all replicas that are ready, or into none; errors as in `load`.
+        """Load an adapter into all ready replicas, or into none. Raises the errors of `load`.
 
         Returns: the names of the replicas' processes, and the digest of the adapter's content.
         """
@@ -148,7 +148,7 @@ class ServedAdapters(Mapping[str, ServedAdapter]):
             raise
         failures = [outcome for outcome in outcomes.values() if isinstance(outcome, BaseException)]
         if failures:
-            # Also replicas that did not reply may have loaded the adapter. One that still reads it stops.
+            # Replicas that did not reply may also have loaded the adapter. A replica that still reads it stops.
             loaded = [process for process in ready if not isinstance(outcomes[process], RequestError)]
             self._unload_from(name, loaded)
             raise failures[0]

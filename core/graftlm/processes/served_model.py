@@ -25,9 +25,9 @@ class ServedModel:
         has_chat_template: whether the checkpoint has a chat template.
         created_s: Unix time at which the server started, in seconds.
         generates: whether the model generates text.
-        labels: the labels of the scores of its score head; empty if it has no score head.
+        labels: the labels of the score head's scores; empty if the model has no score head.
         embedding: the checkpoint's settings for embeddings.
-        resolved: for each family of plugins, the chosen provider and the reason.
+        resolved: family -> the chosen provider and the reason.
         aliases: further names in the API.
     """
 
@@ -53,5 +53,5 @@ class ServedModel:
         return name in (None, "", "default", self.name, self.path, *self.aliases)
 
     def id_with(self, adapter: str | None) -> str:
-        """Return the model's id in the API: with an adapter, or without one for None."""
+        """Return the model's id in the API, with the name of an adapter unless `adapter` is None."""
         return self.name if adapter is None else f"{self.name}:{adapter}"

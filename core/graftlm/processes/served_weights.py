@@ -1,4 +1,4 @@
-"""The weights that the replicas serve, and their replacement while the server runs."""
+"""The weights of the replicas, and their replacement while the server runs."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from graftlm.processes.replicas import ReplicaSet
 
 __all__ = ["ServedWeights"]
 
-#: Time limit for a replica to replace its weights, which may be on slow storage.
+#: Seconds that a replica has to replace its weights, which may be read from slow storage.
 UPDATE_TIMEOUT_S: Final = 3600.0
 
 
@@ -20,12 +20,12 @@ class ServedWeights:
 
     Args:
         calls: calls to the replicas.
-        in_flight: the prompts that an update waits for.
+        in_flight: the prompts for which an update waits.
         abort_all: aborts every prompt in flight.
 
     Attributes:
         version: name of the weights in answers; "default" until an update sets another name.
-        path: of the checkpoint that the last update loaded; None: no update has loaded a checkpoint.
+        path: path of the checkpoint that the last update loaded; None if no update has loaded a checkpoint.
     """
 
     def __init__(
@@ -43,24 +43,24 @@ class ServedWeights:
     async def update(
         self, path: str | None, tensors: bytes | None, *, flush_cache: bool, abort_all: bool, version: str | None
     ) -> int:
-        """Replace the weights in every replica. Running requests end first; new ones wait until the update ends.
+        """Replace the weights in every replica. Running requests end first. New requests wait until the update ends.
 
-        While generation is paused, the update does not wait: after `resume`, paused requests are computed again, or
-        continue with their keys and values if `flush_cache` is False.
+        While generation is paused, the update does not wait for requests. After `resume`, paused requests are computed
+        again, or continue with their keys and values if `flush_cache` is False.
 
         Args:
             path: path of a checkpoint; None for tensors.
             tensors: the content of a safetensors file; None for a checkpoint.
-            flush_cache: discard the keys and values that the former weights computed.
-            abort_all: abort running requests instead of waiting for them.
-            version: the new weights' name in answers; None keeps the name.
+            flush_cache: whether to discard the keys and values that the former weights computed.
+            abort_all: whether to abort running requests instead of waiting for them.
+            version: name of the new weights in answers; None keeps the name.
 
         Returns: number of prompts that were paused during the update.
 
         Raises:
             RequestError: the weights do not fit the model; every replica keeps its weights.
-            UnavailableError: no replica is up, or only some replicas could load the new weights. In the second case,
-                the other replicas serve no requests until an update succeeds.
+            UnavailableError: no replica runs, or only some replicas could load the new weights. In the second case,
+                the remaining replicas serve no requests until an update succeeds.
         """
         arguments = {"path": path, "tensors": tensors, "flush_cache": flush_cache}
         async with self._lock:
@@ -80,12 +80,12 @@ class ServedWeights:
         return num_paused
 
     def process_ready(self, name: str) -> None:
-        """Handle that a replica has started; it has the weights of the configuration."""
+        """Handle the start of a replica. It has the configured weights, so mark it outdated if they have changed."""
         if self._have_changed:
             self._replicas.mark_outdated(name)
 
     def _record(self, outcomes: Mapping[str, object], version: str | None) -> None:
-        """Record which replicas have the new weights, and the weights' name; errors as in `update`."""
+        """Record which replicas have the new weights, and their version. Raises the errors of `update`."""
         if not outcomes:
             raise UnavailableError(self._replicas.why_unavailable)
         failed = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, BaseException)}

@@ -8,7 +8,7 @@ from graftlm.records import StepRecord
 
 __all__ = ["STEP_BUCKETS_S", "STEP_HISTOGRAMS", "Histogram", "StepMetrics"]
 
-#: Upper bounds in seconds. A step of a tiny model takes about 1 ms. A long prompt and a large model take seconds.
+#: Upper bounds in seconds. A step of a tiny model takes about 1 ms, a long prompt with a large model takes seconds.
 STEP_BUCKETS_S: Final = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 )  # fmt: skip
@@ -24,7 +24,7 @@ class Histogram:
     """Counts observed values by bucket. The last bucket has no upper bound.
 
     Args:
-        bounds: the upper bounds of the other buckets, ascending.
+        bounds: the upper bounds of all buckets except the last, ascending.
     """
 
     def __init__(self, bounds: Sequence[float]) -> None:

@@ -1,4 +1,4 @@
-"""The main process's handling of requests, from their preparation to their end."""
+"""The handling of requests in the main process, from preparation to end."""
 
 import asyncio
 import itertools
@@ -53,7 +53,7 @@ __all__ = ["TokenizerManager"]
 
 
 class TokenizerManager:
-    """Sends the requests of HTTP handlers to the scheduler processes, and passes the output to their `Generation`s.
+    """Sends the requests of HTTP handlers to the scheduler processes, and passes the output to `Generation` objects.
 
     Used by one event loop.
 
@@ -64,7 +64,7 @@ class TokenizerManager:
         replicas: the replicas, and the state of the processes.
         chat_formats: the formats of the model's tool calls and reasoning.
         calls: calls to the processes that do not concern a request.
-        preparer: tokenizes, checks and decodes in threads.
+        preparer: tokenizes, checks and decodes texts in threads.
         adapters: the adapters that requests may name.
         weights: replaces the model's weights.
     """
@@ -83,7 +83,7 @@ class TokenizerManager:
         chat_formats: ChatFormats | None = None,
         adapter_digests: Mapping[str, str] | None = None,
     ) -> None:
-        """Connect the parts.
+        """Initialize the manager.
 
         Args:
             intake: checks requests.
@@ -113,7 +113,7 @@ class TokenizerManager:
 
     @property
     def health(self) -> Health:
-        """Whether requests are served, and the current problems."""
+        """The state of the server and its current problems."""
         return self.replicas.health
 
     @property
@@ -122,7 +122,7 @@ class TokenizerManager:
         return len(self._in_flight)
 
     def num_requests_above(self, priority: int) -> int:
-        """Return the number of prompts under way with a higher priority."""
+        """Return the number of prompts that have not ended and have a higher priority."""
         return sum(item.generation.request.options.priority > priority for item in self._in_flight)
 
     async def prepare(
@@ -139,14 +139,14 @@ class TokenizerManager:
         """Tokenize and check a prompt. `start` then finds only errors that cannot be found earlier.
 
         Args:
-            options: their timeout is reduced to `server.request_timeout_s` if that is shorter.
+            options: the options. Their timeout is reduced to `server.request_timeout_s` if this is shorter.
 
         The other arguments are those of `RequestPreparer.prepare`.
 
         Raises:
-            AdapterNotFoundError: there is no such adapter.
+            AdapterNotFoundError: the adapter does not exist.
             RequestError: the prompt or its parameters are not valid, or the request id is in use.
-            UnavailableError: as in `RequestPreparer.prepare`.
+            UnavailableError: the server is stopping, or checks of other grammars hang.
         """
         self.adapters.check(options.adapter)
         self._check_id(request_id)
@@ -164,10 +164,10 @@ class TokenizerManager:
     async def start(self, request: PreparedRequest) -> Generation:
         """Send a prompt to a replica and wait until it is queued there.
 
-        Before that, it waits while generation is paused, and while no replica is ready but one is being restarted.
+        Before sending, it waits while generation is paused, or while no replica is ready but one is being restarted.
 
         Raises:
-            QueueFullError: `scheduling.max_queued_requests` requests are waiting in the replica.
+            QueueFullError: `scheduling.max_queued_requests` requests already wait in the replica.
             RequestError: the request id is in use, or the request contains invalid Unicode or a number that is too
                 large.
             UnavailableError: no replica works, or the server is draining.
@@ -199,11 +199,11 @@ class TokenizerManager:
         return generation
 
     async def start_all(self, requests: Sequence[PreparedRequest]) -> list[Generation]:
-        """Start several prompts as `start` does. If one cannot be started, the others are aborted.
+        """Start several prompts. If one cannot be started, all are aborted.
 
         Raises:
-            RequestError: they have more completions than the queues have room for, or as in `start`.
-            GraftlmError: as in `start`.
+            RequestError: the prompts have more completions than fit into the queues, or `start` raises this error.
+            GraftlmError: `start` raises this error.
         """
         self._check_number(sum(request.params.n for request in requests))
         starts = [asyncio.ensure_future(self.start(request)) for request in requests]
@@ -278,22 +278,22 @@ class TokenizerManager:
     # -- for the launcher ----------------------------------------------------------------------------------------------
 
     def process_ready(self, name: str) -> None:
-        """Handle that a process is ready for messages."""
+        """Handle a process that has become ready for messages."""
         if self.replicas.named(name) is not None:
             self.adapters.restarted(name)
         self.replicas.started(name)
         self.weights.process_ready(name)
 
     def process_stuck(self, name: str, seconds: float) -> None:
-        """Handle that a process has not answered a ping for this number of seconds."""
+        """Handle a process that has not answered a ping for this number of seconds."""
         self.replicas.stuck(name, seconds)
 
     def process_recovered(self, name: str) -> None:
-        """Handle that a process that was stuck answers again."""
+        """Handle a stuck process that answers again."""
         self.replicas.recovered(name)
 
     def restarts_ended(self) -> None:
-        """Handle that no process will be restarted any more: requests that wait for one fail."""
+        """Handle the end of restarts: fail the requests that wait for a restart."""
         self.replicas.end_restarts()
 
     def process_died(self, name: str, reason: str) -> None:
@@ -347,7 +347,7 @@ class TokenizerManager:
     def _apply(self, update: RequestUpdate, text: str, now: float) -> None:
         item = self._in_flight.by_completion_id(update.request_id)
         if item is None:
-            return  # it was ended here, but the scheduler had not received the Abort yet
+            return  # the prompt was ended here before the scheduler received the Abort
         generation = item.generation
         generation.apply(update, text)
         if update.token_ids:
@@ -359,7 +359,7 @@ class TokenizerManager:
                 item.last_token_s = now
         if generation.finished:
             self._remove(item, generation.outcome)
-            if generation.failed:  # its other completions may still run
+            if generation.failed:  # other completions of the prompt may still run
                 self._abort_completions(item, "the request failed")
 
     def _abort(self, generation: Generation) -> None:
@@ -372,7 +372,7 @@ class TokenizerManager:
 
     def _fail(self, items: Sequence[InFlight], text: str) -> None:
         for item in items:
-            # Each request gets its own exception object, since raising one changes its traceback.
+            # Each request gets its own exception object, since a raise changes the object's traceback.
             self._end(item, UnavailableError(text), "unavailable")
             self._abort_completions(item, "the server ended the request")
 

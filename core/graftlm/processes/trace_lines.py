@@ -1,4 +1,4 @@
-"""Requests as lines of a trace. A line shows which blocks of tokens requests share, but contains no tokens.
+"""The lines of a trace of requests. They show which blocks of tokens requests share, but contain no tokens.
 
     {"timestamp": 1767225600123, "input_length": 40, "output_length": 12, "hash_ids": [h0, h1, h2],
      "output_hash_ids": [o2, o3], "block_tokens": 16, "namespace": "", "priority": 0}
@@ -8,7 +8,7 @@
     output_hash_ids                                   |       o2       |       o3       |  ...                  |
 
 An id is a keyed hash of all tokens up to the end of its block, so equal ids mean equal prefixes. The last output token
-is left out, since the model computes no keys and values for it and no cache contains it.
+is left out, since the model does not compute its keys and values and no cache contains it.
 """
 
 import hashlib
@@ -23,27 +23,27 @@ from graftlm.types import TokenIds
 
 __all__ = ["FinishedRequest", "TraceLines", "trace_block_tokens"]
 
-#: Fewest tokens in a block. The length of a shared prefix is only recorded as a number of whole blocks.
+#: Minimum number of tokens in a block. The length of a shared prefix is recorded only as a number of whole blocks.
 _MIN_BLOCK_TOKENS: Final = 16
-#: Ids fit the mantissa of a float64, so that every JSON reader keeps all their bits.
+#: Number of bits in an id. Ids fit into the mantissa of a float64, so that every JSON reader preserves all bits.
 _ID_BITS: Final = 53
 _DIGEST_BYTES: Final = 8
 
 
 def trace_block_tokens(page_size: int) -> int:
-    """Return the number of tokens in a block of a server's trace: the page size, but at least 16."""
+    """Return the number of tokens in a block of a server's trace. It is the page size, but at least 16."""
     return max(page_size, _MIN_BLOCK_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedRequest:
-    """The data of a request from which its trace lines are made.
+    """The data of a request that its trace lines contain.
 
     Attributes:
         prompt: token ids, int32 [n], C-contiguous.
         outputs: token ids of each completion.
-        arrived_s: arrival, in seconds of the recorder's clock.
-        namespace: namespace of its cached prefixes.
+        arrived_s: time of arrival, in seconds of the recorder's clock.
+        namespace: namespace of the request's cached prefixes.
         priority: priority of the request.
     """
 
@@ -58,7 +58,8 @@ class TraceLines:
     """Converts requests into trace lines, with one secret key.
 
     Args:
-        key: at most 64 bytes. It must not be stored: with it, texts could be compared with the trace.
+        key: key of the hashes, at most 64 bytes. It must not be stored, because it allows a comparison of texts with
+            the trace.
         block_tokens: number of tokens in a block.
     """
 
@@ -71,7 +72,7 @@ class TraceLines:
         """Yield one line for each completion.
 
         Args:
-            timestamp_ms: arrival of the request, Unix time in milliseconds.
+            timestamp_ms: time of the request's arrival, Unix time in milliseconds.
         """
         namespace = request.namespace.encode("utf-8", "surrogatepass")
         hasher = hashlib.blake2b(
@@ -101,7 +102,7 @@ class TraceLines:
             )
 
     def _ids(self, hasher: hashlib.blake2b, tokens: bytes) -> list[int]:
-        """Return an id for each block of `tokens`; the last block may be partial.
+        """Return one id per block of `tokens`. The last block may be partial.
 
         Effects: `hasher` is updated with all tokens.
         """

@@ -1,4 +1,4 @@
-"""The file of finished requests that `graftlm cache-sim` replays, and the thread that writes it."""
+"""Recording of finished requests in a file, which `graftlm cache-sim` can replay."""
 
 import contextlib
 import logging
@@ -20,15 +20,15 @@ __all__ = ["TraceRecorder"]
 
 logger = logging.getLogger(__name__)
 
-#: While further requests wait, lines are collected up to this number of bytes before they are written.
+#: While further requests wait, lines are collected up to this number of bytes and then written.
 _BUFFER_BYTES: Final = 2**20
 
 
 class TraceRecorder:
-    """Appends finished requests to a file. If writing fails, the recording ends; the server continues.
+    """Appends finished requests to a file. If writing fails, the recording ends, but the server continues.
 
-    The key of the hashes is random, and kept in memory only. So a reader of the file cannot test whether it contains a
-    given text, and lines of two runs of a server have no common ids.
+    The key of the hashes is random and only in memory. Therefore a reader of the file cannot test whether it contains a
+    given text, and two runs of a server have no common ids.
     """
 
     def __init__(
@@ -40,14 +40,14 @@ class TraceRecorder:
         wall_clock: Callable[[], float] = time.time,
         max_waiting: int = 4096,
     ) -> None:
-        """Open the file. If it is created here, only its owner may read and write it.
+        """Open the file. A new file is readable and writable only by its owner.
 
         Args:
             path: path of the file.
             block_tokens: number of tokens in a block.
             clock: the clock of `FinishedRequest.arrived_s`, monotonic, in seconds.
             wall_clock: returns Unix time in seconds. It is read only once, so that timestamps never decrease.
-            max_waiting: maximum number of requests that may wait for the disk; further ones are not recorded.
+            max_waiting: maximum number of requests that wait for the disk. Further requests are not recorded.
 
         Raises:
             ConfigError: the file cannot be opened.
@@ -71,10 +71,10 @@ class TraceRecorder:
         self._is_open = True
         self._num_waiting = 0
         self._num_dropped = 0
-        self._buffer = bytearray()  # used by the thread only
+        self._buffer = bytearray()  # used only by the thread
 
     def record(self, request: FinishedRequest) -> None:
-        """Queue a request for writing; does not block."""
+        """Queue a request for writing. This does not block."""
         with self._lock:
             if not self._is_open:
                 return
@@ -134,7 +134,7 @@ class TraceRecorder:
             while rest:
                 rest = rest[self._file.write(rest) :]
         except OSError:
-            with contextlib.suppress(OSError):  # the last line is then incomplete; readers report its number
+            with contextlib.suppress(OSError):  # if this fails, the last line is incomplete; readers report its number
                 self._file.truncate(end)
             raise
 

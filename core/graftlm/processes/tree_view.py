@@ -1,4 +1,4 @@
-"""A prefix cache's nodes as plain data, for the dashboard."""
+"""Conversion of a prefix cache's nodes to plain data for the dashboard."""
 
 from itertools import islice
 from typing import Any
@@ -9,7 +9,7 @@ __all__ = ["tree_view"]
 
 #: Maximum number of nodes that are read. Walking a larger tree would delay the steps.
 _MAX_WALKED = 5_000
-#: Maximum number of tokens that are returned for a node.
+#: Maximum number of tokens that are returned per node.
 _MAX_TOKENS = 32
 
 
@@ -18,9 +18,9 @@ def tree_view(cache: PrefixCache, limit: int, now_s: float) -> dict[str, Any]:
 
     Args:
         limit: maximum number of nodes to return.
-        now_s: reading of the clock with which the cache was created, in seconds.
+        now_s: the current time of the cache's clock, in seconds.
 
-    Returns: {"nodes": [...], "total_nodes": n}; n is the number of nodes in the cache, but at most 5,000.
+    Returns: {"nodes": [...], "total_nodes": n}, where n is the number of nodes in the cache, but at most 5,000.
     """
     nodes = {node.node_id: node for node in islice(cache.walk(), _MAX_WALKED)}
     chosen: dict[int, NodeView] = {}
@@ -33,7 +33,7 @@ def tree_view(cache: PrefixCache, limit: int, now_s: float) -> dict[str, Any]:
 
 
 def _path(node: NodeView, nodes: dict[int, NodeView], chosen: dict[int, NodeView]) -> list[NodeView]:
-    """Return a node and its ancestors, without those that are already in `chosen`."""
+    """Return a node and its ancestors, except the nodes that are already in `chosen`."""
     path: list[NodeView] = []
     current: NodeView | None = node
     while current is not None and current.node_id not in chosen:

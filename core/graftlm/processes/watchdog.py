@@ -1,4 +1,4 @@
-"""The watchdog: pings every child process, and reports one that does not answer."""
+"""The watchdog, which pings every child process and reports processes that do not answer."""
 
 import asyncio
 import logging
@@ -13,19 +13,19 @@ __all__ = ["PING_INTERVAL_S", "Watchdog"]
 
 logger = logging.getLogger(__name__)
 
-#: Interval between two pings of a process.
+#: Seconds between two pings of a process.
 PING_INTERVAL_S: Final = 2.0
 
 
 class Watchdog:
-    """Finds child processes that are stuck. Used by one event loop.
+    """Detects stuck child processes. Used by one event loop.
 
     Args:
         children: the processes.
         limit_s: seconds without an answer after which a process is stuck.
         clock: a monotonic clock, in seconds.
-        stuck: called with the name of a process that is stuck, and the seconds since the ping.
-        recovered: called with the name of a process that was stuck and answers again.
+        stuck: called with the name of a stuck process, and the seconds since the ping.
+        recovered: called with the name of a stuck process that answers again.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Watchdog:
                     await self._report(child, now - child.pinged_s)
 
     def message_received(self, child: ManagedChild) -> None:
-        """Record that a process has sent a message; every message counts as an answer to a ping."""
+        """Record that a process has sent a message. Every message counts as an answer to a ping."""
         child.pinged_s = None
         if child.is_stuck:
             child.is_stuck = False
