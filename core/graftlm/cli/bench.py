@@ -198,8 +198,8 @@ def _run(settings: "BenchSettings", api_key: str | None, allow_failures: bool) -
 
 
 def _allow_many_sockets() -> None:
-    """Raise this process's limit of open files, if the system has one: each running request has a connection."""
-    with suppress(ImportError, OSError, ValueError):  # a limit that is too low shows as requests that failed
+    """Raise this process's limit of open files if the system has one, because each running request has a connection."""
+    with suppress(ImportError, OSError, ValueError):  # if the limit is too low, requests fail, which the report shows
         import resource
 
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

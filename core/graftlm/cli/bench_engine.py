@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ablation", "offline", "roofline"]
 
-#: Number of columns if the output is not a terminal. Each row of a table fits into one line.
+#: Number of columns if the output is not a terminal. Each row of a table then fits into one line.
 _PIPE_WIDTH = 160
 
 ModelOption = Annotated[
@@ -190,7 +190,7 @@ def _settings(model: str | None, overrides: list[str] | None) -> list[str]:
 
 
 def _names(texts: list[str] | None, known: Iterable[str], default: Iterable[str], option: str) -> list[str]:
-    """Return the names in the values of an option, without repetitions; the default names if there are none."""
+    """Return the names in the values of an option, without repetitions. Without values, return the default names."""
     names = list(dict.fromkeys(part.strip() for text in texts or () for part in text.split(",")))
     unknown = [name for name in names if name not in known]
     if unknown:

@@ -22,7 +22,7 @@ __all__ = ["cache_sim"]
 #: Number of columns if the output is not a terminal. Each row of a table fits into one line.
 _PIPE_WIDTH = 200
 
-#: Name that stands for all caches or strategies that can run on this machine.
+#: Name for all caches or strategies that can run on this machine.
 _ALL = "all"
 
 
@@ -136,7 +136,7 @@ def _run(study: Study, traces: list[Trace], progress: bool | None) -> list[Trace
 
 
 def _choices(texts: list[str] | None, settings: EngineConfig, registry: Registry, family: str) -> list[Choice]:
-    """Return the choices on the command line; if there are none, the configuration's choice."""
+    """Return the choices on the command line, or the configuration's choice if there are none."""
     from graftlm.cache_sim import Choice, parse_choices
 
     if not texts:
@@ -151,7 +151,7 @@ def _choices(texts: list[str] | None, settings: EngineConfig, registry: Registry
 
 
 def _configured_page_size(settings: EngineConfig) -> int | None:
-    """Return the page size that a configuration sets; None if it is the default, which is for engines, not traces."""
+    """Return the page size that a configuration sets; None for the default, which is for engines, not for traces."""
     return settings.cache.page_size if settings.sources["cache.page_size"] != "default" else None
 
 

@@ -1,4 +1,4 @@
-"""`graftlm config`: the schema of configurations, the values in effect and their sources, and checks."""
+"""`graftlm config`, which prints the schema of configurations and the values in effect, and checks configurations."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def check(file: ConfigFile, overrides: SetOption = None, elsewhere: ElsewhereOpt
         config = load_config(file, overrides)
     except ConfigError as error:
         problems = str(error).splitlines()
-        try:  # if all problems are unknown keys, the names and options of plugins can still be checked
+        try:  # if unknown keys are the only problems, the names and options of plugins can still be checked
             config = load_config(file, overrides, leave_out_unknown=True)
         except ConfigError:
             fail(problems)
@@ -71,8 +71,8 @@ def check(file: ConfigFile, overrides: SetOption = None, elsewhere: ElsewhereOpt
 
 
 def annotated_yaml(settings: list[Setting]) -> list[str]:
-    """Return settings as lines of YAML, each value with its source as a comment."""
-    rows: list[tuple[str, str]] = []  # (line, source); the source is "" for the line of a section
+    """Return settings as lines of YAML, with the source of each value as a comment."""
+    rows: list[tuple[str, str]] = []  # (line, source); the source of a section's line is ""
     parents: tuple[str | int, ...] = ()
     for setting in settings:
         keys = setting.keys

@@ -1,6 +1,6 @@
-"""The `graftlm` command: its sub-commands, and the printing of errors.
+"""The `graftlm` command with its sub-commands and the printing of errors.
 
-Commands import other modules when they run, so that `graftlm --help` is fast.
+Commands import modules only when they run, so that `graftlm --help` is fast.
 """
 
 import sys
@@ -56,11 +56,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line.
 
     Args:
-        arguments: the arguments after the program's name; None: those of the process.
+        arguments: the arguments after the program's name; None for the arguments of the process.
 
     Raises:
-        SystemExit: always. The status is 0 for success, and 2 if the arguments, the configuration or a plugin is wrong.
-            Some commands use 1 for other failures.
+        SystemExit: always raised. The status is 0 for success, and 2 if the arguments, the configuration or a plugin is
+            wrong. Some commands use 1 for other failures.
     """
     try:
         with watching(KernelWatch(print_line)):

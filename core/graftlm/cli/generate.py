@@ -1,4 +1,4 @@
-"""The commands that run a model: `graftlm generate` and `graftlm chat`."""
+"""The commands `graftlm generate` and `graftlm chat`, which run a model."""
 
 import json
 import sys
@@ -124,7 +124,7 @@ def _lines() -> Iterator[str]:
     interactive = sys.stdin.isatty()
     if interactive:
         with suppress(ImportError):  # readline does not exist on Windows
-            import readline  # noqa: F401  # gives input() a history and line editing
+            import readline  # noqa: F401  # adds a history and line editing to input()
     while True:
         try:
             line = input("> " if interactive else "").strip()

@@ -1,4 +1,4 @@
-"""The common parts of commands: options for the configuration, its loading, and the printing of errors."""
+"""The parts that commands share: options for the configuration, its loading, and the printing of errors."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -47,7 +47,7 @@ def load_config(
         fields: sections that other options set.
 
     Effects: if there are modules of plugins, the file's folder and the current folder are appended to `sys.path`, which
-    does not contain them in the script `graftlm`. They come last, so that their files do not hide installed modules.
+    does not contain them in the script `graftlm`. They are last, so that their files do not hide installed modules.
 
     Raises:
         ConfigError: the configuration is wrong.
@@ -62,11 +62,11 @@ def load_config(
 
 
 def split_target(target: str | None, model: str | None) -> tuple[Path | None, str | None]:
-    """Return the configuration file and the model of a command; None for each that is not given.
+    """Return the configuration file and the model of a command, each None if it is not given.
 
     Args:
-        target: the command's argument. It is a configuration if it ends with .yaml or .yml, or is an existing file that
-            does not end with .gguf. Otherwise it is a model.
+        target: the command's argument. It is a configuration if it ends with .yaml or .yml, or is an existing file
+            without the suffix .gguf. Otherwise it is a model.
         model: the value of `--model`.
     """
     if target is None:

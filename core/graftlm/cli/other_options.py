@@ -1,4 +1,4 @@
-"""Options of other servers' command lines, and graftlm's settings with the same meaning."""
+"""Command-line options of other servers, and graftlm's settings with the same meaning."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ class OtherOption:
     """An option of vLLM, SGLang or both.
 
     Attributes:
-        names: the option's names on the command line, a long one first.
-        setting: graftlm's setting, as PATH or PATH=VALUE; None: graftlm does not have this feature.
-        note: the difference of the setting, or the reason why there is none.
+        names: the option's names on the command line, with a long name first.
+        setting: graftlm's setting, as PATH or PATH=VALUE; None if graftlm does not have this feature.
+        note: how the setting differs from the option, or the reason why there is no setting.
     """
 
     names: tuple[str, ...]
@@ -27,7 +27,7 @@ class OtherOption:
     note: str = ""
 
     def advice(self, name: str) -> str:
-        """Return a message that says what to use instead of the option `name`."""
+        """Return a message with the replacement of the option `name`."""
         if self.setting is None:
             return f"graftlm serve has no option {name}: {self.note}"
         value = "" if "=" in self.setting else "=VALUE"

@@ -1,4 +1,4 @@
-"""Explanation of the choice of a plugin: the chosen one of a family, and the reasons against the others."""
+"""Explanation of the choice of a plugin, with the reasons against the other plugins of the family."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from graftlm.registry import AUTO, FAMILIES, Candidate, Family, Registry, select
 
 __all__ = ["Choice", "explain_choice"]
 
-#: Returns the reason why a provider cannot be used; None if it can.
+#: Returns the reason why a provider cannot be used; None if it can be used.
 _Misfit = Callable[[Provider[Any]], str | None]
 
 
@@ -23,10 +23,10 @@ class Choice:
 
     Attributes:
         family: the family.
-        name: name of the chosen provider; None if there is none.
+        name: name of the chosen provider; None if no provider was chosen.
         reason: the reason for the choice.
-        candidates: all providers of the family, best first.
-        is_auto: whether the choice follows from the ranks; otherwise the configuration names the provider.
+        candidates: all providers of the family, the best first.
+        is_auto: whether the ranks determine the choice. If not, the configuration names the provider.
     """
 
     family: Family
@@ -82,7 +82,7 @@ def _choice(config: EngineConfig, registry: Registry, family: Family, candidates
         return Choice(family, selected.name, f"{path} names it ({origin})", candidates, is_auto=False)
     best = next((one.name for one in candidates if one.obstacle is None), None)
     reason = f"{path} is auto ({origin}): it has the highest rank of those that fit and run on this machine"
-    if best is None and key == "tool_calls":  # a format that the template does not use is better than none
+    if best is None and key == "tool_calls":  # a format that the template does not use is better than no format
         best = next((provider.name for provider in registry.available(key)), None)
         reason = (
             f"{path} is auto ({origin}), and no format fits the chat template: it has the highest rank of those that "
@@ -106,9 +106,9 @@ class _Requirements:
     """The engine's requirements for the providers of a family. They must also be able to run on this machine.
 
     Attributes:
-        misfit: called for each provider; None: there is no such requirement.
-        refusal: called for the chosen provider only; None: there is no such requirement.
-        caveat: text about requirements that could not be checked, which is appended to a reason.
+        misfit: called for each provider; None if there is no such requirement.
+        refusal: called only for the chosen provider; None if there is no such requirement.
+        caveat: text about requirements that could not be checked. It is appended to a reason.
     """
 
     misfit: _Misfit | None = None
@@ -158,7 +158,7 @@ def _model_requirements(
 
 
 def _exempt(name: str, misfit: _Misfit) -> _Misfit:
-    """Return `misfit` for all providers except the one of this name, which always fits."""
+    """Return `misfit` for all providers except the provider `name`, which always fits."""
     return lambda provider: None if provider.name == name else misfit(provider)
 
 
@@ -175,7 +175,7 @@ def _attention_requirements(
     caveat = ""
     try:
         layers = model.attention_layers
-    except ModelError:  # only a run with real weights shows the layers
+    except ModelError:  # the layers are known only after a run with real weights
         caveat = "; the needs of the model's layers are known only after a trial run at the engine's start"
     return _Requirements(
         lambda provider: attention_misfit(provider.capabilities, config, registry.platform, layers, dtype),
@@ -186,7 +186,7 @@ def _attention_requirements(
 def _meta_model(
     config: EngineConfig, registry: Registry, model_config: ModelConfig, path: Path, provider: Provider[Model]
 ) -> Model:
-    """Create the model as the engine does, but on the device "meta", without memory."""
+    """Create the model on the device "meta", which uses no memory."""
     import torch
 
     from graftlm.assembly.plugin_choices import create_model

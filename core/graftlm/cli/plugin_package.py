@@ -1,7 +1,7 @@
-"""New plugin packages, which `graftlm plugins new` writes.
+"""The plugin packages that `graftlm plugins new` writes.
 
-There is a template for each family: a working package with the name `new-plugin`. When it is copied, this name is
-replaced, in its two spellings, and a few words about the family.
+Each family has a template, a working package with the name `new-plugin`. A copy replaces this name, in its two
+spellings, and a few words about the family.
 """
 
 import re
@@ -20,7 +20,7 @@ __all__ = ["PluginPackage", "write_plugin_package"]
 _TEMPLATES: Final = Path(__file__).parents[1] / "plugin_templates"
 _NAME: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _MAX_NAME_LEN: Final = 30
-#: Family -> further arguments of `graftlm plugins check`: a checkpoint, or the template's required options.
+#: Family -> further arguments of `graftlm plugins check`, such as a checkpoint or the template's required options.
 _CHECK_ARGUMENTS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {"model": ("--checkpoint tiny",), "storage": ("--options path=check.sqlite",)}
 )
@@ -64,7 +64,7 @@ class PluginPackage:
 
     @property
     def check_commands(self) -> tuple[str, ...]:
-        """The commands that check the installed package, to be run in its folder."""
+        """The commands that check the installed package. They must be run in its folder."""
         check = " ".join(
             ["graftlm plugins check", f"{self.family.key}/{self.name}", *_CHECK_ARGUMENTS.get(self.family.key, ())]
         )
@@ -73,7 +73,7 @@ class PluginPackage:
         return f"python -m {self.module}.tiny_checkpoint tiny", check
 
     def files(self) -> Iterator[tuple[Path, str]]:
-        """Yield the path in the package, and the text, of each file."""
+        """Yield (path in the package, text) of each file."""
         for folder in (_TEMPLATES / "common", _TEMPLATES / self.family.key):
             for file in sorted(folder.rglob("*")):
                 if file.is_file() and "__pycache__" not in file.parts:
@@ -100,15 +100,15 @@ class PluginPackage:
 
 
 def write_plugin_package(package: PluginPackage, folder: Path) -> Path:
-    """Write a working package. Its `engine.yaml` selects the plugin, and its tests pass.
+    """Write a working package, whose `engine.yaml` selects the plugin and whose tests pass.
 
     Args:
-        folder: the folder to create, with its parents.
+        folder: the folder to create. Its parents are also created.
 
     Returns: the folder.
 
     Raises:
-        ConfigError: the folder exists or cannot be created, or a module of the package's name is installed.
+        ConfigError: the folder exists or cannot be created, or a module with the package's name is installed.
     """
     if find_spec(package.module) is not None:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""`graftlm plugins`: lists the installed plugins, explains choices, checks contracts, writes new packages."""
+"""`graftlm plugins`, which lists the installed plugins, explains choices, checks contracts and writes new packages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["app"]
 #: Number of columns if the output is not a terminal. Each row of a table fits into one line.
 _PIPE_WIDTH = 200
 
-#: Maximum number of lines shown of the notes that hypothesis adds to an error, such as the steps that led to it.
+#: Maximum number of shown lines of the notes that hypothesis adds to an error, such as the steps before the error.
 _NOTES_SHOWN = 40
 
 #: Exit status if a plugin violates its contract.
@@ -167,7 +167,7 @@ def _load(config: Path | None, overrides: Sequence[str], device: str | None, mod
     plugins = settings.plugins.model_copy(update={"modules": [*settings.plugins.modules, *modules]})
     registry = Registry.load(plugins, platform=probe_platform(device or settings.model.device))
     for failure in registry.failures:
-        if failure.plugin.name in modules:  # the user gave this module, so its error ends the command
+        if failure.plugin.name in modules:  # the user named this module, so its error ends the command
             raise failure.error
     return registry
 
@@ -213,8 +213,8 @@ def _find(registry: Registry, which: str) -> tuple[str, Provider[Any]]:
     """Return the family and the provider for FAMILY/NAME or NAME.
 
     Raises:
-        ConfigError: there is no such family, or several families have the name.
-        PluginError: there is no such provider, or it cannot run on this machine.
+        ConfigError: the family does not exist, or several families have the name.
+        PluginError: the provider does not exist, or cannot run on this machine.
     """
     from graftlm.config import nearest
     from graftlm.errors import ConfigError
@@ -237,7 +237,7 @@ def _family(text: str) -> str:
     """Return the key of a family; `text` may contain "-" instead of "_".
 
     Raises:
-        ConfigError: there is no such family.
+        ConfigError: the family does not exist.
     """
     from graftlm.config import nearest
     from graftlm.errors import ConfigError
@@ -254,10 +254,10 @@ def _family(text: str) -> str:
 def _results(
     registry: Registry, family: str, provider: Provider[Any], options: Sequence[str], checkpoint: Path | None
 ) -> Iterable[ConformanceResult]:
-    """Return the results of a provider's conformance kit, each as soon as its test has ended.
+    """Return the results of a provider's conformance kit. Each is available as soon as its test has ended.
 
     Raises:
-        ConfigError: an option is wrong, or there is no kit for the provider.
+        ConfigError: an option is wrong, or the provider has no kit.
     """
     from graftlm.registry import FAMILIES
     from graftlm.testing import iter_conformance, provider_kit
@@ -304,7 +304,7 @@ def _read_options(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def _print_results(results: Iterable[ConformanceResult]) -> bool:
-    """Print a line for each sentence of the contract when its cases have run.
+    """Print one line per sentence of the contract when its cases have run.
 
     Returns: whether at least one sentence passed and none failed.
     """
@@ -319,7 +319,7 @@ def _print_results(results: Iterable[ConformanceResult]) -> bool:
 
 
 def _print_sentence(console: Console, cases: list[ConformanceResult]) -> str:
-    """Print the result of the cases of one test, with the reason of the first failed and the first skipped case.
+    """Print the result of the cases of one test, with the reasons of the first failed and the first skipped case.
 
     Returns: "passed", "failed" or "skipped".
     """
@@ -344,9 +344,9 @@ def _print_sentence(console: Console, cases: list[ConformanceResult]) -> str:
 
 
 def _reason(error: Exception) -> list[str]:
-    """Return lines that describe an error: its message or the line that raised it, the place, and its notes.
+    """Return lines that describe an error, with its message or the line that raised it, its location, and its notes.
 
-    Of an exception group, the first error is described.
+    For an exception group, the first error is described.
     """
     from traceback import extract_tb
 

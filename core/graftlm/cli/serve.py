@@ -46,7 +46,7 @@ def serve(
         return
     try:
         status = run(config, on_ready=lambda url: print(f"serving on {url}", flush=True))
-    except EngineError as error:  # not an error of the configuration, so the status is not 2
+    except EngineError as error:  # the error does not concern the configuration, so the status is not 2
         print(f"error: {error}", file=sys.stderr)
         status = 1
     raise typer.Exit(status)

@@ -1,4 +1,4 @@
-"""`graftlm warmup`, which compiles the kernels that a configuration needs, so that the next start is faster."""
+"""`graftlm warmup`, which compiles the kernels of a configuration, so that the next start is faster."""
 
 import time
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ def warmup(
 
 
 def kernel_table(uses: Sequence[KernelUse]) -> list[str]:
-    """Return the lines of a table with one row for each kernel, even if it was loaded twice."""
+    """Return the lines of a table with one row per kernel. A kernel that was loaded twice has one row."""
     first: dict[Path, KernelUse] = {}
     for use in uses:
         first.setdefault(use.library, use)
@@ -59,7 +59,7 @@ def kernel_table(uses: Sequence[KernelUse]) -> list[str]:
 
 
 def _run_once(engine: "Engine") -> None:
-    """Run one request, so that kernels that are loaded by the first request are loaded."""
+    """Run one request, because some kernels are loaded by the first request."""
     from graftlm.errors import UnsupportedFeatureError
 
     prompt = [0]

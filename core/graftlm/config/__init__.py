@@ -1,4 +1,4 @@
-"""An engine's configuration: `EngineConfig`, its sections, and reading them."""
+"""An engine's configuration: `EngineConfig`, its sections, and the reading of files."""
 
 from graftlm.config.addresses import canonical_host, is_address, is_loopback
 from graftlm.config.engine_config import EngineConfig, Setting, explain

@@ -6,14 +6,15 @@ from typing import Final
 
 __all__ = ["canonical_host", "check_host_pattern", "is_address", "is_loopback"]
 
-#: A name, with "*." for all names below it. The last label is not a number: clients read such a name as IPv4 address.
+#: A name; the prefix "*." means all names below it. The last label is not a number, because clients read such a name as
+#: an IPv4 address.
 _NAME_PATTERN: Final = re.compile(r"(\*\.)?([a-z0-9_-]+\.)*(?![0-9]+$)[a-z0-9_-]+")
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a name or an IP address, without brackets or port, is of the loopback interface.
+    """Return whether a name or an IP address, without brackets or port, belongs to the loopback interface.
 
-    Names are compared without case. No name is resolved.
+    The case of names is ignored. No name is resolved.
     """
     name = host.lower()
     if name == "localhost" or name.endswith(".localhost"):
@@ -28,9 +29,9 @@ def is_address(host: str) -> bool:
 
 
 def canonical_host(host: str) -> str:
-    """Return the canonical spelling of a host: a name in lower case without its last dot, an address in shortest form.
+    """Return a host in canonical spelling: a name in lower case without its last dot, or an address in shortest form.
 
-    An IPv4-mapped IPv6 address becomes the IPv4 address. A zone (`%eth0`) is removed, as clients do in `Host`.
+    An IPv4-mapped IPv6 address becomes the IPv4 address. A zone (`%eth0`) is removed, as clients omit it in `Host`.
     """
     name = host.lower().removesuffix(".")
     address = _address(name)
@@ -38,10 +39,12 @@ def canonical_host(host: str) -> str:
 
 
 def check_host_pattern(pattern: str) -> str:
-    """Return the canonical form of a name, an address, "*." and a name, or "*"; an address may be in brackets.
+    """Return the canonical form of a host pattern.
+
+    A pattern is a name, "*." followed by a name, an address with or without brackets, or "*".
 
     Raises:
-        ValueError: the pattern is invalid; the message has the nearest valid pattern.
+        ValueError: the pattern is invalid. The message contains the nearest valid pattern.
     """
     in_brackets = re.fullmatch(r"\[(.*:.*)\]", pattern)
     bare = canonical_host(in_brackets[1] if in_brackets else pattern)
@@ -66,7 +69,7 @@ def _is_pattern(text: str) -> bool:
 
 
 def _nearest_pattern(text: str) -> str:
-    """Return the probable host pattern of an invalid one: a URL, a host with port, or a wildcard."""
+    """Return the host pattern that was probably meant by a URL, a host with port, or a wildcard."""
     authority = re.split("[/?#]", text.strip().rpartition("://")[2])[0].rpartition("@")[2]
     host = authority[1:].partition("]")[0] if authority.startswith("[") else re.sub(r":[0-9*]*$", "", authority)
     if host.startswith((".", "*")):

@@ -1,4 +1,4 @@
-"""EngineConfig: the checked configuration of an engine, with the source of every value."""
+"""The checked configuration of an engine, with the source of every value."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ __all__ = ["EngineConfig", "Setting", "explain"]
 
 
 class EngineConfig(Section):
-    """An engine's configuration: checked and immutable; two are equal if all values are equal.
+    """An engine's configuration, checked and immutable. Two configurations are equal if all values are equal.
 
-    `EngineConfig(cache={"page_size": 16})` accepts sections as mappings, as objects or in shorthand; `load` also reads
-    files. A registry checks the names of providers and their options later.
+    `EngineConfig(cache={"page_size": 16})` accepts sections as mappings, as objects or in shorthand. `load` also reads
+    files. A registry checks the names and options of providers later.
 
     Raises:
-        ConfigError: a value is wrong; one line per problem.
+        ConfigError: a value is wrong. The message has one line per problem.
     """
 
     model: ModelSettings = ModelSettings()
@@ -63,10 +63,10 @@ class EngineConfig(Section):
     _origins: dict[KeyPath, Origin] = PrivateAttr(default_factory=dict)
 
     def __init__(self, layer: Layer | None = None, /, **values: Any) -> None:
-        """Check values; `load` passes them as a layer, which has the origin of each value."""
+        """Check values. `load` passes them as a layer, which has the origin of each value."""
         layer = expand(given(values), EngineConfig) if layer is None else layer
         problems = list(layer.problems)
-        # Checks over several fields run only if all keys are known: validate again without the unknown keys.
+        # Checks of several fields run only if all keys are known. Therefore validate again without the unknown keys.
         for values in (layer.values, known(layer, EngineConfig).values):
             try:
                 super().__init__(**values)
@@ -123,14 +123,15 @@ class EngineConfig(Section):
 
         Args:
             source: a YAML file, a mapping with the same structure, another configuration, or None for the defaults.
-            overrides: values such as `cache.page_size=16`, as in `--set`; each value is YAML.
-            environment: the variables for `${VAR}` in a file; None: the process's environment.
-            leave_out_unknown: ignore unknown keys, so that other checks can run where `load` has reported them.
+            overrides: texts such as `cache.page_size=16`, as in `--set`. Each value is YAML.
+            environment: the variables for `${VAR}` in a file; None for the process's environment.
+            leave_out_unknown: whether to ignore unknown keys, so that other checks can run after `load` has reported
+                these keys.
             fields: sections and fields by name, as keyword arguments. They replace values of the source, and
                 `overrides` replace both. Mappings are merged key by key.
 
         Raises:
-            ConfigError: a value is wrong; one line per problem.
+            ConfigError: a value is wrong. The message has one line per problem.
         """
         layers = [_layer_of(source, os.environ if environment is None else environment), given(fields)]
         layers += [read_override(text) for text in overrides]
@@ -139,12 +140,12 @@ class EngineConfig(Section):
 
     @property
     def sources(self) -> dict[str, str]:
-        """The source of every value, by dotted path: "default", "engine.yaml:7", "--set", "given"."""
+        """Dotted path -> source of the value: "default", "engine.yaml:7", "--set" or "given"."""
         return {setting.path: setting.source for setting in explain(self)}
 
     @property
     def origins(self) -> Mapping[KeyPath, Origin]:
-        """The origins of values that are not defaults, by key path; for the registry's messages."""
+        """Key path -> origin of each value that is not a default, for the registry's messages."""
         return self._origins
 
     def __eq__(self, other: object) -> bool:
@@ -172,8 +173,8 @@ class Setting:
     """One effective value.
 
     Attributes:
-        keys: path from the root.
-        value: in YAML's types; a secret as asterisks.
+        keys: the path from the root.
+        value: the value in YAML's types. A secret is shown as asterisks.
         source: "default", "engine.yaml:7", "engine.yaml:7 (${PORT})", "--set" or "given".
     """
 

@@ -1,4 +1,4 @@
-"""Checks what a configuration exposes to other machines without a key."""
+"""Checks whether a configuration allows access by other machines without a key."""
 
 import re
 
@@ -10,7 +10,7 @@ __all__ = ["exposure_errors", "exposure_warnings"]
 
 
 def exposure_errors(config: EngineConfig) -> list[str]:
-    """Return why a server must not start with a configuration; empty if it may start."""
+    """Return the reasons why a server must not start with a configuration; [] if it may start."""
     server = config.server
     if is_loopback(server.host) or server.api_key is not None or server.allow_anonymous:
         return []
@@ -22,7 +22,7 @@ def exposure_errors(config: EngineConfig) -> list[str]:
 
 
 def exposure_warnings(config: EngineConfig) -> list[str]:
-    """Return warnings about what other machines can read or use without a key."""
+    """Return warnings about data and routes that other machines can read or use without a key."""
     server, found = config.server, []
     if not is_loopback(server.host) and server.api_key is None and server.allow_anonymous:
         message = f"every client that reaches {server.host!r} is served without a key"

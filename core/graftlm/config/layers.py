@@ -1,4 +1,4 @@
-"""Layers of raw values, each value with its origin; values of later layers replace those of earlier layers."""
+"""Layers of raw values with their origins. Values of later layers replace values of earlier layers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
     "origin_of",
 ]
 
-#: Keys from the root to a value; the key of a list element is its index.
+#: Keys from the root to a value. The key of a list element is its index.
 KeyPath: TypeAlias = tuple[str | int, ...]
 
 
@@ -35,9 +35,9 @@ class Origin:
     """The origin of a value.
 
     Attributes:
-        source: for `graftlm config show`: "engine.yaml:7", "engine.yaml:7 (${PORT})", "--set", "given".
-        location: start of an error message: "engine.yaml:7", "--set"; "" for values from a program.
-        line: sort key of errors.
+        source: text for `graftlm config show`: "engine.yaml:7", "engine.yaml:7 (${PORT})", "--set" or "given".
+        location: start of an error message: "engine.yaml:7" or "--set"; "" for values from a program.
+        line: line number, by which errors are sorted.
     """
 
     source: str
@@ -70,12 +70,12 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """The raw values of one source, or of several merged.
+    """The raw values of one source, or of several merged sources.
 
     Attributes:
         values: nested dicts with string keys.
-        origins: by key path, for every key of `values`.
-        problems: errors of values that could not be read.
+        origins: key path -> origin, for every key of `values`.
+        problems: errors for values that could not be read.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class Layer:
 
 
 def dotted(path: KeyPath) -> str:
-    """Return a key path as text: `cache.eviction.name`, `plugins.modules[0]`."""
+    """Return a key path as text, such as `cache.eviction.name` or `plugins.modules[0]`."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
@@ -100,7 +100,7 @@ def origin_of(path: KeyPath, origins: Mapping[KeyPath, Origin]) -> Origin:
 
 
 def given(values: Mapping[Any, Any] | BaseModel, origin: Origin = GIVEN) -> Layer:
-    """Return the layer of values from a program: mappings, or sections as objects."""
+    """Return the layer of values from a program, which may be mappings or section objects."""
     origins: dict[KeyPath, Origin] = {}
     problems: list[Problem] = []
 
@@ -144,7 +144,7 @@ def expand(layer: Layer, root: type[Section]) -> Layer:
 
 
 def known(layer: Layer, root: type[Section]) -> Layer:
-    """Return a layer of written-out sections without the keys that they do not have."""
+    """Return a layer of expanded sections without unknown keys."""
 
     def section(kind: type[Section], values: dict[str, Any]) -> dict[str, Any]:
         result = {}
@@ -159,7 +159,7 @@ def known(layer: Layer, root: type[Section]) -> Layer:
 
 
 def merge(layers: Sequence[Layer]) -> Layer:
-    """Merge layers in order: mappings are merged key by key, other values are replaced."""
+    """Merge layers in order. Mappings are merged key by key, other values are replaced."""
     values: dict[str, Any] = {}
     origins: dict[KeyPath, Origin] = {}
     for layer in layers:

@@ -1,4 +1,4 @@
-"""Converts pydantic's errors to messages with the key, the value and the nearest valid name."""
+"""Conversion of pydantic's errors to messages with the key, the value and the nearest valid name."""
 
 import difflib
 import functools
@@ -62,15 +62,15 @@ def problems_in(
     """Convert pydantic's errors to problems.
 
     Args:
-        error: all errors.
+        error: the error of the validation, which contains all errors.
         model: the validated model, for the names of its fields.
         values: the raw values.
-        origins: origins of the values, by full path.
+        origins: full path -> origin of the value.
         prefix: the path of `values` in the configuration.
     """
     problems = []
     for details in error.errors(include_url=False):
-        # A check of several fields has the path of the wrong one in its context.
+        # The error of a check of several fields has the path of the wrong field in its context.
         path = details.get("ctx", {}).get("path") or _real_path(details, values)
         full_path = (*prefix, *path)
         problems.append(Problem(full_path, _message(details, model, path, prefix), origin_of(full_path, origins)))
@@ -78,7 +78,7 @@ def problems_in(
 
 
 def _real_path(details: ErrorDetails, values: Any) -> KeyPath:
-    """Return the part of a location that is in the values: pydantic appends names of union members."""
+    """Return the part of a location that exists in the values, because pydantic appends names of union members."""
     path: list[str | int] = []
     for part in details["loc"]:
         inside = isinstance(values, Mapping | list | tuple)
@@ -154,7 +154,7 @@ def _fields_at(model: type[BaseModel], path: KeyPath) -> dict[str, FieldInfo]:
     annotation: Any = model
     for part in path:
         field = _fields_of(annotation).get(str(part))
-        # For an index or a key of a dict, the annotation stays the same: it contains the elements' type.
+        # For an index or a key of a dict, the annotation does not change, because it contains the elements' type.
         annotation = annotation if field is None else field.annotation
     return _fields_of(annotation)
 

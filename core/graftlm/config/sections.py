@@ -1,4 +1,4 @@
-"""The sections of a configuration: fields, defaults and limits."""
+"""The sections of a configuration, with fields, defaults and limits."""
 
 import re
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -33,11 +33,11 @@ __all__ = [
 
 
 class Section(BaseModel):
-    """A mapping of known keys. Unknown keys are errors, values are immutable, null means all defaults."""
+    """A mapping of known keys. Unknown keys are errors. Values are immutable. Null means all defaults."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    #: The field that a plain string sets: `cache: radix` is `cache: {name: radix}`.
+    #: The field that a plain string sets. `cache: radix` means `cache: {name: radix}`.
     shorthand: ClassVar[str | None] = None
 
     @model_validator(mode="before")
@@ -47,7 +47,7 @@ class Section(BaseModel):
 
     @classmethod
     def written_out(cls, value: Any) -> Any:
-        """Return the mapping for a string or null; other values are returned unchanged."""
+        """Return the mapping for a string or null. Other values are returned unchanged."""
         if value is None:
             return {}
         if isinstance(value, str) and cls.shorthand is not None:
@@ -56,7 +56,7 @@ class Section(BaseModel):
 
 
 def _refuse_bool(value: Any) -> Any:
-    # In Python True is an int, but `page_size: yes` is an error.
+    # True is an int in Python, but `page_size: yes` must be an error.
     if isinstance(value, bool):
         raise ValueError("must be a number")
     return value
@@ -109,7 +109,7 @@ class QuantizationSettings(Section):
 
 
 class ModelSettings(Section):
-    """The served checkpoint, and how it is loaded."""
+    """The served checkpoint and its loading."""
 
     shorthand = "path"
 
@@ -231,7 +231,7 @@ class DrafterSettings(Section):
 
 
 class SpeculationSettings(Section):
-    """Speculative decoding: drafted tokens are verified in one step; the output stays the same."""
+    """Speculative decoding, which verifies drafted tokens in one step and does not change the output."""
 
     shorthand = "drafter"
 
@@ -320,7 +320,7 @@ class PolicySettings(Section):
 
 
 class SchedulingSettings(Section):
-    """Admission, and the size of steps."""
+    """Admission of requests, and the size of steps."""
 
     policy: PolicySettings = PolicySettings()
     max_running_requests: Int = Field(
@@ -399,7 +399,7 @@ ApiKey = Annotated[SecretStr, Field(min_length=1)]
 
 
 class ResponseStoreSettings(Section):
-    """Where responses of /v1/responses are kept, and how many."""
+    """The storage of responses of /v1/responses, and its limits."""
 
     kind: Literal["memory", "sqlite"] = Field(
         default="memory", description="`memory` loses the responses at the end of the server, `sqlite` keeps them."
@@ -433,7 +433,7 @@ class FileSettings(Section):
 
 
 class BatchSettings(Section):
-    """How the requests of batches run beside others."""
+    """The limits and priority of requests of batches."""
 
     max_running: PositiveInt = Field(default=16, description="Requests of batches that run at a time.")
     max_running_beside: Annotated[int, Field(ge=0), BeforeValidator(_refuse_bool)] = Field(

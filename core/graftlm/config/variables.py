@@ -1,4 +1,4 @@
-"""Environment variables in strings: `${VAR}` and `${VAR:-default}`; `$$` is a dollar sign."""
+"""Expansion of environment variables in strings: `${VAR}` and `${VAR:-default}`. `$$` is a dollar sign."""
 
 import re
 from collections.abc import Mapping
@@ -9,12 +9,12 @@ __all__ = ["VariableError", "expand_variables", "names_only_a_variable", "refere
 _REFERENCE = re.compile(r"\$\$|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^{}]*))?\}|(?P<malformed>\$\{)")
 
 
-#: Maximum length of a value.
+#: Maximum number of characters of a value.
 _MAX_CHARS: Final = 1 << 20
 
 
 class VariableError(Exception):
-    """A reference cannot be expanded; the message has the reason and the correct form."""
+    """The error of a reference that cannot be expanded. The message has the reason and the correct form."""
 
 
 def references(text: str) -> list[str]:

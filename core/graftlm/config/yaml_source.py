@@ -1,4 +1,4 @@
-"""Reads YAML into layers, with the line of every key and all errors."""
+"""Reading of YAML into layers, with the line of every key and all errors."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
@@ -14,9 +14,9 @@ from graftlm.shortening import shortened
 
 __all__ = ["read_override", "read_yaml_file"]
 
-#: Maximum size of a file, and of the value of an override.
+#: Maximum size in bytes of a file, and of the value of an override.
 _MAX_BYTES: Final = 1 << 20
-#: Maximum number of keys and values after expansion of aliases: nested aliases can expand to billions.
+#: Maximum number of keys and values after expansion of aliases. Nested aliases could expand to billions.
 _MAX_NODES: Final = 40_000
 #: Maximum number of characters of all scalars after expansion of aliases and variables.
 _MAX_CHARS: Final = 4 << 20
@@ -33,7 +33,7 @@ def read_yaml_file(path: Path, environment: Mapping[str, str]) -> Layer:
     """Read a configuration file.
 
     Args:
-        path: shown unchanged in messages.
+        path: path of the file, shown unchanged in messages.
         environment: the variables for `${VAR}`.
 
     Raises:
@@ -43,7 +43,7 @@ def read_yaml_file(path: Path, environment: Mapping[str, str]) -> Layer:
     try:
         with path.open("rb") as file:
             content = file.read(_MAX_BYTES + 1)
-        # A file that is too large is not decoded: the limit may split a character.
+        # A file that is too large is not decoded, because the limit may split a character.
         text = "" if len(content) > _MAX_BYTES else content.decode("utf-8")
     except FileNotFoundError:
         hint = "" if path.suffix in (".yaml", ".yml") else f"; for a model, write model={str(path)!r}"
@@ -70,7 +70,7 @@ def read_yaml_file(path: Path, environment: Mapping[str, str]) -> Layer:
 
 
 def read_override(text: str) -> Layer:
-    """Read one `a.b=value`; the value is YAML without variables, which the shell expands.
+    """Read one text `a.b=value`. The value is YAML. Variables are not expanded, because the shell does this.
 
     Raises:
         ConfigError: the path is missing, or the value is not YAML.
@@ -106,14 +106,14 @@ def _syntax_error(error: yaml.YAMLError) -> str:
 
 
 class _LimitError(yaml.MarkedYAMLError):
-    """A document exceeds a limit."""
+    """The error of a document that exceeds a limit."""
 
     def __init__(self, problem: str, mark: yaml.Mark) -> None:
         super().__init__(problem=problem, problem_mark=mark)
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads nodes with limits of depth and number. Aliases are not expanded here."""
+    """A YAML loader with limits on the depth and number of nodes. It does not expand aliases."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -140,7 +140,7 @@ def _check_limits(depth: int, num_nodes: int, mark: Any) -> None:
 
 
 def _refuse_large(text: str) -> None:
-    """Refuse large documents early with libyaml, which needs 1 µs per node; PyYAML's parser needs 25 µs."""
+    """Refuse large documents early with libyaml, which needs 1 µs per node. PyYAML's parser needs 25 µs."""
     depth = num_nodes = 0
     for event in _quick_events(text):
         if isinstance(event, yaml.NodeEvent):
@@ -150,7 +150,7 @@ def _refuse_large(text: str) -> None:
 
 
 def _quick_events(text: str) -> Iterator[yaml.Event]:
-    """Yield the events of a document up to its first error; none if PyYAML has no libyaml."""
+    """Yield the events of a document up to its first error. Without libyaml, yield nothing."""
     try:
         from yaml import CSafeLoader
     except ImportError:
@@ -164,11 +164,11 @@ def _quick_events(text: str) -> Iterator[yaml.Event]:
 
 
 class _UnreadableError(Exception):
-    """A value cannot be read; its problem has been recorded."""
+    """The error of a value that cannot be read. Its problem has been recorded."""
 
 
 class _Reader:
-    """Converts one YAML document to plain values. A wrong value is dropped and recorded; reading continues."""
+    """Converts one YAML document to plain values. A wrong value is dropped and recorded, and reading continues."""
 
     def __init__(self, text: str, origin: Callable[[int], Origin], environment: Mapping[str, str] | None) -> None:
         self.origins: dict[KeyPath, Origin] = {}
@@ -176,12 +176,12 @@ class _Reader:
         self._text = text
         self._origin = origin
         self._environment = environment
-        self._open: set[int] = set()  # collections that are being read, to detect one that contains itself
+        self._open: set[int] = set()  # ids of open collections, to detect one that contains itself
         self._num_nodes = 0
         self._num_chars = 0
 
     def read(self, path: KeyPath) -> Any:
-        """Return the document's value, None for an empty document; `path` is its place in the configuration."""
+        """Return the document's value, None for an empty document. `path` is its key path in the configuration."""
         _refuse_large(self._text)
         self._loader = _Loader(self._text)
         try:
@@ -193,14 +193,14 @@ class _Reader:
             self._loader.dispose()
 
     def _count(self, node: yaml.Node) -> None:
-        """Count a key or a value; repetitions by aliases are counted each time."""
+        """Count a key or a value. Repetitions by aliases are counted each time."""
         self._num_nodes += 1
         if self._num_nodes > _MAX_NODES:
             message = f"with expanded aliases, there are more than {_MAX_NODES:,} keys and values"
             raise _LimitError(message, node.start_mark)
 
     def _count_chars(self, node: yaml.Node, text: str) -> None:
-        """Count the characters of a scalar; repetitions by aliases are counted each time."""
+        """Count the characters of a scalar. Repetitions by aliases are counted each time."""
         self._num_chars += len(text)
         if self._num_chars > _MAX_CHARS:
             message = f"with expanded aliases and variables, there are more than {_MAX_CHARS:,} characters"
@@ -240,7 +240,7 @@ class _Reader:
         return values
 
     def _pairs(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, tuple[yaml.Node, yaml.Node]]:
-        """Return a mapping's pairs by key; its own pairs have precedence over pairs that `<<` merges."""
+        """Return a mapping's pairs by key. Its own pairs have precedence over pairs that `<<` merges."""
         pairs: dict[str, tuple[yaml.Node, yaml.Node]] = {}
         for key_node, value_node in node.value:
             if key_node.tag == _MERGE_TAG:
@@ -310,7 +310,7 @@ class _Reader:
             self.origins[path] = Origin(f"{origin.source} ({via})", origin.location, line)
         if node.style is not None or not names_only_a_variable(node.value):
             return text
-        # A bare ${PORT} may be a number, a boolean or null; in quotes it is a string. It is always a scalar: an
+        # A bare ${PORT} may be a number, a boolean or null. In quotes it is a string. It is always a scalar, so an
         # environment variable cannot add keys.
         tag = self._loader.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
         if tag not in _PLAIN_TAGS:
