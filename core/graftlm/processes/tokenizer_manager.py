@@ -265,7 +265,7 @@ class TokenizerManager:
     # -- for the end of the server -------------------------------------------------------------------------------------
 
     async def drain(self) -> None:
-        """Refuse new requests from now on, and wait until all current ones have ended."""
+        """Refuse new requests from now on, and wait until all current requests have ended."""
         self.replicas.drain()
         await self._in_flight.wait_until_empty()
 

@@ -3,7 +3,7 @@
     {"timestamp": 1767225600123, "input_length": 40, "output_length": 12, "hash_ids": [h0, h1, h2],
      "output_hash_ids": [o2, o3], "block_tokens": 16, "namespace": "", "priority": 0}
 
-    tokens            |<-  block 0  ->|<-  block 1  ->|<- rest of the input ->|<- output, less its last token ->|
+    tokens            |<-  block 0  ->|<-  block 1  ->|<- rest of the input ->|<-- output without last token ->|
     hash_ids          |       h0      |       h1      |          h2           |
     output_hash_ids                                   |       o2       |       o3       |  ...                  |
 

@@ -20,7 +20,7 @@ from graftlm.server.middleware import ApiKeyAuth, BodyLimit, HostGuard, OriginGu
 __all__ = ["create_app", "create_local_app"]
 
 _HEALTH_PATHS: Final = frozenset({"/health", "/health_generate", "/ready", "/ping"})
-#: Paths that need no API key: health checks of load balancers, and the page in which a browser asks for the key.
+#: Paths that need no API key: health checks of load balancers, and the page in which users enter the key.
 OPEN_PATHS: Final = _HEALTH_PATHS | PAGE_PATHS
 
 #: Paths whose GET has an effect, as SGLang's clients expect.
@@ -63,7 +63,8 @@ def create_app(
         responses={"4XX": {"model": ErrorBody, "description": "The request is refused; the body says why."}},
         dependencies=_documented_keys(manager.config),
         middleware=_middleware(manager.config),
-        # Disabled, because FastAPI's documentation pages load scripts from another host, which could call this server.
+        # Disabled, because FastAPI's documentation pages load scripts from another host. Such scripts could call this
+        # server.
         docs_url=None,
         redoc_url=None,
     )

@@ -22,8 +22,8 @@ TARGET_AUTHORITY: Final = "target_authority"
 #: Maximum number of bytes per call of the parser. After each piece, the protocol checks for pipelined requests.
 _PIECE_BYTES: Final = 8192
 _MAX_HEADER_FIELDS: Final = 256
-#: Maximum number of raw bytes that are kept while a pipelined request waits. Beyond it, the connection is aborted. One
-#: read from the socket returns fewer bytes than this.
+#: Maximum number of raw bytes that are kept while a pipelined request waits. If more arrive, the connection is aborted.
+#: One read from the socket returns fewer bytes than this.
 _MAX_HELD_BYTES: Final = 2**20
 
 #: Maximum number of unsent bytes of an answer that the system buffers. By default it buffers up to 4 MiB, and then

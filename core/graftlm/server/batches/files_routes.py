@@ -123,7 +123,7 @@ async def _form(request: Request) -> Any:
     """Read a form. Its parts are in temporary files until the context ends.
 
     Raises:
-        ApiError: 400, the value is malformed.
+        ApiError: 400, the form is malformed.
     """
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
         raise ApiError(400, "send the file as multipart/form-data, in the field `file`", param="file")

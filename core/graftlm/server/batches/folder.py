@@ -19,12 +19,12 @@ _ID: Final = re.compile(r"(file|batch)-[0-9a-f]{32}")
 
 
 class BatchFolder:
-    """Reads and writes records, and returns the paths of contents.
+    """Reads and writes records, and returns the paths of content files.
 
         files/file-....json    the record of a file        files/file-....data    its content
         batches/batch-....json the record of a batch
 
-    A content without a record is incomplete: an interrupted upload, or the results of a running batch.
+    A content file without a record is incomplete: an interrupted upload, or the results of a running batch.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float]) -> None:
@@ -87,7 +87,7 @@ class BatchFolder:
         self.content(file_id).unlink(missing_ok=True)
 
     def remove_incomplete(self) -> None:
-        """Remove contents without a record, such as interrupted uploads, except the results of active batches."""
+        """Remove content files without a record, such as interrupted uploads, except the results of batches."""
         known = {file_id for record in self.batches() for file_id in (record.output_id, record.error_id)}
         for path in self._files.glob("*.data"):
             if path.stem not in known and not path.with_suffix(".json").exists():

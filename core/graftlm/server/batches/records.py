@@ -63,7 +63,7 @@ class DeletedFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchProblem(msgspec.Struct, frozen=True):
-    """A problem of the input or of one of its lines."""
+    """A problem in a batch's input, which may concern one line."""
 
     code: str
     message: str
