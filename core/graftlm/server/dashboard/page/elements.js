@@ -41,6 +41,11 @@ export function percent(share) {
   return `${Math.round(share * 100)} %`;
 }
 
+/** Return a ratio with two decimals. */
+export function ratio(value) {
+  return value.toFixed(2);
+}
+
 /** Return a duration in seconds as text: 38 ms, 1.2 s, 3 min, 2 h. */
 export function duration(seconds) {
   if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
