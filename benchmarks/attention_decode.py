@@ -3,7 +3,8 @@
     python benchmarks/attention_decode.py [--json FILE] [--match TEXT] [--seconds S]
 
 The shape is that of a small model: H = 16, H_kv = 4, D = 64. A cell is the fastest of repeated `forward` calls. The
-floor is the bytes of keys and values over the bandwidth of summing a large tensor; what fits into a cache can beat it.
+floor is the time to read the keys and values once, at the bandwidth that the sum of a large tensor reaches. A case
+whose keys and values fit into a CPU cache can be faster than the floor.
 """
 
 import argparse
@@ -30,7 +31,7 @@ MIN_REPEATS = 3
 
 @dataclass(frozen=True)
 class Case:
-    """Requests that each bring `new` of their `context` tokens; the first `shared` tokens are common."""
+    """Requests of `context` tokens, of which `new` are computed; the first `shared` tokens are common."""
 
     requests: int
     context: int
@@ -41,13 +42,13 @@ class Case:
 
     @property
     def name(self) -> str:
-        """What the table calls it."""
+        """Name of the case in the table."""
         kind = "decode" if self.new == 1 else f"chunk of {self.new}"
         return f"{kind}, B={self.requests}, context {self.context}" + (f", {self.shared} shared" if self.shared else "")
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of keys and values of distinct tokens."""
+        """Bytes of the keys and values; shared tokens count once."""
         tokens = self.shared + self.requests * (self.context - self.shared)
         return tokens * KVStore.bytes_per_token([LAYER], getattr(torch, self.dtype))
 
@@ -76,7 +77,7 @@ def cases() -> Iterator[Case]:
 
 
 def page_tables(case: Case) -> list[list[int]]:
-    """Return scattered pages; shared ones come first in every table."""
+    """Return scattered pages; every table begins with the shared ones."""
     shared = case.shared // case.page_size
     own = -(-case.context // case.page_size) - shared
     pages = torch.randperm(shared + case.requests * own, generator=torch.Generator().manual_seed(0)).tolist()
@@ -118,7 +119,7 @@ def measure(case: Case, bytes_per_us: float, seconds: float) -> Row:
 
 
 def bandwidth(seconds: float) -> float:
-    """Return bytes per microsecond of reading memory with torch's threads."""
+    """Return the memory bandwidth of torch's threads for reads, in bytes per microsecond."""
     data = torch.ones(64 * 2**20)
     return data.nbytes / fastest_us(data.sum, seconds)
 

@@ -2,9 +2,9 @@
 
     python benchmarks/attention_gpu.py [--json FILE] [--match TEXT] [--seconds S] [--dtype bfloat16] [--kv-dtype TYPE]
 
-The shape is that of an 8B model: H = 32, H_kv = 8, D = 128. A cell is the median time of one `forward`, by CUDA events
-around each call, with the L2 cache flushed before it. Decode is set beside the bandwidth of a large copy, prefill
-beside the rate of a large matrix product, both measured in the same run.
+The shape is that of an 8B model: H = 32, H_kv = 8, D = 128. A cell is the median time of one `forward`, measured by
+CUDA events; the L2 cache is flushed before each call. Decode is compared with the bandwidth of a large copy, prefill
+with the rate of a large matrix product. Both ceilings are measured in the same run.
 """
 
 import argparse
@@ -30,7 +30,7 @@ MIN_REPEATS = 10
 
 @dataclass(frozen=True)
 class Case:
-    """Requests that each bring `new` of their `context` tokens."""
+    """Requests of `context` tokens, of which `new` are computed."""
 
     requests: int
     context: int
@@ -39,24 +39,24 @@ class Case:
 
     @property
     def name(self) -> str:
-        """What the table calls it."""
+        """Name of the case in the table."""
         kind = "decode" if self.new == 1 else f"chunk of {self.new}"
         return f"{kind}, B={self.requests}, context {self.context}, page {self.page_size}"
 
     def num_bytes(self, kv_dtype: torch.dtype) -> int:
-        """Bytes of the keys and values that must be read, once each."""
+        """Bytes of the keys and values; each is counted once."""
         return self.requests * self.context * KVStore.bytes_per_token([LAYER], kv_dtype)
 
     @property
     def num_flops(self) -> int:
-        """Floating-point operations of both products, over the pairs that causality leaves."""
+        """Floating-point operations of both products, over the pairs that the causal mask allows."""
         pairs = self.new * (self.context - self.new) + self.new * (self.new + 1) // 2
         return 4 * self.requests * pairs * LAYER.num_heads * LAYER.head_dim
 
 
 @dataclass(frozen=True)
 class Row:
-    """One case's times, and what `triton` makes of the device's ceiling."""
+    """One case's times, and the share of the device's ceiling that `triton` reaches."""
 
     case: str
     torch_us: float | None
@@ -78,7 +78,7 @@ def cases() -> Iterator[Case]:
 
 
 def build(case: Case, dtype: torch.dtype, kv_dtype: torch.dtype) -> tuple[AttentionContext, ForwardBatch]:
-    """Return a cache of random numbers, and requests whose pages lie scattered in it."""
+    """Return a cache of random numbers, and requests whose pages are scattered in it."""
     per_request = -(-case.context // case.page_size)
     num_pages = case.requests * per_request
     pages = torch.randperm(num_pages, generator=torch.Generator().manual_seed(0)).view(case.requests, -1).tolist()
@@ -92,7 +92,7 @@ def build(case: Case, dtype: torch.dtype, kv_dtype: torch.dtype) -> tuple[Attent
 
 
 def median_us(call: Callable[[], object], seconds: float) -> float:
-    """Return the device's time for a call, from an empty L2 cache."""
+    """Return the device's median time for a call, in microseconds; the L2 cache is flushed before each call."""
     rubbish = torch.empty(256 * 2**20, dtype=torch.int8, device=DEVICE)
     call()
     times: list[float] = []
@@ -135,14 +135,14 @@ def measure(
 
 
 def copy_bandwidth(seconds: float) -> float:
-    """Return bytes per microsecond of a large copy, read and written."""
+    """Return the bandwidth of a large copy in bytes per microsecond; reads and writes both count."""
     source = torch.ones(2**30, dtype=torch.int8, device=DEVICE)
     target = torch.empty_like(source)
     return 2 * source.nbytes / median_us(lambda: target.copy_(source), seconds)
 
 
 def matrix_rate(dtype: torch.dtype, seconds: float) -> float:
-    """Return floating-point operations per microsecond of a large matrix product."""
+    """Return the rate of a large matrix product in floating-point operations per microsecond."""
     a, b = torch.randn(2, 8192, 8192, device=DEVICE).to(dtype)
     return float(2 * 8192**3 / median_us(lambda: a @ b, seconds))
 

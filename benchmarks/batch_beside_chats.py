@@ -1,4 +1,4 @@
-"""Measures the time to the first token of chats with and without a batch that runs beside them.
+"""Measures the time to first token of chats, with and without a batch that runs at the same time.
 
 python benchmarks/batch_beside_chats.py [--chats 40] [--rounds 3] [--max-running-beside 16]
 """
@@ -16,7 +16,7 @@ from graftlm.testing.server_process import ServerProcess, wait_until
 
 
 def first_token_s(client: openai.OpenAI, i: int) -> float:
-    """Return the seconds to the first token of a streamed chat."""
+    """Return the time to first token of a streamed chat, in seconds."""
     start_s = time.perf_counter()
     messages: Any = [{"role": "user", "content": f"What is {i % 10} plus {i % 7}? Think of {i} first."}]
     stream = client.chat.completions.create(model="demo", messages=messages, max_tokens=16, temperature=0, stream=True)

@@ -1,24 +1,26 @@
-"""How much of the prompts each scheduling policy finds in the cache, against the most that any order could.
+"""Measures the cache hit rate of each scheduling policy, compared with the highest that any order could reach.
 
     python benchmarks/cache_aware.py [--json FILE] [--seeds N] [--policies NAME ...]
 
-The real scheduler, memory manager and radix cache run over a device without a model. Its clock is simulated: a step
-takes `STEP_S`, and `TOKEN_S` for each prompt token. Workloads, drawn from seeds:
+The real scheduler, memory manager and radix cache run on a simulated device without a model. The clock is simulated
+too: a step takes `STEP_S`, plus `TOKEN_S` for each prompt token. The workloads are drawn from seeds:
 
-- few-shot: 48 tasks with 900 to 1,100 tokens of examples each, 24 short questions to each, all there at once, shuffled;
-- tree-of-thought: 24 problems behind one instruction; each thought is followed by three more, to a depth of four; a
-  thought's successors are asked for when it is complete;
-- multi-turn: 160 conversations of six turns with one of four system prompts; a turn is asked for when the one before is
+- few-shot: 48 tasks with 900 to 1,100 tokens of examples each. Each task has 24 short questions. All requests arrive
+  together, in random order;
+- tree-of-thought: 24 problems after one instruction. Each thought has three successors, to a depth of four, which are
+  sent when the thought is complete;
+- multi-turn: 160 conversations of six turns with one of four system prompts. A turn is sent when the previous turn is
   answered.
 
-The optimum computes every distinct prefix once: it is the hit rate with unlimited memory, and what a depth-first walk
-of the radix tree of all requests attains with memory for the longest request alone (Zheng et al., arXiv:2312.07104,
-theorem 3.1). A token counts as hit when it is not computed; what is computed again after a retraction is a miss.
+The optimum is the hit rate when every distinct prefix is computed once: the hit rate with unlimited memory. A
+depth-first walk of the radix tree of all requests reaches it with memory for the longest request alone (Zheng et al.,
+arXiv:2312.07104, theorem 3.1). A token is a hit if it is not computed; a token that is computed again after a
+retraction is a miss.
 
-Memory is given in tokens, and as a share of all distinct tokens. What runs at once has to fit too: where the running
-requests are more than memory holds, fewer rows would find more, and take longer. "late" is the longest time from when a
-request's ageing was due (`max_wait_s` after it was first passed over) until it was admitted; "out of turn" counts
-admissions past an aged request that came earlier, of which there must be none.
+Memory is given in tokens, and as a share of all distinct tokens. The running requests must fit into it too. If they do
+not, a smaller batch would have a higher hit rate, but take longer. "late" is the longest time by which the admission of
+a request exceeded `max_wait_s`, counted from when the request was first passed over. "out of turn" counts admissions
+before an aged request that arrived earlier; it must be 0.
 """
 
 import argparse
@@ -54,11 +56,11 @@ PROVIDERS = {provider.name: provider for provider in graftlm_scheduling.provide_
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request of a program, and those that it makes possible.
+    """One request of a program, and the requests that follow it.
 
     Attributes:
-        tokens: what its prompt has beyond the call before and that one's output.
-        followers: asked for when this one is complete.
+        tokens: the prompt's tokens after the previous call and its output.
+        followers: calls that are sent when this one is complete.
     """
 
     tokens: TokenIds
@@ -66,18 +68,18 @@ class Call:
     followers: tuple["Call", ...] = ()
 
     def count(self) -> int:
-        """Return how many calls there are from here on."""
+        """Return the number of calls in this subtree."""
         return 1 + sum(call.count() for call in self.followers)
 
 
 class Draw:
-    """Random tokens and lengths from a seed."""
+    """Random tokens and lengths, drawn from a seed."""
 
     def __init__(self, seed: int) -> None:
         self.random = np.random.default_rng(seed)
 
     def tokens(self, least: int, most: int) -> TokenIds:
-        """Return between `least` and `most` tokens, int32."""
+        """Return `least` to `most` random tokens, int32."""
         return self.random.integers(0, VOCAB_SIZE, self.number(least, most), dtype=np.int32)
 
     def number(self, least: int, most: int) -> int:
@@ -86,7 +88,7 @@ class Draw:
 
 
 def few_shot(draw: Draw, scale: float) -> list[Call]:
-    """Return questions behind the examples of their tasks."""
+    """Return questions after the examples of their tasks."""
     calls = []
     for _ in range(round(48 * scale)):
         examples = draw.tokens(900, 1100)
@@ -96,7 +98,7 @@ def few_shot(draw: Draw, scale: float) -> list[Call]:
 
 
 def tree_of_thought(draw: Draw, scale: float) -> list[Call]:
-    """Return problems, each the root of a tree of thoughts."""
+    """Return problems; each is the root of a tree of thoughts."""
 
     def think(tokens: TokenIds, depth: int) -> Call:
         followers = () if depth == 0 else tuple([think(draw.tokens(8, 24), depth - 1) for _ in range(3)])
@@ -127,13 +129,13 @@ WORKLOADS: dict[str, Callable[[Draw, float], list[Call]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one run of one policy came to.
+    """The result of one run of one policy.
 
     Attributes:
-        hit_rate: prompt tokens that were not computed, of all.
-        late_s: longest from when a request's ageing was due until it was admitted; 0 when none was due.
-        out_of_turn: admissions past an aged request that came earlier.
-        duration_s: simulated.
+        hit_rate: share of the prompt tokens that were not computed.
+        late_s: longest time by which an admission exceeded `max_wait_s`; 0 if none did.
+        out_of_turn: number of admissions before an aged request that arrived earlier.
+        duration_s: simulated time.
     """
 
     hit_rate: float
@@ -146,7 +148,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class Simulation:
-    """One workload through one scheduler, to its end."""
+    """Runs one workload through one scheduler until all requests have finished."""
 
     calls: list[Call]
     kv_tokens: int
@@ -165,7 +167,7 @@ class Simulation:
     _device: FakeDevice = field(init=False)
 
     def run(self) -> Outcome:
-        """Run until everything is answered."""
+        """Run until all requests have finished."""
         num_pages = self.kv_tokens // self.page_size
         cache = RadixCache(CacheContext(self.page_size, LRU(), self.clock))
         kv = KVManager(PagePool(num_pages), cache, RequestTable(self.num_rows, num_pages), self.page_size)
@@ -203,7 +205,7 @@ class Simulation:
         if plan is None:
             raise RuntimeError("nothing can run, and nothing will arrive")
         self._check_turns(waiting)
-        num_computed = plan.num_tokens - len(plan.device_idx)  # all but the rows that go on from their last sample
+        num_computed = plan.num_tokens - len(plan.device_idx)  # without rows whose input is their last sample
         self.now += STEP_S + TOKEN_S * num_computed
         self.num_computed += num_computed
         for update in self._scheduler.commit(plan, self._device.run(plan)):
@@ -211,7 +213,7 @@ class Simulation:
                 self._end(update)
 
     def _check_turns(self, waiting: list[Request]) -> None:
-        """Note how late aged requests were admitted, and whether anybody went in front of one that came earlier."""
+        """Record the latest admission of aged requests, and admissions before an aged request that arrived earlier."""
         limit_s = self.policy.max_wait_s
         if limit_s is None:
             return
@@ -231,7 +233,7 @@ class Simulation:
 
 
 def optimum(requests: list[Request], page_size: int) -> tuple[float, int]:
-    """Return the hit rate of computing every distinct prefix once, and the number of distinct tokens."""
+    """Return the hit rate if every distinct prefix is computed once, and the number of distinct tokens."""
     cache = RadixCache(CacheContext(page_size, LRU(), lambda: 0.0))
     fresh = itertools.count()
     num_hits = 0
@@ -264,7 +266,7 @@ class Row:
 
 
 def create(name: str, seed: int, max_wait_s: float) -> SchedulingPolicy:
-    """Return a policy with default options, but for how long it lets a request be passed over."""
+    """Return a policy with default options, except for `max_wait_s`."""
     provider = PROVIDERS[name]
     options = {"max_wait_s": max_wait_s} if "max_wait_s" in provider.options.model_fields else {}
     return provider.create(provider.options(**options), SchedulingContext(seed))
@@ -294,7 +296,7 @@ def measure(workload: str, policies: list[str], settings: "Settings") -> Iterato
 
 
 def count_tokens(calls: list[Call] | tuple[Call, ...], before: int) -> int:
-    """Return the tokens of all calls and everything before each: memory in which nothing is ever evicted."""
+    """Return the tokens of all calls, each with everything before it: the memory in which nothing is ever evicted."""
     total = 0
     for call in calls:
         num_tokens = before + len(call.tokens) + call.num_output_tokens
@@ -362,7 +364,7 @@ def show(rows: list[Row], settings: "Settings") -> None:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is measured."""
+    """The settings of the measurement."""
 
     seeds: int
     scale: float
@@ -373,7 +375,7 @@ class Settings:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure what the command line asks for."""
+    """Run the measurement that the command line selects."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", type=Path, help="save the figures here")
     parser.add_argument("--seeds", type=int, default=3, help="how often each workload is drawn")

@@ -1,15 +1,16 @@
-"""Times the radix cache's bookkeeping, without any model: what it costs the thread that schedules.
+"""Times the radix cache's bookkeeping, without a model. This time is spent in the scheduler's thread.
 
     python benchmarks/cache_bookkeeping.py [--json FILE] [--nodes N] [--repeats N]
 
-Two trees, at page sizes 1 and 64:
+Two trees are measured, at page sizes 1 and 64:
 
-- "groups": 2,000 sequences of 2,048 tokens in groups of 20 that share 512, each offered whole to an empty tree and then
-  looked up in random order, so that most of what is compared has left the processor's caches.
-- "large": N nodes (50,000), keys of 4,096 tokens of which 3,072 are shared by 16.
+- "groups": 2,000 sequences of 2,048 tokens, in groups of 20 that share their first 512 tokens. All are inserted into
+  one tree, which is empty at first, and then matched in random order. Most of the compared data has then left the CPU
+  caches.
+- "large": N nodes (default: 50,000). Keys have 4,096 tokens; groups of 16 keys share their first 3,072.
 
-The cost of evicting one leaf is taken at 1,000 and at 50,000 leaves; each eviction is preceded by a match of another
-leaf, so that the order changes all the time.
+The eviction of one leaf is timed with 1,000 and with 50,000 leaves. Before each eviction another leaf is matched, so
+that the order changes all the time.
 """
 
 import argparse
@@ -35,7 +36,7 @@ VOCAB_SIZE = 128_000
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What one operation cost, in microseconds."""
+    """The time of one operation, in microseconds."""
 
     tree: str
     page_size: int
@@ -46,7 +47,7 @@ class Cell:
 
 
 class Tree:
-    """A cache, the keys it holds, and the page numbers given so far."""
+    """A cache, its root, and a counter of page numbers."""
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
@@ -55,14 +56,14 @@ class Tree:
         self.num_pages = 0
 
     def offer(self, tokens: TokenIds) -> tuple[PrefixKey, TokenIds]:
-        """Return a key, and fresh pages for all of it."""
+        """Return a key, and new pages for all its tokens."""
         num_pages = len(tokens) // self.page_size
         self.num_pages += num_pages
         return PrefixKey(tokens), np.arange(self.num_pages - num_pages, self.num_pages, dtype=np.int32)
 
 
 def grouped(num_groups: int, group_size: int, shared: int, total: int, seed: int) -> list[TokenIds]:
-    """Return prompts of random tokens, in groups that share their beginning, in random order."""
+    """Return prompts of random tokens, in groups with a common prefix, in random order."""
     tokens = np.random.default_rng(seed)
 
     def draw(num_tokens: int) -> TokenIds:
@@ -77,7 +78,7 @@ def grouped(num_groups: int, group_size: int, shared: int, total: int, seed: int
 
 
 def durations_us(run: Callable[..., object], arguments: Iterable[tuple[object, ...]]) -> list[float]:
-    """Time one call after the other."""
+    """Return the time of each call, in microseconds."""
     durations = []
     for argument in arguments:
         started = time.perf_counter_ns()
@@ -87,13 +88,13 @@ def durations_us(run: Callable[..., object], arguments: Iterable[tuple[object, .
 
 
 def cell(tree: str, page_size: int, operation: str, durations: list[float]) -> Cell:
-    """Sum up some durations."""
+    """Summarize the durations of one operation."""
     p99 = float(np.percentile(durations, 99))
     return Cell(tree, page_size, operation, statistics.median(durations), statistics.fmean(durations), p99)
 
 
 def operations(name: str, tree: Tree, keys: list[PrefixKey], num_tokens: int) -> Iterator[Cell]:
-    """Time what leaves the content of a tree as it is."""
+    """Time the operations that do not change the content of a tree."""
     cache, page_size = tree.cache, tree.page_size
     yield cell(name, page_size, f"match {num_tokens} tokens", durations_us(cache.match, [(key,) for key in keys]))
     handles = [cache.match(key).handle for key in keys]
@@ -107,7 +108,7 @@ def operations(name: str, tree: Tree, keys: list[PrefixKey], num_tokens: int) ->
 
 
 def groups_cells(page_size: int) -> Iterator[Cell]:
-    """Time the shape whose figures other engines have published."""
+    """Time the tree with the shape for which other engines have published figures."""
     tree = Tree(page_size)
     offers = [(*tree.offer(tokens), tree.root) for tokens in grouped(100, 20, 512, 2048, seed=0)]
     yield cell("groups", page_size, "insert 2048 tokens", durations_us(tree.cache.insert, offers))
@@ -116,7 +117,7 @@ def groups_cells(page_size: int) -> Iterator[Cell]:
 
 
 def large_cells(page_size: int, num_nodes: int, repeats: int) -> Iterator[Cell]:
-    """Time the same in a large tree; its leaves' keys are made again when they are needed, to spare memory."""
+    """Time the same operations in a large tree; the keys of its leaves are drawn again when needed, to save memory."""
     tree = Tree(page_size)
     kept: list[PrefixKey] = []
     inserts: list[float] = []
@@ -135,7 +136,7 @@ def large_cells(page_size: int, num_nodes: int, repeats: int) -> Iterator[Cell]:
 
 
 def eviction_cells(num_leaves: int, repeats: int) -> Iterator[Cell]:
-    """Time evictions among few and many leaves of one page: the better of five rounds that alternate."""
+    """Time evictions among few and among many leaves of one page: the best of five alternating rounds."""
     counts = (1000, num_leaves)
     rounds = [[evictions_us(count, repeats) for count in counts] for _ in range(5)]
     for i, count in enumerate(counts):
@@ -159,7 +160,7 @@ def evictions_us(num_leaves: int, repeats: int) -> list[float]:
 
 
 def show(cells: list[Cell]) -> None:
-    """Print a table: one line an operation."""
+    """Print a table with one row per operation."""
     table = Table("tree", "page size", "operation", "median µs", "mean µs", "99 % µs", box=None)
     for c in cells:
         figures = (f"{figure:,.2f}" for figure in (c.median_us, c.mean_us, c.p99_us))

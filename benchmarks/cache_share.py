@@ -1,10 +1,10 @@
-"""Measures which share of a run the prefix cache's bookkeeping takes when nothing can be reused.
+"""Measures the share of a run that the prefix cache's bookkeeping takes when no prompt can reuse cached tokens.
 
     python benchmarks/cache_share.py [--requests N] [--json FILE]
 
-A random model of 100M parameters serves requests that share nothing, all handed in at once, with overlap on. Every call
-of the radix cache is timed by a cache around it, which enters as any plugin does. The paper that introduced
-RadixAttention (arXiv:2312.07104, section 6.3) states 0.2 s of 74.3 s, 0.27 %, for 100 such requests on a GPU.
+A random model of 100M parameters serves requests without a common prefix. All are sent at the start, with overlap on. A
+cache that wraps the radix cache times every call; it is provided by a plugin. The paper that introduced RadixAttention
+(arXiv:2312.07104, section 6.3) reports 0.2 s of 74.3 s, 0.27 %, for 100 such requests on a GPU.
 """
 
 import argparse
@@ -37,11 +37,11 @@ from graftlm_cache.radix import RadixCache
 
 
 class TimedCache(PrefixCache):
-    """The radix cache, with a stopwatch.
+    """The radix cache with a timer.
 
     Attributes:
-        seconds: by method.
-        calls: by method.
+        seconds: method -> total time of its calls.
+        calls: method -> number of its calls.
     """
 
     def __init__(self, context: CacheContext) -> None:
@@ -102,7 +102,7 @@ class TimedCache(PrefixCache):
 
 
 class TimedCachePlugin:
-    """Offers the cache under the name `timed`, and keeps those it made."""
+    """Provides the cache `timed`, and keeps the caches that it has created."""
 
     def __init__(self) -> None:
         self.caches: list[TimedCache] = []
@@ -125,7 +125,7 @@ class TimedCachePlugin:
 
 
 def measure(directory: Path, num_requests: int, page_size: int) -> dict[str, Any]:
-    """Serve the requests; return seconds and shares."""
+    """Serve the requests; return times in seconds, and shares."""
     random = np.random.default_rng(0)
     prompts = [random.integers(10, 30_000, random.integers(32, 257)).tolist() for _ in range(num_requests)]
     params = [
@@ -133,7 +133,7 @@ def measure(directory: Path, num_requests: int, page_size: int) -> dict[str, Any
         for n in random.integers(8, 65, num_requests)
     ]
     plugin = TimedCachePlugin()
-    # The memory holds a third of what the requests write, so that eviction has its part too.
+    # The memory holds a third of the tokens that the requests write, so that eviction is timed too.
     fields = {"cache": {"name": "timed", "page_size": page_size}, "memory": {"kv_tokens": 12_288}}
     with Engine(model=str(directory), plugins=[plugin], **fields) as engine:
         engine.generate(prompts[0], params[0])

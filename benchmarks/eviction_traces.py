@@ -1,4 +1,4 @@
-"""Writes the traces that docs/eviction.md compares strategies on, besides a recorded one, for `graftlm cache-sim`.
+"""Writes the generated traces for the comparison in docs/eviction.md, in addition to a recorded one.
 
 python benchmarks/eviction_traces.py traces --recorded trace.jsonl
 graftlm cache-sim traces/*.jsonl --eviction all --capacity 2%,5%,10%,20%
@@ -20,18 +20,18 @@ Arrival = tuple[float, list[int]]
 
 
 class Blocks:
-    """Hands out blocks that nobody has seen."""
+    """Generates ids of new blocks."""
 
     def __init__(self) -> None:
         self._ids = itertools.count(1)
 
     def __call__(self, num_blocks: int) -> list[int]:
-        """Return so many new ids."""
+        """Return `num_blocks` new ids."""
         return list(itertools.islice(self._ids, num_blocks))
 
 
 def few_shot(rng: random.Random) -> Iterator[Arrival]:
-    """Yield questions behind the examples of 60 tasks, whose popularity follows Zipf's law; two arrive each second."""
+    """Yield questions after the examples of 60 tasks, whose popularity follows Zipf's law; two arrive each second."""
     blocks = Blocks()
     examples = [blocks(rng.randint(4, 20)) for _ in range(60)]
     popularity = [1 / rank for rank in range(1, 61)]
@@ -42,7 +42,7 @@ def few_shot(rng: random.Random) -> Iterator[Arrival]:
 
 
 def agents(rng: random.Random) -> Iterator[Arrival]:
-    """Yield the steps of 200 agents: tools answer after 8 s on average, and each step continues the one before."""
+    """Yield the steps of 200 agents: tools answer after 8 s on average, and each step continues the previous one."""
     blocks = Blocks()
     instructions = blocks(8)
     waiting = [(rng.uniform(0, 200), agent, instructions + blocks(2)) for agent in range(200)]
@@ -53,14 +53,14 @@ def agents(rng: random.Random) -> Iterator[Arrival]:
         yield now, prompt
         if rng.random() < 0.93:
             heapq.heappush(waiting, (now + rng.expovariate(1 / 8), agent, prompt))
-        else:  # the task is done, the next one starts
+        else:  # the task is done, and the next one starts
             heapq.heappush(waiting, (now + rng.expovariate(1 / 60), agent, instructions + blocks(2)))
 
 
 def scans(rng: random.Random) -> Iterator[Arrival]:
     """Yield few-shot questions, and between them long documents that are read once."""
     blocks = Blocks()
-    blocks(10**6)  # past the ids of the questions
+    blocks(10**6)  # skip the ids of the questions
     for now, prompt in few_shot(rng):
         yield now, prompt
         if rng.random() < 0.3:
@@ -68,7 +68,7 @@ def scans(rng: random.Random) -> Iterator[Arrival]:
 
 
 def write(path: Path, arrivals: Iterator[Arrival]) -> None:
-    """Write a trace in Mooncake's form."""
+    """Write a trace in the format of Mooncake."""
     with path.open("w") as file:
         for now, blocks in arrivals:
             line = {"timestamp": int(now * 1000), "input_length": len(blocks) * BLOCK_TOKENS, "output_length": 1}

@@ -2,8 +2,8 @@
 
     python benchmarks/experts.py [--rounds N] [--threads N] [--out FILE]
 
-One layer of 64 experts of which each token sees 8, 1,024 wide and 512 inside, routed at random; quantized by groups of
-64. All variants take turns; figures are medians in milliseconds a call.
+The layer has 64 experts, of which each token uses 8, routed at random. It is 1,024 wide, and 512 inside each expert.
+Quantization is in groups of 64. The variants alternate; figures are medians in milliseconds per call.
 """
 
 import argparse
@@ -77,7 +77,7 @@ def measure(rounds: int) -> list[dict[str, Any]]:
 
 
 def _call(layer: Callable[[Tensor, Routing], Tensor], x: Tensor, routing: Routing) -> Callable[[], float]:
-    """Return what measures the milliseconds of a call."""
+    """Return a function that measures a call in milliseconds."""
 
     def run() -> float:
         count = CALLS_PER_TURN[len(x)]
@@ -90,7 +90,7 @@ def _call(layer: Callable[[Tensor, Routing], Tensor], x: Tensor, routing: Routin
 
 
 def in_turns(runs: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, float]:
-    """Return the median of what each run measures; they take turns, after one round that does not count."""
+    """Return each run's median; the runs alternate, after one round that is not counted."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for round_idx in range(rounds + 1):
         for name, run in runs.items():

@@ -1,12 +1,12 @@
 """A prefix cache without a tree: a table of whole prefixes, for benchmarks to compare with.
 
-Every prefix that was ever inserted is one entry, found when a prompt begins with all of it. An entry keeps the entry
-that it goes on from, and is never split: two prompts that begin alike and then differ share nothing, unless what they
-have in common was inserted as a prefix of its own.
+Every inserted prefix is one entry, which is found if a prompt begins with all of its tokens. An entry refers to the
+entry that it continues, and is never split. Two prompts with a common beginning share nothing, unless this beginning
+was inserted as a prefix.
 
-    table   "system"                     2 pages of its own
-            "system question 1 answer"   4 pages of its own, behind "system"
-            "system question 2"          3 pages of its own, behind "system"; found by no other question
+    table   "system"                     2 pages
+            "system question 1 answer"   4 pages in addition to those of "system"
+            "system question 2"          3 pages in addition to those of "system"; no other question finds it
 """
 
 from collections import Counter
@@ -38,7 +38,7 @@ _TOKEN_BYTES = 4
 
 
 class _Entry:
-    """One prefix, and the pages that it adds to the entry it goes on from. The start of all prompts has none."""
+    """One prefix, and the pages that it adds to the entry that it continues. The root has no pages and no parent."""
 
     __slots__ = ("entry_id", "key", "num_children", "num_holds", "num_locks", "num_pages", "pages", "parent", "stats")
 
@@ -50,7 +50,7 @@ class _Entry:
         self.num_children = self.num_holds = self.num_locks = 0
 
     def back_to(self, start: "_Entry") -> "list[_Entry] | None":
-        """Return the entries after `start` that lead here, first one first; None when they do not go on from it."""
+        """Return the path from `start`, exclusive, to this entry; None if this entry does not continue `start`."""
         path, step = [], self
         while step is not start:
             if step.parent is None:
@@ -61,14 +61,14 @@ class _Entry:
 
 
 class WholePrefixTable(PrefixCache):
-    """Keeps whole prefixes; evicts the one that nobody has used for the longest time. Lookups try every length."""
+    """Caches whole prefixes and evicts the least recently used one. Lookups try every length."""
 
     def __init__(self, context: CacheContext) -> None:
         self._page_size, self._clock = context.page_size, context.clock
         self._entry_ids = count()
         self._start = _Entry(next(self._entry_ids), None, ("", b""), NO_PAGES, NodeStats(0.0, 0.0))
         self._table: dict[tuple[str, bytes], _Entry] = {}
-        self._lengths: Counter[int] = Counter()  # of the entries, in pages
+        self._lengths: Counter[int] = Counter()  # length of an entry in pages -> number of entries
         self._evictable_pages = self._locked_pages = self._version = 0
 
     def match(self, key: PrefixKey, resume: PrefixHandle | None = None) -> PrefixMatch:
@@ -80,11 +80,11 @@ class WholePrefixTable(PrefixCache):
         return PrefixMatch(path[-1], _join(path[1:]))
 
     def probe(self, key: PrefixKey) -> int:
-        """Return the number of pages a match would find."""
+        """Return the number of pages that a match would find."""
         return self._find(key, self._start)[-1].num_pages
 
     def _find(self, key: PrefixKey, start: _Entry) -> list[_Entry]:
-        """Return `start` and the entries from there to the longest that the key begins with."""
+        """Return `start` and the entries after it, up to the longest one that the key begins with."""
         tokens, page_bytes = key.token_ids.tobytes(), self._page_size * _TOKEN_BYTES
         for num_pages in sorted(self._lengths, reverse=True):
             if start.num_pages < num_pages <= len(tokens) // page_bytes:
@@ -94,10 +94,10 @@ class WholePrefixTable(PrefixCache):
         return [start]
 
     def insert(self, key: PrefixKey, pages: PageIds, handle: PrefixHandle) -> InsertResult:
-        """Make an entry of a key, unless there is one; see `PrefixCache.insert`.
+        """Add an entry for a key, unless there is one; see `PrefixCache.insert`.
 
-        Of a key that is there already behind other entries than the handle's, nothing is taken: the caller reads the
-        handle's pages, which its lock has to keep.
+        If the key has an entry that does not continue the handle's entry, no pages are inserted: the caller goes on to
+        read the handle's pages, and its lock must protect them.
         """
         start = self._own(handle)
         if not len(pages):
@@ -125,7 +125,7 @@ class WholePrefixTable(PrefixCache):
         return entry
 
     def lock(self, handle: PrefixHandle) -> None:
-        """Keep an entry, and those it goes on from, until `unlock`."""
+        """Protect an entry, and the entries that it continues, until `unlock`."""
         entry = self._own(handle)
         entry.num_holds += 1
         for step in entry.back_to(self._start) or []:
@@ -138,7 +138,7 @@ class WholePrefixTable(PrefixCache):
         """Undo one `lock`.
 
         Raises:
-            InvariantError: there is none to undo.
+            the entry is not locked.
         """
         entry = self._own(handle)
         if entry.num_holds == 0:
@@ -151,7 +151,7 @@ class WholePrefixTable(PrefixCache):
                 self._locked_pages -= len(step.pages)
 
     def evict(self, num_pages: int) -> PageIds:
-        """Give up the entries that were not used for the longest time, those that go on from others first."""
+        """Evict the least recently used entries; an entry is evicted after those that continue it."""
         gone: list[_Entry] = []
         while sum(len(entry.pages) for entry in gone) < num_pages:
             ends = [entry for entry in self._table.values() if not entry.num_children and not entry.num_locks]
@@ -162,8 +162,8 @@ class WholePrefixTable(PrefixCache):
         return _join(gone)
 
     def reset(self) -> PageIds:
-        """Forget every entry that is not locked."""
-        gone = [entry for entry in reversed(self._table.values()) if not entry.num_locks]  # later ones go on from these
+        """Remove every entry that is not locked."""
+        gone = [entry for entry in reversed(self._table.values()) if not entry.num_locks]  # children first
         for entry in gone:
             self._drop(entry)
         return _join(gone)
@@ -180,21 +180,21 @@ class WholePrefixTable(PrefixCache):
 
     @property
     def evictable_pages(self) -> int:
-        """Pages of entries that are not locked."""
+        """Number of pages of entries that are not locked."""
         return self._evictable_pages
 
     @property
     def locked_pages(self) -> int:
-        """Pages of entries that are locked."""
+        """Number of pages of locked entries."""
         return self._locked_pages
 
     @property
     def version(self) -> int:
-        """A number that grows whenever entries come or go."""
+        """A number that grows when an entry is added or removed."""
         return self._version
 
     def walk(self) -> Iterator[NodeView]:
-        """Yield every entry, those that others go on from before these."""
+        """Yield every entry, parents before their children."""
         for entry in self._table.values():
             assert entry.parent is not None, "the start is in no table"
             own = slice(entry.parent.num_pages * self._page_size, None)
@@ -220,11 +220,11 @@ def _join(entries: list[_Entry]) -> PageIds:
 
 
 class TablePlugin:
-    """Offers the table as `whole_prefix_table`."""
+    """Provides the table as `whole_prefix_table`."""
 
     @hookimpl
     def provide_prefix_caches(self) -> list[Provider[PrefixCache]]:
-        """Offer one cache."""
+        """Provide one cache."""
 
         def create(options: NoOptions, context: CacheContext) -> PrefixCache:
             return WholePrefixTable(context)
