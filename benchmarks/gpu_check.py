@@ -1,18 +1,18 @@
-"""Checks graftlm on a CUDA device: its tests, its kernels, and steps of a random model beside what the device can do.
+"""Checks graftlm on a CUDA device: its tests, its kernels, and its speed compared with the device's ceilings.
 
     python benchmarks/gpu_check.py [--shape 8b] [--context 1024] [--budget-s 900] [--only PART ...] [--json FILE]
 
-Parts, each independent of the others:
+The parts are independent of each other:
 
     tests      the tests that are marked `gpu`
     kernels    attention of every backend against the reference in float32
-    steps      decode of 1, 16, 64, 256 requests and prefill of 512, 4,096 tokens: graphs on and off, by every backend
-               that can run here: triton, torch_native (SDPA), and flashinfer if it is installed
-    sampling   top-k and top-p of 1, 16, 64, 256 rows, beside a sort of the same rows
-    serving    the whole engine with overlap and graphs on and off: tokens per second, and how long the device was idle
+        steps      decode of 1, 16, 64, 256 requests and prefill of 512, 4,096 tokens; graphs on and off; with every
+                   backend that can run: triton, torch_native (SDPA), and flashinfer if it is installed
+        sampling   top-k and top-p of 1, 16, 64, 256 rows, compared with a sort of the same rows
+        serving    the whole engine with overlap and graphs on and off: tokens per second, and the device's idle time
 
-Times are the device's own, between events. Ceilings, of reading memory and of multiplying matrices, are measured in the
-same run. The checkpoint is a sparse file that takes no disk; random weights are drawn on the device.
+Times are measured by events on the device. The ceilings, memory bandwidth and the rate of matrix products, are measured
+in the same run. The checkpoint is a sparse file that takes no disk space; random weights are drawn on the device.
 """
 
 import argparse
@@ -55,7 +55,7 @@ from graftlm_attention import provide_attention_backends
 
 ROOT = Path(__file__).parents[1]
 MIN_STEPS = 5
-#: Of bfloat16 attention: roundings of the weights of a softmax and of the result.
+#: Tolerance for bfloat16 attention: the softmax weights and the result are rounded.
 TOLERANCE = 0.03
 
 Row = dict[str, Any]
@@ -70,11 +70,11 @@ SHAPES = {
 
 @dataclass
 class Bench:
-    """What the parts share.
+    """The state that the parts share.
 
     Attributes:
-        end_s: when to stop, by the monotonic clock.
-        notes: what was left out, and why.
+        end_s: when to stop, on the monotonic clock.
+        notes: the parts that were left out, with reasons.
     """
 
     device: torch.device
@@ -99,7 +99,7 @@ class Bench:
 
     @property
     def backends(self) -> tuple[str, ...]:
-        """Return the backends that can run this shape here, the one that `auto` takes first."""
+        """Return the backends that support this shape on this device; the first one is the choice of `auto`."""
         platform = Platform(self.device.type, _capability(self.device))
         return tuple([
             provider.name
@@ -109,7 +109,7 @@ class Bench:
         ])  # fmt: skip
 
     def cases(self) -> list[Case]:
-        """Return the steps whose keys and values fit beside the weights."""
+        """Return the steps whose keys and values fit into memory with the weights."""
         cases = [Case("decode", batch, self.context) for batch in self.batches]
         cases += [Case("prefill", 1, length) for length in self.prefills]
         if self.device.type != "cuda":
@@ -154,7 +154,7 @@ def run_tests(bench: Bench) -> list[Row]:
 
 
 def check_kernels(bench: Bench) -> list[Row]:
-    """Compare attention of a mixed batch with the reference, in the shape's heads."""
+    """Compare attention of a mixed batch with the reference, for the shape's heads."""
     shape, rows = bench.shape, []
     providers = {provider.name: provider for provider in provide_attention_backends()}
     layer = AttentionLayer(0, shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.head_dim**-0.5)
@@ -175,7 +175,7 @@ def check_kernels(bench: Bench) -> list[Row]:
 
 
 def measure_steps(bench: Bench) -> list[Row]:
-    """Time single steps by every backend, with and without graphs, beside the ceilings."""
+    """Time single steps with every backend, with and without graphs, and compare them with the ceilings."""
     ceilings = _ceilings(bench)
     rows: list[Row] = []
     cases = bench.cases()
@@ -191,7 +191,7 @@ def measure_steps(bench: Bench) -> list[Row]:
             rig = Rig(device_parts, 16, bench.shape.vocab_size)
             for case in cases:
                 if graphs and case.kind == "prefill":
-                    continue  # as without
+                    continue  # the result is the same as without graphs
                 if bench.has_time(f"{case} by {name}, graphs {graphs}"):
                     rows.append(_step_row(bench, rig, device_parts, case, ceilings, name, graphs))
         parts.loop.close()
@@ -247,7 +247,7 @@ def _step_row(
 
 
 def measure_sampling(bench: Bench) -> list[Row]:
-    """Time the filters of every batch size, and what they do without: sorting the vocabulary."""
+    """Time the filters at every batch size, and compare them with a sort of the vocabulary."""
     rows: list[Row] = []
     for batch in bench.batches:
         logits = torch.randn(batch, bench.shape.vocab_size, device=bench.device) * 4
@@ -265,7 +265,7 @@ def measure_sampling(bench: Bench) -> list[Row]:
 
 
 def _median_s(bench: Bench, function: Callable[[], object]) -> float:
-    """Return the median time on the device of a few calls, after one that compiles."""
+    """Return the median time of a few calls on the device; an earlier call compiles the kernels."""
     clock = clock_for(bench.device)
     function()
     marks = [(clock.mark(), function(), clock.mark()) for _ in range(MIN_STEPS)]
@@ -288,7 +288,7 @@ def measure_serving(bench: Bench) -> list[Row]:
                 scheduling={"max_running_requests": count, "overlap": overlap},
                 execution={"graphs": graphs},
             )
-            _serve(parts, count, prompt_len, 4)  # kernels are compiled and chosen
+            _serve(parts, count, prompt_len, 4)  # compiles and chooses the kernels
             before, start = parts.loop.stats().model_s, time.perf_counter()
             _serve(parts, count, prompt_len, num_tokens)
             wall_s, busy_s = time.perf_counter() - start, parts.loop.stats().model_s - before
@@ -335,7 +335,7 @@ PARTS: dict[str, Callable[[Bench], list[Row]]] = {
 
 
 def run_part(name: str, bench: Bench) -> dict[str, Any]:
-    """Run a part; what goes wrong in it is told, and the next part goes on."""
+    """Run a part; if it fails, report the error, so that the next part can run."""
     start, bench.notes = time.monotonic(), []
     result: dict[str, Any] = {"part": name, "rows": [], "error": None}
     try:

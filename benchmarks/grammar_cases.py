@@ -1,4 +1,4 @@
-"""Cases of what grammar backends may enforce: a specification each, with texts that meet it and texts that do not."""
+"""Test cases for grammar backends: specifications, each with texts that meet it and texts that violate it."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -17,12 +17,12 @@ class Case:
     """One row of the support table.
 
     Attributes:
-        section: heading of its table.
-        feature: what is measured, such as a keyword.
-        spec: the specification, as text.
-        valid: texts that meet it, written as plainly as can be; an enforced specification allows them.
-        invalid: texts that violate it, and little else.
-        judge: says whether any other text meets it.
+            section: heading of its table.
+            feature: the tested feature, such as a keyword.
+            spec: the specification, as text.
+            valid: plainly written texts that meet the specification; a backend that enforces it allows them.
+            invalid: texts that violate the specification and contain little else.
+            judge: function that returns whether any other text meets the specification.
     """
 
     section: str
@@ -255,7 +255,7 @@ _FORMATS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "regex": ("a+b", ("a(b", "[a")),
 }
 
-#: feature, expression, what it means to Python's re, valid texts, invalid texts
+#: feature, expression, the same expression for Python's re, valid texts, invalid texts
 _REGEXES: Final[tuple[tuple[str, str, str, tuple[str, ...], tuple[str, ...]], ...]] = (
     ("literals", "ab", "ab", ("ab",), ("a", "abc", "")),
     ("alternation", "ab|c|", "ab|c|", ("ab", "c", ""), ("b", "abc")),
@@ -366,7 +366,7 @@ _TAGS: Final[tuple[tuple[str, dict[str, Any], tuple[str, ...], tuple[str, ...]],
 
 
 def cases() -> Iterator[Case]:
-    """Yield all cases, those of a section one after the other."""
+    """Yield all cases, section by section."""
     json_kind, regex_kind = GrammarKind.JSON_SCHEMA, GrammarKind.REGEX
     for section, rows in _SCHEMAS.items():
         for feature, schema, valid, invalid in rows:

@@ -1,4 +1,4 @@
-"""Judges of texts that know nothing of grammar backends: whether a text meets a specification."""
+"""Judges that decide, without any grammar backend, whether a text meets a specification."""
 
 import ipaddress
 import json
@@ -16,7 +16,7 @@ __all__ = ["FORMATS", "REMOTE", "Judge", "choice_judge", "regex_judge", "schema_
 
 Judge: TypeAlias = Callable[[str], bool]
 
-#: What references to other documents mean, by URI.
+#: URI of a referenced document -> its schema.
 REMOTE: Final = {"https://example.com/count": {"type": "integer", "minimum": 0}}
 
 _TIME: Final = r"([01]\d|2[0-3]):[0-5]\d:([0-5]\d|60)(\.\d+)?([zZ]|[+-]([01]\d|2[0-3]):[0-5]\d)"
@@ -59,7 +59,7 @@ def _matching(pattern: str) -> Judge:
     return lambda text: re.fullmatch(pattern, text, re.ASCII) is not None
 
 
-#: `format` -> whether a string has it. A ValueError means no.
+#: `format` -> function that returns whether a string has it; a ValueError means no.
 FORMATS: Final[Mapping[str, Judge]] = {
     **{name: _matching(pattern) for name, pattern in _PATTERNS.items()},
     "date": _is_date,
@@ -72,7 +72,7 @@ FORMATS: Final[Mapping[str, Judge]] = {
 
 
 def schema_judge(schema: Any) -> Judge:
-    """Judge by jsonschema, formats included: draft 2020-12, unless the schema says otherwise."""
+    """Return a judge that uses jsonschema with formats: draft 2020-12, unless the schema names another draft."""
     checker = jsonschema.FormatChecker(formats=())
     for name, has_format in FORMATS.items():
         checker.checks(name, raises=(ValueError, re.error))(_of_strings(has_format))
@@ -101,17 +101,17 @@ def _refuse_constant(name: str) -> None:
 
 
 def regex_judge(pattern: str) -> Judge:
-    """Judge by Python's re, over the whole text. The pattern has to mean what it means in ECMAScript."""
+    """Return a judge that uses Python's re on the whole text. The pattern must mean the same in ECMAScript."""
     return _matching(pattern)
 
 
 def choice_judge(choices: list[str]) -> Judge:
-    """Judge by comparing."""
+    """Return a judge that compares a text with the choices."""
     return choices.__contains__
 
 
 def tag_judge(tag: Mapping[str, Any]) -> Judge:
-    """Judge a text with structures by reading it from left to right, from trigger to trigger."""
+    """Return a judge that reads a text with structures from left to right, from trigger to trigger."""
     contents = [
         schema_judge(one["schema"]) if "schema" in one else regex_judge(one["regex"]) for one in tag["structures"]
     ]
@@ -126,7 +126,7 @@ def tag_judge(tag: Mapping[str, Any]) -> Judge:
                     yield i + len(one["end"])
 
     def judge(text: str) -> bool:
-        waiting, seen = [(0, False)], set[int]()  # places up to which the text is right; whether a structure came
+        waiting, seen = [(0, False)], set[int]()  # valid up to here; whether a structure came before
         while waiting:
             at, has_structure = waiting.pop()
             if at in seen:

@@ -1,13 +1,13 @@
-"""Measures what a grammar adds to a step, and what a large schema that compiles does to others.
+"""Measures the time that a grammar adds to a step, and the delay of other requests while a large schema is compiled.
 
     python benchmarks/grammar_overhead.py [--steps N] [--rounds N] [--overlap on|off|both] [--backend NAME] [--out FILE]
 
-A random model of 100M parameters with a tokenizer of 32,000 tokens, trained on the Python files of the standard
-library, decodes 16 requests. Free and constrained decoding alternate in short turns, as does which of both comes first;
-compared are the median steps of two turns that follow each other, once grammars are compiled. The overhead is the
-median of these ratios; its standard error is estimated from their quartiles. Jump-forward is off, so that every step
-samples 16 tokens. Then 8 requests decode while grammars of 600 fields are compiled beside them; compared are the
-longest times between tokens, with and without.
+A random model of 100M parameters decodes 16 requests. Its tokenizer has 32,000 tokens and is trained on the Python
+files of the standard library. Short runs of free and of constrained decoding form pairs; the order within a pair
+alternates. The median steps of both runs of a pair are compared; grammars are compiled before. The overhead is the
+median over the pairs; its standard error is estimated from their quartiles. Jump-forward is off, so that every step
+samples 16 tokens. Then 8 requests decode while grammars of 600 fields are compiled. The longest times between tokens
+are compared, with and without compilation.
 """
 
 import argparse
@@ -39,7 +39,7 @@ RECORD = {
     "properties": {f"field_{i:02}": {"type": ("string", "integer", "boolean")[i % 3]} for i in range(20)},
     "required": [f"field_{i:02}" for i in range(20)],
 }
-LIST = {"type": "array", "items": {"type": "string"}, "minItems": 4}  # a random model would end most within a few steps
+LIST = {"type": "array", "items": {"type": "string"}, "minItems": 4}  # most others would end within a few steps
 GRAMMARS: dict[str, dict[str, Any]] = {
     "20-field record": {"json_schema": RECORD},
     "list of strings": {"json_schema": LIST},
@@ -49,18 +49,18 @@ GRAMMARS: dict[str, dict[str, Any]] = {
 
 
 class StepClock:
-    """Notes when steps end and how many tokens they made."""
+    """Records when steps end and how many tokens they generate."""
 
     def __init__(self) -> None:
         self.ends: list[tuple[float, int]] = []
 
     @hookimpl
     def step_finished(self, record: StepRecord) -> None:
-        """Note a step."""
+        """Record a step."""
         self.ends.append((time.perf_counter(), record.num_decodes))
 
     def take(self) -> list[float]:
-        """Return the seconds from step to step, of steps with a full batch that only decoded."""
+        """Return the times between the ends of steps, in seconds, for steps with a full batch that only decoded."""
         ends, self.ends = self.ends, []
         return [late - early for (early, before), (late, num) in itertools.pairwise(ends) if num == before == BATCH]
 
@@ -96,7 +96,7 @@ def write_model(folder: Path) -> Path:
 
 
 def params(steps: int, seed: int, **grammar: Any) -> SamplingParams:
-    """Return parameters that go on for so many tokens."""
+    """Return parameters for exactly `steps` tokens."""
     return SamplingParams(temperature=1.0, seed=seed, max_tokens=steps, min_tokens=steps, ignore_eos=True, **grammar)
 
 
@@ -133,7 +133,7 @@ def overheads(model: Path, overlap: bool, steps: int, rounds: int, backends: Seq
 
 
 def pair(engine: Engine, clock: StepClock, steps: int, i: int, asked: dict[str, Any]) -> tuple[float, float]:
-    """Return the median seconds of a free step and of a constrained one, of turns next to each other."""
+    """Return the median time in seconds of a free step and of a constrained one, from two consecutive runs."""
     medians: dict[bool, float] = {}
     for is_bound in (False, True) if i % 2 else (True, False):
         seconds = step_seconds(engine, clock, steps, 2 * i + is_bound, **(asked if is_bound else {}))
@@ -142,14 +142,14 @@ def pair(engine: Engine, clock: StepClock, steps: int, i: int, asked: dict[str, 
 
 
 def summary(overheads: list[float]) -> dict[str, float]:
-    """Return the median, and how far it may be off: 1.25 times the standard error of a mean of normal numbers."""
+    """Return the median and its standard error: 1.25 times that of a mean of normally distributed numbers."""
     low, middle, high = statistics.quantiles(overheads, n=4)
     error = 1.25 * (high - low) / 1.35 / len(overheads) ** 0.5
     return {"overhead": round(middle, 4), "standard_error": round(error, 4)}
 
 
 async def gaps(engine: Engine, steps: int, others: Sequence[dict[str, Any]]) -> list[float]:
-    """Return the seconds between the tokens of 8 requests, while others hand in grammars."""
+    """Return the seconds between the tokens of 8 requests, while other requests bring new grammars."""
     found: list[float] = []
 
     async def follow(i: int) -> None:
@@ -171,7 +171,7 @@ async def gaps(engine: Engine, steps: int, others: Sequence[dict[str, Any]]) -> 
 
 
 def compile_delays(model: Path, steps: int, backends: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Compare the longest gap between tokens with and without large schemas that compile beside."""
+    """Compare the longest gap between tokens with and without large schemas that are compiled at the same time."""
     with Engine(model=str(model), memory={"kv_tokens": 16384}) as engine:
         for backend in backends:
             schemas = [
@@ -198,7 +198,7 @@ def compile_delays(model: Path, steps: int, backends: Sequence[str]) -> Iterator
 
 
 def main() -> None:
-    """Print tables and save them."""
+    """Print the tables and save them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=16)

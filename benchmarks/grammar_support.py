@@ -2,10 +2,10 @@
 
     python benchmarks/grammar_support.py [--out FILE] [--walks N]
 
-Each specification is compiled for the bundled tokenizer. Texts that meet it must be allowed, texts that violate it must
-not, and what random walks over the masks end with must meet it, by judges that know no grammar backend: jsonschema,
-Python's re, comparison. A backend that takes a specification and lets a violation pass has ignored it: a defect. The
-exit status is then 1.
+Each specification is compiled for the bundled tokenizer. Texts that meet it must be allowed, and texts that violate it
+must not. Texts that random walks over the masks generate must meet it. Judges that use no grammar backend decide this:
+jsonschema, Python's re, and comparison. If a backend accepts a specification and allows a violation, this is a defect
+(`ignored`), and the exit status is 1.
 """
 
 import argparse
@@ -28,13 +28,13 @@ from graftlm.tokenization import Tokenizer
 PAGE = Path(__file__).parents[1] / "docs" / "grammar-support.md"
 MAX_TOKENS = 60
 SEED = 0
-#: The page is about what is enforced: a busy machine must not turn a slow compilation into a refusal.
+#: On a busy machine, a slow compilation must not count as a refusal.
 _OPTIONS = {"outlines": {"max_compile_s": 600.0}}
 CLOSING = frozenset('"]})>')
 
 
 class Outcome(str, Enum):
-    """What a backend makes of a specification."""
+    """The result of a backend for a specification."""
 
     ENFORCED = "enforced"
     REFUSED = "refused"
@@ -47,11 +47,11 @@ DEFECTS = frozenset({Outcome.BLOCKED, Outcome.IGNORED})
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was found of a case and a backend.
+    """The finding for one case and one backend.
 
     Attributes:
-        num_texts: texts that random walks ended with.
-        detail: the error, or the text that shows the defect; empty where it is enforced.
+        num_texts: number of random walks that ended.
+        detail: the error, or the text that shows the defect; empty if the specification is enforced.
     """
 
     case: Case
@@ -62,7 +62,7 @@ class Finding:
 
 
 class Examiner:
-    """Holds one backend against cases."""
+    """Tests one backend with cases."""
 
     def __init__(self, name: str, backend: GrammarBackend, tokenizer: Tokenizer, num_walks: int) -> None:
         self._name = name
@@ -74,7 +74,7 @@ class Examiner:
         self._is_closing = np.array([bool(text) and set(text) <= CLOSING for text in texts])
 
     def examine(self, case: Case) -> Finding:
-        """Compile a case, hold hand-written texts against it, and walk."""
+        """Compile a case, test its hand-written texts, and walk."""
         spec = GrammarSpec(case.kind, case.spec)
         try:
             self._backend.check(spec)
@@ -96,7 +96,7 @@ class Examiner:
         return Finding(case, self._name, Outcome.ENFORCED, len(texts), "")
 
     def _refused(self, case: Case, message: str) -> Finding:
-        """Take a refusal, unless the specification passes in silence once it is lenient."""
+        """Return the finding for a refusal; a defect if the backend names nothing unenforced with `strict=False`."""
         outcome, detail = Outcome.REFUSED, message
         try:
             unenforced = self._backend.check(GrammarSpec(case.kind, case.spec, strict=False))
@@ -111,9 +111,9 @@ class Examiner:
         return all(matcher.accept(token_id) for token_id in token_ids)
 
     def _walk(self, matcher: GrammarMatcher, rng: np.random.Generator) -> str | None:
-        """Return the text of a random walk; None if it does not end in time.
+        """Return the text of a random walk; None if it does not end within the limit.
 
-        Half the steps take a token that closes something, or the stop token, where the mask has one.
+        Half of the steps take a token that closes a structure, or the stop token, if the mask allows one.
         """
         mask = np.zeros((1, -(-self._tokenizer.vocab_size // 32)), dtype=np.int32)
         token_ids: list[int] = []
@@ -133,14 +133,14 @@ class Examiner:
 
 
 def backends(registry: Registry, tokenizer: Tokenizer) -> dict[str, GrammarBackend]:
-    """Create every grammar backend that can run here, with its default options."""
+    """Create every grammar backend that can run on this machine, with its default options."""
     context = GrammarContext(tokenizer.to_json(), tokenizer.vocab_size, tuple(tokenizer.eos_token_ids))
     providers = [registry.provider("grammar", provider.name) for provider in registry.available("grammar")]
     return {one.name: registry.create("grammar", one, _OPTIONS.get(one.name, {}), context) for one in providers}
 
 
 def check_case(case: Case) -> None:
-    """Hold the hand-written texts against the judge: one of the two would be wrong."""
+    """Compare the hand-written texts with the judge; if they disagree, one of the two is wrong."""
     wrong = [text for text in case.valid if not case.judge(text)] + [text for text in case.invalid if case.judge(text)]
     if wrong:
         raise ValueError(f"{case.section}, {case.feature}, {case.spec}: the judge disagrees about {wrong}")
@@ -198,7 +198,7 @@ def _escaped(text: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print the defects, write the page."""
+    """Measure, print the defects, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=PAGE, help="the page to write")
     parser.add_argument("--walks", type=int, default=30, help="random walks per specification and backend")

@@ -1,11 +1,11 @@
-"""Checks that what ends under a grammar meets it, for every backend, on hundreds of generated specifications.
+"""Checks that finished outputs meet their grammar, for every backend, on hundreds of generated specifications.
 
     python benchmarks/grammar_validity.py [--schemas N] [--regexes N] [--backends NAME ...] [--out FILE]
 
-Each JSON schema and each regular expression is asked of the bundled model and of a random one with its tokenizer, which
-resists structure, at temperatures 0 and 1.5. An output that ended is checked with jsonschema, formats included, or with
-`re`; any other is marked `length`. What a backend refuses is counted, and nothing else may become of a specification:
-the exit status is 1 if an output is invalid or a request failed.
+Each JSON schema and each regular expression constrains requests to two models with the same tokenizer, at temperatures
+0 and 1.5: the bundled model, and a random one, which resists structure. A finished output is checked with jsonschema,
+formats included, or with `re`; an unfinished one counts as `length`. Refused specifications are counted too. The exit
+status is 1 if an output is invalid or a request failed.
 """
 
 import argparse
@@ -41,7 +41,7 @@ Spec: TypeAlias = dict[str, Any] | str
 
 @dataclass(slots=True)
 class Row:
-    """What became of the specifications of one backend, model and temperature, each counted once."""
+    """The outcomes for one backend, model and temperature; each specification counts once."""
 
     backend: str
     whitespace: str
@@ -50,13 +50,13 @@ class Row:
     valid: int = 0
     length: int = 0
     refused: int = 0
-    invalid: list[dict[str, Any]] = field(default_factory=list)  # what ended and does not meet its specification
-    failed: list[dict[str, Any]] = field(default_factory=list)  # ended otherwise
+    invalid: list[dict[str, Any]] = field(default_factory=list)  # finished outputs that do not meet their specification
+    failed: list[dict[str, Any]] = field(default_factory=list)  # requests that failed
     tokens: int = 0
     seconds: float = 0.0
 
     def count(self, spec: Spec, outcome: RequestOutput | GrammarError) -> None:
-        """Judge what a request came to."""
+        """Count the outcome of a request."""
         if isinstance(outcome, GrammarError):
             self.refused += 1
             return
@@ -65,7 +65,7 @@ class Row:
             self.length += 1
         elif outcome.finish_reason is not FinishReason.STOP:
             error = outcome.completions[0].error or ""
-            if error.startswith(("json_schema: ", "regex: ")):  # when it was compiled
+            if error.startswith(("json_schema: ", "regex: ")):  # an error of the compilation
                 self.refused += 1
             else:
                 self.failed.append({"spec": spec, "error": error})
@@ -76,7 +76,7 @@ class Row:
 
 
 def complaint_about(spec: Spec, text: str) -> str | None:
-    """Return what is wrong with an output, None if it meets its specification."""
+    """Return the error of an output; None if it meets its specification."""
     if isinstance(spec, str):
         return None if re.fullmatch(spec, text, re.ASCII) else "no match"
     try:
@@ -106,7 +106,7 @@ def write_random_model(directory: Path) -> Path:
 
 
 def open_engine(model: Path, backend: str, whitespace: str, num_requests: int) -> Engine:
-    """Return an engine that can queue a whole row, and keeps its grammars; none is late when all come at once."""
+    """Return an engine that can queue a whole row and cache its grammars; no grammar exceeds the time limit."""
     return Engine(
         model=str(model),
         grammar={"name": backend, "options": {"whitespace": whitespace}, "timeout_s": 600, "cache_size": num_requests},
@@ -115,7 +115,7 @@ def open_engine(model: Path, backend: str, whitespace: str, num_requests: int) -
 
 
 async def ask(engine: Engine, backend: str, spec: Spec, index: int, **sampling: Any) -> RequestOutput | GrammarError:
-    """Return the output of one request, or why its specification is refused."""
+    """Return the output of one request, or the error if its specification is refused."""
     kind = {"regex": spec} if isinstance(spec, str) else {"json_schema": spec}
     params = SamplingParams(grammar_backend=backend, seed=index, **kind, **sampling)
     try:
@@ -126,7 +126,7 @@ async def ask(engine: Engine, backend: str, spec: Spec, index: int, **sampling: 
 
 
 def measure(engine: Engine, specs: Sequence[Spec], row: Row, max_tokens: int) -> Row:
-    """Fill a row in: all specifications in one batch."""
+    """Run all specifications in one batch, and fill in the row."""
 
     async def ask_all() -> list[RequestOutput | GrammarError]:
         sampling = {"temperature": row.temperature, "max_tokens": max_tokens}

@@ -1,14 +1,19 @@
-"""Looks for disagreement between a grammar backend's masks and its `accept`, and for outputs that are wrong.
+"""Looks for disagreement between a grammar backend's masks and its `accept`, and for invalid outputs.
 
     python benchmarks/grammar_walks.py [--specs N] [--seed N] [--vocab 2000 32000 128000] [--backends NAME ...]
 
-Generated specifications of all kinds (JSON schemas, regular expressions, EBNF, structural tags, choices) are compiled
-for vocabularies of several sizes, and walked over at random: tokens that a mask allows are taken, and at each step
-others are tried. A disagreement is: a token that is allowed and rejected; one that is accepted and not allowed; a mask
-that allows nothing before the end; forced tokens or text that a mask forbids; an output that ended and does not meet
-its specification, as jsonschema, `regex` or the grammar's own recogniser say. What a backend refuses is counted, and so
-are walks that it ends with a GrammarError, since the text can be read in too many ways (`limits`). The
-vocabulary of 2,000 is the bundled model's (2,048 tokens); larger ones are generated.
+Specifications of all kinds (JSON schemas, regular expressions, EBNF, structural tags, choices) are generated and
+compiled for vocabularies of several sizes. A random walk then accepts tokens that the mask allows, and at each step
+also tries other tokens. These are disagreements:
+
+- a token that is allowed and rejected, or accepted and not allowed;
+- a mask that allows nothing before the end;
+- forced tokens or text that a mask forbids;
+- a finished output that does not meet its specification, judged by jsonschema, `regex` or the grammar's recogniser.
+
+Refused specifications are counted. Walks that the backend ends with a GrammarError, because the text has too many
+parses, are counted as `limits`. The vocabulary of 2,000 is the bundled model's (2,048 tokens); larger ones are
+generated.
 
 The exit status is 1 if there is a disagreement.
 """
@@ -47,7 +52,7 @@ LENGTHS = (40, 120, 360)
 
 @dataclass(slots=True)
 class Row:
-    """What became of the specifications of one backend and vocabulary."""
+    """The outcomes for one backend and vocabulary."""
 
     backend: str
     vocab_size: int
@@ -55,16 +60,16 @@ class Row:
     refused: int = 0
     walks: int = 0
     finished: int = 0
-    limits: int = 0  # walks that a backend ends with a GrammarError: too many ways to read the text
+    limits: int = 0  # walks that a backend ends with a GrammarError, because the text has too many parses
     tokens: int = 0
     seconds: float = 0.0
     compile_s: float = 0.0
-    reasons: dict[str, int] = field(default_factory=dict)  # of refusals, by kind
+    reasons: dict[str, int] = field(default_factory=dict)  # kind of refusal -> number of refusals
     disagreements: list[dict[str, Any]] = field(default_factory=list)
 
 
 def vocabulary(size: int) -> tuple[GrammarContext, Walker]:
-    """Return the vocabulary of a size, as a backend is created with it, and what walks over it."""
+    """Return the vocabulary of a size as a backend's context, and a walker over it."""
     if size <= DEMO_SIZE:
         tokenizer = Tokenizer.load(demo_checkpoint())
         config = load_model_config(demo_checkpoint())
@@ -76,7 +81,7 @@ def vocabulary(size: int) -> tuple[GrammarContext, Walker]:
 
 
 def create_backend(name: str, context: GrammarContext, options: dict[str, Any]) -> GrammarBackend:
-    """Return a backend."""
+    """Create a backend."""
     registry = Registry.load()
     provider = registry.provider("grammar", name)
     known = {key: value for key, value in options.items() if key in provider.options.model_fields}
@@ -85,7 +90,7 @@ def create_backend(name: str, context: GrammarContext, options: dict[str, Any]) 
 
 
 def judge_of(spec: GrammarSpec, ebnfs: dict[str, Callable[[str], bool]]) -> Judge:
-    """Return what says whether a text meets a specification."""
+    """Return the judge of a specification."""
     if spec.kind is GrammarKind.JSON_SCHEMA:
         return schema_judge(json.loads(spec.text))
     if spec.kind is GrammarKind.REGEX:
@@ -106,7 +111,7 @@ def measure(
     num_walks: int,
     options: dict[str, Any],
 ) -> Row:
-    """Walk over all specifications."""
+    """Walk over all specifications, and return the row."""
     context, walker = vocab
     backend = create_backend(name, context, options)
     start_s = time.perf_counter()
@@ -146,7 +151,7 @@ def measure(
 
 
 def complaints_about(judge: Judge, walk: Walk) -> list[str]:
-    """Return what is wrong with a walk's text; nothing if it did not end, or the judge takes too long."""
+    """Return the defects of a walk's text; none if it did not end, or if the judge takes too long."""
     if not walk.is_finished:
         return []
     try:
