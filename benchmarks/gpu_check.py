@@ -6,10 +6,10 @@ The parts are independent of each other:
 
     tests      the tests that are marked `gpu`
     kernels    attention of every backend against the reference in float32
-        steps      decode of 1, 16, 64, 256 requests and prefill of 512, 4,096 tokens; graphs on and off; with every
-                   backend that can run: triton, torch_native (SDPA), and flashinfer if it is installed
-        sampling   top-k and top-p of 1, 16, 64, 256 rows, compared with a sort of the same rows
-        serving    the whole engine with overlap and graphs on and off: tokens per second, and the device's idle time
+    steps      decode of 1, 16, 64, 256 requests and prefill of 512, 4,096 tokens; graphs on and off; with every
+               backend that can run: triton, torch_native (SDPA), and flashinfer if it is installed
+    sampling   top-k and top-p of 1, 16, 64, 256 rows, compared with a sort of the same rows
+    serving    the whole engine with overlap and graphs on and off: tokens per second, and the device's idle time
 
 Times are measured by events on the device. The ceilings, memory bandwidth and the rate of matrix products, are measured
 in the same run. The checkpoint is a sparse file that takes no disk space; random weights are drawn on the device.

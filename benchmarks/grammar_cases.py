@@ -17,12 +17,12 @@ class Case:
     """One row of the support table.
 
     Attributes:
-            section: heading of its table.
-            feature: the tested feature, such as a keyword.
-            spec: the specification, as text.
-            valid: plainly written texts that meet the specification; a backend that enforces it allows them.
-            invalid: texts that violate the specification and contain little else.
-            judge: function that returns whether any other text meets the specification.
+        section: heading of its table.
+        feature: the tested feature, such as a keyword.
+        spec: the specification, as text.
+        valid: plainly written texts that meet the specification; a backend that enforces it allows them.
+        invalid: texts that violate the specification and contain little else.
+        judge: function that returns whether any other text meets the specification.
     """
 
     section: str

@@ -1,10 +1,10 @@
-"""Measures what lower tiers of the cache save, and what they cost.
+"""Measures the time that the lower tiers of the cache save, and the time that they cost.
 
     python benchmarks/hicache.py [--prompt-tokens N] [--json FILE]
 
-A random model of 100M parameters answers one long prompt, with everything in its place: nothing cached, its blocks in
-host memory, its blocks in files before a restart, and all of it on the device. Then prompts that share nothing run
-through with and without copies to host memory and to files, which is what writing everything costs.
+A random model of 100M parameters answers one long prompt in four states: nothing is cached; its blocks are in host
+memory; its blocks are in files, written before a restart; all its pages are on the device. Then prompts without a
+common prefix run with and without copies to host memory and to files. This shows the cost when every block is written.
 """
 
 import argparse
@@ -61,14 +61,14 @@ def make_prompt(seed: int, num_tokens: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Seconds of a run: as they pass, and of the processor, which other work on the machine changes less."""
+    """Wall time and processor time of a run in seconds; other work on the machine affects processor time less."""
 
     wall_s: float
     cpu_s: float
 
 
 def answer(engine: Engine, prompts: list[list[int]]) -> tuple[Taken, dict[str, int]]:
-    """Return the time to one token of each prompt, and where the first one's tokens were found."""
+    """Return the time to one token for each prompt, and the number of the first prompt's cached tokens by tier."""
     start, cpu_start = time.perf_counter(), time.process_time()
     outputs = engine.generate(prompts, SamplingParams(temperature=0, max_tokens=1))
     taken = Taken(time.perf_counter() - start, time.process_time() - cpu_start)
@@ -76,7 +76,7 @@ def answer(engine: Engine, prompts: list[list[int]]) -> tuple[Taken, dict[str, i
 
 
 def measure_reuse(model: Path, folder: Path, num_tokens: int, repeats: int) -> dict[str, list[Taken]]:
-    """Return the seconds to the first token of a prompt of each repeat, by where its blocks are."""
+    """Return the times to first token of each repeat's prompt, by the place of its blocks."""
     storage = {"name": "file", "options": {"path": str(folder)}, "prefetch": "wait_complete"}
     seconds: dict[str, list[Taken]] = {"nothing": [], "host": [], "storage": [], "device": []}
     for repeat in range(repeats):
@@ -85,7 +85,7 @@ def measure_reuse(model: Path, folder: Path, num_tokens: int, repeats: int) -> d
             answer(engine, [[1, 2, 3]])
             for place in ("nothing", "device", "host"):
                 if place == "host":
-                    answer(engine, [others])  # takes the device's memory
+                    answer(engine, [others])  # evicts the prompt from the device
                 taken, tiers = answer(engine, [prompt])
                 assert place == "nothing" or tiers[place] > 0.9 * num_tokens, (place, tiers)
                 seconds[place].append(taken)
@@ -98,7 +98,7 @@ def measure_reuse(model: Path, folder: Path, num_tokens: int, repeats: int) -> d
 
 
 def measure_cost(model: Path, folder: Path, num_prompts: int, repeats: int) -> dict[str, list[Taken]]:
-    """Return the seconds of each repeat that prompts of 512 tokens which share nothing take, by what is written."""
+    """Return the times for prompts of 512 tokens without a common prefix, by the tiers that are written."""
     settings: dict[str, dict[str, Any]] = {
         "radix": {"cache": "radix"},
         "host": {"host_tokens": 65536},
@@ -115,7 +115,7 @@ def measure_cost(model: Path, folder: Path, num_prompts: int, repeats: int) -> d
 
 
 def show(seconds: dict[str, list[Taken]], title: str) -> None:
-    """Print each place's median and spread, and the first one's time by its own: of the medians, and of the pairs."""
+    """Print each place's median and range, and the first place's time divided by its time: of medians, and of pairs."""
     print(title)
     for clock in ("wall_s", "cpu_s"):
         sides = {name: [getattr(one, clock) for one in taken] for name, taken in seconds.items()}

@@ -1,15 +1,15 @@
-"""Measures how many forward passes jump-forward saves, how much time, and how often it changes the text.
+"""Measures how many forward passes and how much time jump-forward saves, and how often it changes the text.
 
     python benchmarks/jump_forward.py [--runs N] [--out FILE]
     python benchmarks/jump_forward.py --fidelity 200 [--whitespace spaced]
 
-Two outputs on the bundled model: the paper's example, a summary and a grade, as a regular expression; and a record of
-twenty keys as a JSON schema, with each way of writing whitespace. Jump-forward off, fast and exact take turns in one
-run.
+Two outputs are generated with the bundled model. The paper's example is a summary and a grade, with a regular
+expression. The other is a record of twenty keys, with a JSON schema and each style of whitespace. Runs with
+jump-forward off, fast and exact alternate.
 
-With --fidelity only that is measured: of so many greedy requests under generated schemas and regular expressions, how
-many texts differ from those that masks alone give with fast jump-forward, with `jump_forward=False`, and with exact
-jump-forward. The exit status is 1 if any differ but those of fast jump-forward.
+With --fidelity, only the number of changed texts is measured. Greedy requests with generated schemas and regular
+expressions run with fast jump-forward, with `jump_forward=False`, and with exact jump-forward. Their texts are compared
+with those of an engine without jump-forward. The exit status is 1 if a text differs that is not from fast jump-forward.
 """
 
 import argparse
@@ -47,7 +47,7 @@ MODES: tuple[Mode, ...] = ("off", "fast", "exact")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One case: medians over the runs, by mode; `faster` is off's time divided by the mode's."""
+    """One case: medians over the runs for each mode; `faster` is the time of "off" divided by the mode's time."""
 
     case: str
     overlap: bool
@@ -58,7 +58,7 @@ class Row:
 
 
 def engine(whitespace: str, mode: Mode, overlap: bool) -> Engine:
-    """Return an engine on the bundled model."""
+    """Return an engine with the bundled model."""
     jump_forward = False if mode == "off" else mode
     return Engine(
         model="demo",
@@ -68,14 +68,14 @@ def engine(whitespace: str, mode: Mode, overlap: bool) -> Engine:
 
 
 def measure(case: str, overlap: bool, batch: int, num_runs: int) -> Row:
-    """Run a case in each mode, in turns."""
+    """Run a case in each mode; the modes alternate."""
     whitespace, grammar = CASES[case]
     passes: dict[Mode, list[int]] = {mode: [] for mode in MODES}
     seconds: dict[Mode, list[float]] = {mode: [] for mode in MODES}
     forced = tokens = 0
     with ExitStack() as stack:
         engines = {mode: stack.enter_context(engine(whitespace, mode, overlap)) for mode in MODES}
-        for run in range(num_runs + 2):  # the first ones compile
+        for run in range(num_runs + 2):  # the first runs compile
             prompts = [f"Report {run}.{i}: the values are" for i in range(batch)]
             params = [
                 SamplingParams(temperature=1.0, seed=run * batch + i, max_tokens=600, **grammar) for i in range(batch)
@@ -107,13 +107,13 @@ def measure(case: str, overlap: bool, batch: int, num_runs: int) -> Row:
 
 @dataclass(frozen=True, slots=True)
 class Fidelity:
-    """Greedy texts that differ from those of an engine without jump-forward.
+    """Numbers of greedy texts that differ from those of an engine without jump-forward.
 
     Attributes:
         fast: with `jump_forward: fast`.
-        fast_with_logprobs: where log-probabilities are asked for, which switches it off.
-        switched_off: with `jump_forward=False`, and with that and log-probabilities.
-        exact: with `jump_forward: exact`, and with that and log-probabilities.
+        fast_with_logprobs: with `jump_forward: fast` and log-probabilities, which switch it off.
+        switched_off: with `jump_forward=False`, without and with log-probabilities.
+        exact: with `jump_forward: exact`, without and with log-probabilities.
     """
 
     num_cases: int
@@ -125,7 +125,7 @@ class Fidelity:
 
 
 def measure_fidelity(num_cases: int, whitespace: str, max_tokens: int = 160) -> Fidelity:
-    """Compare greedy texts with and without jump-forward; of the requests, two in three have a schema."""
+    """Compare greedy texts with and without jump-forward; two thirds of the requests have a schema."""
     num_regexes = num_cases // 3
     grammars: list[dict[str, Any]] = [{"json_schema": one} for one in generate_schemas(num_cases - num_regexes, seed=7)]
     grammars += [{"regex": one} for one in generate_regexes(num_regexes, seed=7)]

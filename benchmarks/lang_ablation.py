@@ -1,27 +1,28 @@
-"""What each part of the system gives LM programs: everything on, against everything but one.
+"""Measures what each part of the system contributes to LM programs: the full system, and variants without one part.
 
     python benchmarks/lang_ablation.py [--rounds N] [--scale X] [--only NAME ...] [--json FILE] [--plot FILE]
 
-Four programs of `graftlm.lang` run many at a time on the bundled model, whose memory holds a part of what they share:
+Many runs of four `graftlm.lang` programs are executed at the same time on the bundled model. Its memory has room for
+only a part of their common prefixes. These are the programs, and then the variants:
 
-    tree of thought   three thoughts behind each thought, three levels deep, behind one instruction
-    LLM judge         an essay judged in six dimensions side by side, and a verdict on the judgments
-    few-shot          questions behind the examples of their tasks, shuffled
+    tree of thought   three thoughts after each thought, three levels deep, after one instruction
+    LLM judge         an essay judged in six dimensions in parallel, and a verdict on the judgments
+    few-shot          questions after the examples of their tasks, in random order
     multi-turn        chats of four turns
 
-    full              radix cache, longest prefix first, forks side by side, with hints before they start
-    full again        the same once more: what two equal runs differ by
+    full              radix cache, longest prefix first, parallel forks, with hints before they start
+    full again        the same again: shows the difference between two equal runs
     no cache          every request computes its whole prompt
-    no tree           a table of whole prefixes: what requests have in common is found only where one of them ended
-    FCFS, random      requests run in the order of arrival, or in any
-    no parallelism    a program asks for one thing at a time; programs still run side by side
-    no hint           a fork's children start without their common prefix being put into the cache first
+    no tree           a table of whole prefixes: a common prefix is found only if a request ended there
+    FCFS, random      requests run in the order of arrival, or in random order
+    no parallelism    a program sends one request at a time; programs still run in parallel
+    no hint           the children of a fork start before their common prefix is cached
 
-As figure 8 of Zheng et al., arXiv:2312.07104. Texts have fixed lengths, so every variant does the same work. Variants
-take turns, in another order each round, and each run begins with an empty cache. Figures are medians over rounds. On a
-machine with other work, processor time (of this process, all threads) says more than the time on the wall. A variant
-beats full beyond noise when it took less in nine of ten pairs of runs, one of its own and one of full; of two equal
-variants, one does so by chance about once in a hundred times with five rounds.
+The setup follows figure 8 of Zheng et al., arXiv:2312.07104. Texts have fixed lengths, so every variant does the same
+work. In each round the variants run in another order, and each run begins with an empty cache. Figures are medians over
+rounds. On a machine with other work, processor time (of this process, all threads) is more reliable than wall time. A
+variant is significantly faster than "full" if it was faster in nine of ten pairs of one run of the variant and one run
+of "full". With five rounds, one of two equal variants reaches this by chance about once in a hundred times.
 """
 
 import argparse
@@ -58,7 +59,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 class Restrained:
-    """A backend for one run of a program, without what a variant leaves out of the language."""
+    """A backend for one run of a program; it leaves out the features of the language that the variant lacks."""
 
     def __init__(self, backend: Backend, has_hints: bool, is_parallel: bool) -> None:
         self._backend, self._has_hints = backend, has_hints
@@ -70,28 +71,28 @@ class Restrained:
             return await self._backend.generate(request)
 
     async def stream(self, request: GenerationRequest) -> AsyncGenerator[Generation, None]:
-        """Complete a prompt, yielding as it grows; see Backend."""
+        """Complete a prompt, and yield the completion as it grows; see Backend."""
         async with self._turn:
             async for generation in self._backend.stream(request):
                 yield generation
 
     async def score(self, prompt: str, choices: Sequence[str], **options: Any) -> list[ChoiceScore]:
-        """Return how likely each choice is; see Backend."""
+        """Return the likelihood of each choice; see Backend."""
         async with self._turn:
             return await self._backend.score(prompt, choices, **options)
 
     async def cache_prefix(self, prompt: str) -> None:
-        """Have a prompt cached, if hints are not left out; see Backend."""
+        """Cache a prompt, if the variant has hints; see Backend."""
         if self._has_hints:
             async with self._turn:
                 await self._backend.cache_prefix(prompt)
 
     async def chat_template(self) -> ChatTemplate:
-        """Return how chats are written; see Backend."""
+        """Return the chat template; see Backend."""
         return await self._backend.chat_template()
 
     async def flush_cache(self) -> None:
-        """Forget cached prefixes; see Backend."""
+        """Remove all cached prefixes; see Backend."""
         await self._backend.flush_cache()
 
 
@@ -127,9 +128,9 @@ class Run:
     """One run of one variant on one workload.
 
     Attributes:
-        wall_s, cpu_s: from the first request to the last answer; `cpu_s` is the processor time of all threads.
-        computed_tokens: prompt tokens that were not found in the cache, those of hints and retractions included.
-        steps, retractions: of the engine.
+        wall_s, cpu_s: time from the first request to the last answer; `cpu_s` is the processor time of all threads.
+        computed_tokens: number of prompt tokens that were not found in the cache, including hints and retractions.
+        steps, retractions: numbers of the engine's steps and retractions.
     """
 
     wall_s: float
@@ -144,9 +145,10 @@ class Row:
     """A variant on a workload over all rounds.
 
     Attributes:
-        wall_s, cpu_s, computed_tokens, steps, retractions: medians of a Run's.
-        times_full, cpu_times_full: by the median of full's runs; above 1, leaving the part out costs time.
-        faster, cpu_faster: share of all pairs, one run of its own and one of full, in which its own took less.
+        wall_s, cpu_s, computed_tokens, steps, retractions: medians over the runs.
+        times_full, cpu_times_full: the medians divided by those of "full"; above 1, "full" is faster.
+        faster, cpu_faster: share of the pairs of one run of the variant and one run of "full" in which the variant
+            was faster.
     """
 
     workload: str
@@ -203,13 +205,13 @@ def compare(
 
 
 def summarize(workload: str, taken: Mapping[str, list[Run]]) -> list[Row]:
-    """Return a row for each variant; `full` and `full again` have to be among them."""
+    """Return a row for each variant; `taken` must contain `full` and `full again`."""
     full = taken[FULL] + taken[AGAIN]
     return [summarize_variant(workload, name, runs, full) for name, runs in taken.items()]
 
 
 def summarize_variant(workload: str, name: str, runs: list[Run], full: list[Run]) -> Row:
-    """Return a variant's row, given all runs of full."""
+    """Return a variant's row; `full` are all runs of "full" and "full again"."""
 
     def median(field_name: str, of: list[Run] = runs) -> float:
         return float(statistics.median([getattr(run, field_name) for run in of]))
@@ -236,7 +238,7 @@ def summarize_variant(workload: str, name: str, runs: list[Run], full: list[Run]
 
 
 def show(rows: Sequence[Row]) -> None:
-    """Print a table, and where leaving something out was faster."""
+    """Print a table, and the cases in which a variant was faster."""
     table = Table(title="LM programs without one part; times are medians, and those of full are 1")
     for column in ("program", "without", "wall s", "times full", "cpu times full", "computed", "steps", "retracted"):
         table.add_column(column, justify="left" if column in ("program", "without") else "right")
@@ -264,7 +266,7 @@ def show(rows: Sequence[Row]) -> None:
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:
-    """Draw what a second of processor time gets done, workload by workload; needs matplotlib."""
+    """Draw the work per second of processor time for each workload; needs matplotlib."""
     from matplotlib.figure import Figure
 
     workloads = list(dict.fromkeys(row.workload for row in rows))
@@ -284,7 +286,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
 
 
 def open_engines(stack: ExitStack, names: Sequence[str], given: argparse.Namespace) -> dict[str, Engine]:
-    """Return each variant's engine; variants with the same settings share one."""
+    """Return each variant's engine; variants with the same engine settings share one."""
     engines: dict[tuple[str, str], Engine] = {}
     for variant in [VARIANTS[name] for name in names]:
         if (variant.cache, variant.policy) not in engines:
@@ -300,7 +302,7 @@ def open_engines(stack: ExitStack, names: Sequence[str], given: argparse.Namespa
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print, save."""
+    """Measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="demo")
     parser.add_argument("--rounds", type=int, default=5)

@@ -1,8 +1,8 @@
-"""Measures what compiling LM programs saves: the same programs interpreted and compiled, in turns, in one process.
+"""Measures the time that compilation of LM programs saves: interpreted and compiled runs alternate in one process.
 
     python benchmarks/lang_compile.py [--runs N] [--out FILE]
 
-On the bundled model, at temperature 0, each time with an empty cache. The texts have to be equal.
+The programs use the bundled model at temperature 0, each time with an empty cache. The texts must be equal.
 """
 
 import argparse
@@ -38,7 +38,7 @@ QUESTIONS = (
 
 @function
 def few_shot(s: ProgramState, notes: str, question: str) -> None:
-    """Answer one of many questions behind the same notes."""
+    """Answer one of many questions after the same notes."""
     s += system(notes)
     s += user(question)
     s += assistant(gen("answer", max_tokens=16))
@@ -46,7 +46,7 @@ def few_shot(s: ProgramState, notes: str, question: str) -> None:
 
 @function
 def debate(s: ProgramState, notes: str, question: str) -> None:
-    """Have two sides answer one of many questions behind the same notes."""
+    """Let two sides answer one of many questions after the same notes."""
     s += system(notes)
     with s.fork(2) as sides:
         sides += lambda i: user(f"{('Agree', 'Disagree')[i]}: {question}") + assistant(gen("answer", max_tokens=16))
@@ -54,7 +54,7 @@ def debate(s: ProgramState, notes: str, question: str) -> None:
 
 @function
 def judge(s: ProgramState, essay: str, dimensions: Sequence[str]) -> None:
-    """Judge by several dimensions, each behind the same long instruction, and sum up; the comment is not wanted."""
+    """Judge by several dimensions, each after the same long instruction, and sum up; the comment is not requested."""
     s += system("You judge essays.") + user(essay)
     forks = s.fork(len(dimensions))
     for fork, dimension in zip(forks, dimensions, strict=True):
@@ -69,7 +69,7 @@ def judge(s: ProgramState, essay: str, dimensions: Sequence[str]) -> None:
 
 @function
 def examine(s: ProgramState, notes: str, questions: Sequence[str]) -> None:
-    """Ask several questions about one text, each in a copy: one after the other, as the program is written."""
+    """Ask several questions about one text, each in a copy. The program is written sequentially."""
     s += system(notes)
     for i, question in enumerate(questions):
         with s.copy() as copy:
@@ -86,10 +86,10 @@ def vote(s: ProgramState, notes: str, question: str, num_answers: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A program, what of it is constant, and the runs of a batch.
+    """A program, its constant parts, and the runs of a batch.
 
     Attributes:
-        outputs: what is wanted of it; None: all.
+        outputs: names of the requested variables; None: all.
     """
 
     program: Any
@@ -135,7 +135,7 @@ class CountingBackend(EngineBackend):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One batch."""
+    """The measurements of one batch."""
 
     requests: int
     steps: int
@@ -147,7 +147,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One case: medians over the runs, each interpreted and compiled."""
+    """One case: medians over the runs, for interpreted and compiled programs."""
 
     case: str
     requests: tuple[float, float]
@@ -181,15 +181,15 @@ def sample(engine: Engine, backend: CountingBackend, run: Callable[[], list[Any]
 
 
 def computed(stats: EngineStats) -> int:
-    """Return the prompt tokens that were not in the cache."""
+    """Return the number of prompt tokens that were not in the cache."""
     return stats.prompt_tokens - stats.cached_tokens
 
 
 def measure(name: str, case: Case, num_runs: int) -> Row:
-    """Run a case interpreted and compiled, in turns.
+    """Run a case interpreted and compiled; the two alternate.
 
     Raises:
-        RuntimeError: they do not say the same.
+        RuntimeError: the texts differ.
     """
     compiled = case.program.compile(outputs=case.outputs, **case.constants)
     whole = [case.constants | run for run in case.runs]
@@ -224,7 +224,7 @@ def measure(name: str, case: Case, num_runs: int) -> Row:
 
 
 def check_equal(case: Case, expected: Sequence[ProgramState], states: Sequence[ProgramState]) -> None:
-    """Compare texts, or what is wanted of them."""
+    """Compare the texts, or the requested variables."""
     for one, other in zip(expected, states, strict=True):
         same = (
             one.text() == other.text()

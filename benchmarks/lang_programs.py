@@ -1,4 +1,4 @@
-"""The programs of the language's ablation, and texts of fixed lengths to run them with."""
+"""LM programs of the language's ablation, and the texts of fixed lengths that they use."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ DIMENSIONS = ("clarity", "style", "evidence", "order", "length", "courage")
 
 @function
 def think(s: ProgramState, instruction: str, problem: str) -> None:
-    """Think three ways on from each thought, three levels deep."""
+    """Generate three thoughts after each thought, three levels deep."""
     s += system(instruction)
     s += user(problem)
     level = [s]
@@ -47,7 +47,7 @@ def judge(s: ProgramState, rubric: str, essay: str) -> None:
 
 @function
 def answer(s: ProgramState, examples: str, question: str) -> None:
-    """Answer one question behind a task's examples."""
+    """Answer one question after a task's examples."""
     s += f"{examples}\nQuestion: {question}\nAnswer:"
     s += gen("answer", max_tokens=12)
 
@@ -63,7 +63,7 @@ def chat(s: ProgramState, instruction: str, questions: Sequence[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A program, and what it runs with: from a source of chance and a factor on their number to the runs' arguments."""
+    """A program, and a function from a random generator and a scale to the arguments of its runs."""
 
     program: Program
     draw: Callable[[random.Random, float], list[dict[str, Any]]]

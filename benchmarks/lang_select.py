@@ -1,10 +1,11 @@
-"""Measures what `select` saves by computing its prompt once: eight choices over a prompt of 1,000 tokens.
+"""Measures the time that `select` saves when its prompt is computed once: eight choices after a prompt of 1,000 tokens.
 
     python benchmarks/lang_select.py [--model PATH] [--runs N] [--out FILE]
 
-The same selects run on two backends in turns: `recompute` asks for the log-probabilities of each choice's whole prompt,
-which therefore is computed in full for every choice; `shared` is what `graftlm.lang` does. "cold" begins with an empty
-cache; in "warm" the program has generated before, and that text with its two tokens is part of what is timed.
+The same selects run on two backends, which alternate. `recompute` requests the log-probabilities of each choice's whole
+prompt, so the prompt is computed in full for every choice. `shared` is the method of `graftlm.lang`. "cold" begins with
+an empty cache. In "warm" the prompt is cached, and the program generates two tokens before the select. They are part of
+the measured time.
 """
 
 import argparse
@@ -28,7 +29,7 @@ CHOICES = [" Paris", " Athens", " Lima", " Rome", " Oslo", " Bern", " Madrid", "
 
 
 class RecomputingBackend(EngineBackend):
-    """Scores choices as if prompt log-probabilities were to be had from the first token on only."""
+    """Scores choices as if prompt log-probabilities were only available for the whole prompt."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
@@ -37,7 +38,7 @@ class RecomputingBackend(EngineBackend):
     async def score(
         self, prompt: str, choices: Sequence[str], *, unconditional: bool, messages: Sequence[Message] = ()
     ) -> list[ChoiceScore]:
-        """Return how likely each choice is."""
+        """Return the likelihood of each choice."""
         encode = self._it.tokenizer.encode
         whole = [encode(prompt + choice).tolist() for choice in choices]
         batch = ScoringBatch.of(choices, encode(prompt).tolist(), whole, unconditional)
@@ -52,11 +53,11 @@ class RecomputingBackend(EngineBackend):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One case: medians over the runs, and what `recompute` takes of what `shared` does.
+    """One case: medians over the runs, and the times of `recompute` divided by those of `shared`.
 
     Attributes:
-        time_ratio: of the medians; `time_ratio_min` and `time_ratio_max` are of the runs' own pairs.
-        cpu_ratio: the same of the processor's time in this process, which other work on the machine changes less.
+        time_ratio: ratio of the medians; `time_ratio_min` and `time_ratio_max` are over the pairs of runs.
+        cpu_ratio: the same for this process's processor time, which other work on the machine affects less.
     """
 
     method: str
@@ -77,7 +78,7 @@ class Row:
 
 @function
 def choose(s: ProgramState, prompt: str, warm: bool, method: ChoicesMethod) -> None:
-    """Choose behind a prompt."""
+    """Choose after a prompt."""
     s += prompt
     if warm:
         s += gen("reasoning", max_tokens=2, ignore_eos=True)
@@ -85,7 +86,7 @@ def choose(s: ProgramState, prompt: str, warm: bool, method: ChoicesMethod) -> N
 
 
 def prompt_of(engine: Engine, run: int) -> str:
-    """Return a text of NUM_TOKENS tokens or a few more, different for each run from its first token on."""
+    """Return a text of at least NUM_TOKENS tokens; texts of different runs differ from the first token on."""
     words = f"{run} is the number of this run, whose text goes on and on and tells of cities and of days. ".split(" ")
     text = ""
     while len(engine.tokenizer.encode(text)) < NUM_TOKENS:
@@ -94,7 +95,7 @@ def prompt_of(engine: Engine, run: int) -> str:
 
 
 def measure(engine: Engine, method: ChoicesMethod, warm: bool, num_runs: int) -> Row:
-    """Run a case on both backends in turns."""
+    """Run a case on both backends, which alternate."""
     backends = {"recompute": RecomputingBackend(engine), "shared": EngineBackend(engine)}
     seconds: dict[str, list[float]] = {name: [] for name in backends}
     cpu_seconds: dict[str, list[float]] = {name: [] for name in backends}
@@ -133,7 +134,7 @@ def measure(engine: Engine, method: ChoicesMethod, warm: bool, num_runs: int) ->
 
 
 def ratios(name: str, seconds: dict[str, list[float]]) -> dict[str, float]:
-    """Return the ratio of two sides' medians, and the smallest and largest of their pairs."""
+    """Return the ratio of the medians of two sides, and the smallest and largest ratio of their pairs."""
     recompute, shared = seconds["recompute"], seconds["shared"]
     pairs = [theirs / ours for theirs, ours in zip(recompute, shared, strict=True)]
     values = (statistics.median(recompute) / statistics.median(shared), min(pairs), max(pairs))

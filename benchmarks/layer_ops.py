@@ -1,10 +1,11 @@
-"""Measures what fused norms, rotation and gated activation save: by the call, and in an engine's decode step.
+"""Measures the time that fused norms, rotation and gated activation save, per call and per decode step.
 
     python benchmarks/layer_ops.py [--only calls steps] [--rounds N] [--threads N] [--out FILE]
 
-Calls: rows of a 360M Llama (1,024 wide, 2,560 inside, 16 heads and 8 key/value heads of 64), by PyTorch's operations
-and by the compiled kernels. Steps: two engines of a random bfloat16 model of that shape, `model.native_ops` on and off,
-decoding 1 and 16 requests. The two take turns; figures are medians in microseconds, ratios are of medians of one run.
+Calls: rows of a 360M Llama (1,024 wide, 2,560 inside, 16 heads and 8 key/value heads of 64), with PyTorch's operations
+and with the compiled kernels. Steps: two engines of a random bfloat16 model of that shape, with `model.native_ops` on
+and off, decode 1 and 16 requests. The two alternate. Figures are medians in microseconds, and ratios are of medians of
+one run.
 """
 
 import argparse
@@ -39,7 +40,7 @@ PROMPT_TOKENS, NEW_TOKENS = 16, 32
 
 
 def operations(num_rows: int, dtype: torch.dtype) -> Iterator[tuple[str, Callable[[LayerOps], object]]]:
-    """Yield what a layer calls, by name."""
+    """Yield the operations that a layer calls, with their names."""
     x, residual = (torch.randn(num_rows, HIDDEN).to(dtype) for _ in range(2))
     weight, wide_weight = torch.randn(HIDDEN).to(dtype), torch.randn(HIDDEN)
     qkv = torch.randn(num_rows, HEADS + 2 * KV_HEADS, HEAD_DIM).to(dtype)
@@ -55,7 +56,7 @@ def operations(num_rows: int, dtype: torch.dtype) -> Iterator[tuple[str, Callabl
 
 
 def in_turns(runs: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, float]:
-    """Return the median of what each run measures; they take turns, after one round that does not count."""
+    """Return each run's median; the runs alternate, after one round that is not counted."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for round_idx in range(rounds + 1):
         for name, run in runs.items():
@@ -66,7 +67,7 @@ def in_turns(runs: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, 
 
 
 def call_time(call: Callable[[], object], count: int) -> float:
-    """Return the microseconds of one of so many calls."""
+    """Return the time per call in microseconds, over `count` calls."""
     start = time.perf_counter()
     for _ in range(count):
         call()
@@ -94,7 +95,7 @@ def measure_calls(rounds: int) -> list[dict[str, Any]]:
 
 
 class Subject:
-    """An engine of the random model, with the operations fused or not."""
+    """An engine of the random model, with fused operations or without."""
 
     def __init__(self, stack: ExitStack, checkpoint: Path, native_ops: bool) -> None:
         self._ends: list[float] = []
@@ -108,15 +109,15 @@ class Subject:
 
     @hookimpl
     def step_finished(self, record: StepRecord) -> None:
-        """Note when a step ends."""
+        """Record when a step ends."""
         self._ends.append(time.perf_counter())
 
     def decode(self, num_requests: int) -> float:
-        """Return the median microseconds of a step in which all requests make a token."""
+        """Return the median time in microseconds of a step in which every request decodes."""
         self._ends.clear()
         prompts = [[self._random.randrange(300, 32_000) for _ in range(PROMPT_TOKENS)] for _ in range(num_requests)]
         self._engine.generate(prompts, SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True))
-        ends = self._ends[-NEW_TOKENS // 2 :]  # past the prompts
+        ends = self._ends[-NEW_TOKENS // 2 :]  # leaves out the prompts
         return 1e6 * statistics.median(after - before for before, after in itertools.pairwise(ends))
 
 
