@@ -138,7 +138,7 @@ class WholePrefixTable(PrefixCache):
         """Undo one `lock`.
 
         Raises:
-            the entry is not locked.
+            InvariantError: the entry is not locked.
         """
         entry = self._own(handle)
         if entry.num_holds == 0:

@@ -1,21 +1,21 @@
-"""Measures what a long prompt costs the server's event loop, between the HTTP request and the scheduler process.
+"""Measures the cost of a long prompt for the server's event loop, from the HTTP request to the scheduler process.
 
     python benchmarks/long_prompts.py [--tokens N] [--rounds N] [--json FILE]
 
     text    /v1/completions with a text
-    chat    /v1/chat/completions with a message, for a model that reasons
+    chat    /v1/chat/completions with a message, for a model with reasoning
     ids     /generate with token ids
 
-The server's application runs in this process, without sockets and without a model: a replica that accepts each prompt,
-and answers with one token, stands in for the scheduler. For each request:
+The server's application runs in this process, without sockets and without a model. The scheduler is replaced by a
+replica that accepts each prompt and answers with one token. For each request:
 
-    loop CPU, ms   CPU time of the event loop's thread: it serves no other client meanwhile
+    loop CPU, ms   CPU time of the event loop's thread, in which it serves no other client
     stall, ms      the longest time in which the event loop ran nothing else; includes waits for the GIL
     total, ms      from request to answer, tokenisation included
-    intake, ms     in the scheduler process: reading the message, and making the request
+    intake, ms     in the scheduler process: reading the message, and creating the request
 
-A figure is the median over rounds, after one round that does not count. Loop CPU and stall are measured in rounds of
-their own, because looking for stalls costs CPU time.
+A figure is the median over rounds, after one round that is not counted. Loop CPU and stall are measured in separate
+rounds, because the measurement of stalls costs CPU time.
 """
 
 import argparse
@@ -64,7 +64,7 @@ HEARTBEAT_S = 0.001
 
 
 class NoMetrics:
-    """Takes what a request's metrics would, and keeps nothing."""
+    """Accepts the metrics of requests and discards them."""
 
     def first_token(self, seconds: float) -> None: ...
 
@@ -74,10 +74,10 @@ class NoMetrics:
 
 
 class Server:
-    """The application, and the replica that answers it.
+    """The application, and the replica that answers its requests.
 
     Attributes:
-        intake_s: what the latest prompt cost the replica, in seconds.
+        intake_s: time that the replica took for the latest prompt, in seconds.
     """
 
     def __init__(self, tokenizer: Tokenizer, num_tokens: int) -> None:
@@ -115,7 +115,7 @@ class Server:
         self.intake_s = 0.0
 
     def _send(self, process: str, message: Message) -> None:
-        """Do what a channel does on the event loop: encode. The answer comes in later callbacks, as from a socket."""
+        """Do the work of a channel on the event loop: encode. The answer arrives later, as from a socket."""
         if not isinstance(message, Generate):
             return
         self._wire = encode(message)
@@ -161,7 +161,7 @@ class Server:
         return dict(json.loads(answer))
 
     def take_in(self) -> None:
-        """Do what the scheduler process does with the latest prompt, and note the time."""
+        """Do the work of the scheduler process for the latest prompt, and record the time."""
         start_s = time.perf_counter()
         message = decode(self._wire)
         assert isinstance(message, Generate)
@@ -176,7 +176,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What the requests of one kind cost, in ms: the medians, and each round."""
+    """The times of one kind of request in ms: the medians, and each round."""
 
     workload: str
     prompt_tokens: int

@@ -1,10 +1,11 @@
-"""Measures what low-rank adapters cost in tokens a second, and how long loading one holds up the steps.
+"""Measures the throughput with low-rank adapters, and how long loading an adapter delays the steps.
 
     python benchmarks/lora.py [--runs N] [--out FILE]
 
-A random Llama of 57 million parameters in bfloat16 and random adapters of rank 16 over every projection. Four kinds of
-batches alternate in one run: on an engine without a `lora` section, on one with four adapters where no request has one,
-where all have the same one, and where each fifth has none and the others one of the four.
+The model is a random Llama of 57 million parameters in bfloat16; random adapters of rank 16 change every projection.
+Four kinds of batches alternate in one run. One kind runs on an engine without a `lora` section. The other three run on
+an engine with four adapters: no request uses one, all use the same one, or each fifth uses none and the rest use the
+four.
 """
 
 import argparse
@@ -27,27 +28,27 @@ RESULTS = Path(__file__).parent / "results" / "lora.json"
 NAMES = ("a", "b", "c", "d")
 RANK = 16
 NUM_TOKENS = 12
-#: Kind of batch -> the adapters that its requests have in turn; None: an engine without a `lora` section.
+#: Kind of batch -> the adapters of its requests, which repeat; None: an engine without a `lora` section.
 KINDS: dict[str, tuple[str | None, ...] | None] = {
     "no lora section": None,
     "no adapter": (None,),
     "one adapter": ("a",),
     "four adapters and none": (*NAMES, None),
 }
-#: Requests, and tokens of each prompt: decoding alone, then prompts alone.
+#: (number of requests, tokens of each prompt): decode only, then prefill only.
 SHAPES = {"decode, 1 request": (1, 4), "decode, 16 requests": (16, 4), "prefill, 16 x 64": (16, 64)}
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One shape of batch: tokens a second by kind of batch, medians over the runs."""
+    """One shape of batch: tokens per second by kind of batch, medians over the runs."""
 
     shape: str
     tokens_per_s: dict[str, float]
 
 
 def measure(engines: dict[bool, Engine], shape: str, num_runs: int) -> Row:
-    """Run one shape with every kind of batch, in turns."""
+    """Run one shape with every kind of batch; the kinds alternate."""
     num_requests, prompt_len = SHAPES[shape]
     found: dict[str, list[float]] = {kind: [] for kind in KINDS}
     max_tokens = 1 if shape.startswith("prefill") else NUM_TOKENS
@@ -65,7 +66,7 @@ def measure(engines: dict[bool, Engine], shape: str, num_runs: int) -> Row:
 
 
 def loading_s(engine: Engine, folder: Path) -> float:
-    """Return the seconds that loading an adapter takes, files in the page cache."""
+    """Return the time to load an adapter in seconds, with its files in the page cache."""
     start_s = time.perf_counter()
     engine.load_adapter("more", folder)
     seconds = time.perf_counter() - start_s

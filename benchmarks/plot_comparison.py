@@ -1,9 +1,9 @@
-"""The bar chart of README and docs/comparison.md, drawn from saved figures.
+"""Draws the bar chart of README and docs/comparison.md from saved figures.
 
     python benchmarks/plot_comparison.py
 
-Reads benchmarks/results/versus_transformers.json and writes docs/drawings/comparison.svg. Each key of a row ending in
-`_tokens_per_s` is an engine and gets one bar per workload.
+It reads benchmarks/results/versus_transformers.json and writes docs/drawings/comparison.svg. Each key of a row that
+ends in `_tokens_per_s` belongs to an engine, which has one bar per workload.
 """
 
 import json
@@ -41,7 +41,7 @@ def chart(rows: Sequence[Mapping[str, object]], caption: str) -> str:
     """Return an SVG with one group of bars for each workload.
 
     Args:
-        rows: one mapping a workload, with `workload`, `ratio` and one `ENGINE_tokens_per_s` for each engine.
+        rows: one mapping per workload, with `workload`, `ratio` and one `ENGINE_tokens_per_s` for each engine.
         caption: the line below the bars.
     """
     engines = engines_of(rows)
@@ -77,7 +77,7 @@ def chart(rows: Sequence[Mapping[str, object]], caption: str) -> str:
 
 
 def drawn_from(results: Path = RESULTS) -> str:
-    """Return the chart of a file of results."""
+    """Return the chart for a file of results."""
     saved = json.loads(results.read_text(encoding="utf-8"))
     caption = (
         f"Random Llama of {saved['layers']} layers, float32, greedy, {saved['machine']['threads']} CPU threads; "

@@ -1,6 +1,7 @@
-"""Every family's package from `graftlm plugins new`, as a stranger would use it: venv, pip, YAML, server, pytest.
+"""Tries every family's package from `graftlm plugins new` as a new user would: venv, pip, YAML, server, pytest.
 
-For each family: a package is written, a fresh virtual environment made that sees this one's dependencies, the package
+For each family, the package is written and installed by pip in a new virtual environment that sees this environment's
+dependencies. Then `graftlm serve engine.yaml` answers a request, and the package's tests run.
 installed there by pip, `graftlm serve engine.yaml` asked a question, and the package's own tests run.
 
     python benchmarks/plugin_packages.py
@@ -28,7 +29,7 @@ from graftlm.registry import FAMILIES
 QUESTION = "What is the capital of France?"
 ANSWER = "The capital of France is Paris."
 
-#: What runs in the package's own environment: serves its configuration, and prints the answer.
+#: Script for the package's environment: serves its configuration, and prints the answer.
 SERVE = """
 import json, sys, requests, yaml
 from graftlm.testing.server_process import ServerProcess
@@ -43,7 +44,7 @@ with ServerProcess(config, environment={"OMP_NUM_THREADS": "1"}) as server:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one family's package fared; times in seconds."""
+    """The result for one family's package; times in seconds."""
 
     family: str
     install_s: float
@@ -54,21 +55,21 @@ class Outcome:
 
 
 def environment_of(folder: Path) -> Path:
-    """Make a virtual environment that sees what is installed here, and return its Python."""
+    """Create a virtual environment that sees the packages of this one, and return its Python."""
     venv.create(folder, with_pip=False, symlinks=True)
     packages = next(folder.glob("lib/python*/site-packages"))
     seen = [*site.getsitepackages(), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    # site.addsitedir also follows the .pth files in there, such as that of an editable install.
+    # site.addsitedir also reads the .pth files there, such as that of an editable install.
     lines = [f"import site; site.addsitedir({path!r})" for path in seen if path]
     (packages / "outer.pth").write_text("\n".join(lines) + "\n")
     return folder / "bin" / "python"
 
 
 def run(command: list[str], folder: Path) -> tuple[str, float]:
-    """Run a command; return what it printed, and the seconds it took.
+    """Run a command; return its output, and the time in seconds.
 
     Raises:
-        RuntimeError: it failed.
+        RuntimeError: the command failed.
     """
     begun_s = time.monotonic()
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
@@ -78,7 +79,7 @@ def run(command: list[str], folder: Path) -> tuple[str, float]:
 
 
 def request_for(package: PluginPackage) -> dict[str, Any]:
-    """Return a chat request; a logits processor is named by the request."""
+    """Return a chat request; a request selects a logits processor by name."""
     request = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 0, "max_tokens": 16}
     if package.family.key == "logits_processor":
         request["logits_processors"] = {package.name: {"penalty": 0}}
@@ -95,7 +96,7 @@ def try_family(family: str, folder: Path) -> Outcome:
     config = yaml.safe_load((written / "engine.yaml").read_text())
     assert family == "logits_processor" or package.name in json.dumps(config)
     answer, serve_s = run([python, "-c", SERVE, json.dumps(request_for(package))], written)
-    (written / package.module).rename(written / "sources")  # so that the tests import what was installed
+    (written / package.module).rename(written / "sources")  # so that the tests import the installed package
     tests, test_s = run([python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"], written)
     return Outcome(family, install_s, serve_s, answer.strip(), test_s, tests.strip().splitlines()[-1])
 

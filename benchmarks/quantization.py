@@ -1,12 +1,12 @@
-"""Measures what quantized weights cost and save: in products, in a whole model, in the bundled model's answers.
+"""Measures the speed and the accuracy of quantized weights: products, a whole model, the bundled model's answers.
 
     python benchmarks/quantization.py [--only products model accuracy] [--rounds N] [--out FILE]
 
-Products: the four matrices of a layer of a 360M Llama (1,024 wide, 3,584 inside), six layers of them so that they come
-from memory, times 1 to 512 rows in bfloat16; packed bfloat16, int8 and int4 take turns. Model: a random 360M model,
-an engine for each, decoding 1 and 32 requests and reading a prompt of 512 tokens, in turns as well. Figures are
-medians, and ratios are of medians of one run. Accuracy: held-out questions of the bundled model, against its float32
-weights.
+Products: the four matrices of a layer of a 360M Llama (1,024 wide, 3,584 inside) times 1 to 512 rows in bfloat16. There
+are six layers, so that the weights come from memory. Packed bfloat16, int8 and int4 alternate. Model: a random 360M
+model with an engine for each variant decodes 1 and 32 requests and prefills a prompt of 512 tokens; the engines
+alternate as well. Figures are medians, and ratios are of medians of one run. Accuracy: held-out questions for the
+bundled model, compared with its float32 weights.
 """
 
 import argparse
@@ -56,7 +56,7 @@ QUALITY: Mapping[str, Mapping[str, Any]] = {
 
 
 def in_turns(runs: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, float]:
-    """Return the median of what each run measures; they take turns, after one round that does not count."""
+    """Return each run's median; the runs alternate, after one round that is not counted."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for round_idx in range(rounds + 1):
         for name, run in runs.items():
@@ -67,7 +67,7 @@ def in_turns(runs: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, 
 
 
 def elapsed(run: Callable[[], object]) -> float:
-    """Return the seconds that a call takes."""
+    """Return the time of a call in seconds."""
     start = time.perf_counter()
     run()
     return time.perf_counter() - start
@@ -82,7 +82,7 @@ def quantization_of(name: str) -> Quantization:
 
 
 def measure_products(rounds: int) -> list[dict[str, float]]:
-    """Time all matrices one after the other, for each number of rows."""
+    """Time all matrices in sequence, for each number of rows."""
     weights = [torch.randn(shape, dtype=torch.bfloat16) * 0.02 for _ in range(LAYERS) for shape in SHAPES]
     layers: dict[str, list[Callable[[Tensor], Tensor]]] = {
         name: [quantization_of(name).convert(weight, None) for weight in weights] for name in ("int8", "int4")
@@ -108,19 +108,19 @@ def _time_rows(
 
 
 class StepClock:
-    """Notes when steps end."""
+    """Records when steps end."""
 
     def __init__(self) -> None:
         self.ends: list[float] = []
 
     @hookimpl
     def step_finished(self, record: StepRecord) -> None:
-        """Note a step."""
+        """Record a step."""
         self.ends.append(time.perf_counter())
 
 
 class Subject:
-    """An engine of the random model in one variant, with what it is asked to do."""
+    """An engine of the random model in one variant, and its workloads."""
 
     def __init__(self, stack: ExitStack, checkpoint: Path, quantization: Any) -> None:
         self._clock = StepClock()
@@ -133,14 +133,14 @@ class Subject:
         self._random = random.Random(1)
 
     def decode(self, num_requests: int) -> float:
-        """Return the median seconds of a step in which all requests make a token."""
+        """Return the median time in seconds of a step in which every request decodes."""
         self._clock.ends.clear()
         self._generate(num_requests, PROMPT_TOKENS, NEW_TOKENS)
-        ends = self._clock.ends[-NEW_TOKENS // 2 :]  # past the prompts
+        ends = self._clock.ends[-NEW_TOKENS // 2 :]  # leaves out the prompts
         return statistics.median(after - before for before, after in itertools.pairwise(ends))
 
     def prefill(self) -> float:
-        """Return the seconds from a prompt to its first token."""
+        """Return the time from a prompt to its first token, in seconds."""
         return elapsed(lambda: self._generate(1, LONG_PROMPT_TOKENS, 1))
 
     def _generate(self, num_requests: int, prompt_tokens: int, new_tokens: int) -> None:
@@ -170,7 +170,7 @@ def measure_model(rounds: int) -> dict[str, dict[str, float]]:
 def measure_accuracy(
     variants: Mapping[str, Mapping[str, Any]] = QUALITY, per_form: int = 12
 ) -> dict[str, dict[str, float]]:
-    """Ask the bundled model held-out questions, and let it read them with their answers; compare with the first one."""
+    """Compare each variant's answers to held-out questions, and its log-probabilities, with the first variant's."""
     results, reference = {}, None
     for name, settings in variants.items():
         with Engine(settings) as engine:
@@ -181,7 +181,7 @@ def measure_accuracy(
 
 
 class _Answers:
-    """What an engine says to questions, and what it thinks of the right answers."""
+    """An engine's answers to questions, and its log-probabilities for the right answers."""
 
     def __init__(self, replies: list[str], right: list[str], logprobs: list[float], best: list[int]) -> None:
         self._replies, self._right, self._logprobs, self._best = replies, right, logprobs, best
@@ -212,7 +212,7 @@ class _Answers:
         )
 
     def compared(self, reference: "_Answers") -> dict[str, float]:
-        """Return the figures, agreement as shares of the reference's."""
+        """Return the figures; agreement is a share of the reference's answers or tokens."""
         count = len(self._replies)
         same = sum(a == b for a, b in zip(self._replies, reference._replies, strict=True))
         same_tokens = sum(a == b for a, b in zip(self._best, reference._best, strict=True))
@@ -248,7 +248,7 @@ def main() -> None:
     console, results = Console(width=120), json.loads(args.out.read_text()) if args.out.exists() else {}
     here = {"cpu": torch.cpu.get_capabilities().get("cpu_name"), "threads": torch.get_num_threads()}
     if any(results.get(name) != value for name, value in here.items()):
-        results = here  # figures of another machine
+        results = here  # figures of another machine are dropped
     if "products" in wanted:
         results["products"] = measure_products(args.rounds)
         show(console, "Products, microseconds a layer", results["products"])

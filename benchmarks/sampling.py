@@ -1,8 +1,8 @@
-"""Times the choice of tokens on a CPU: the compiled kernel and torch's operations, in turns.
+"""Times the sampling of tokens on a CPU: the compiled kernel and torch's operations alternate.
 
     python benchmarks/sampling.py [--rounds N] [--json FILE]
 
-Logits are bfloat16, normally distributed with a deviation of 3. Milliseconds a step, medians of the rounds.
+Logits are bfloat16, normally distributed with a standard deviation of 3. Figures are medians in milliseconds per step.
 """
 
 import argparse
@@ -42,7 +42,7 @@ PARAMS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What one setting came to, in milliseconds a step."""
+    """The times of one setting, in milliseconds per step."""
 
     vocab_size: int
     batch: int
@@ -52,12 +52,12 @@ class Cell:
 
 
 def no_processor(name: str, options: Any, context: Any) -> LogitsProcessor:
-    """Never asked for."""
+    """Create a logits processor; no request uses one."""
     raise NotImplementedError(name)
 
 
 def sampler_for(vocab_size: int, batch: int, params: dict[str, Any], native: NativeSampling | None) -> Sampler:
-    """Return a sampler that holds requests."""
+    """Return a sampler with `batch` requests."""
     sampler = Sampler(batch, vocab_size, torch.device("cpu"), no_processor, native_sampling=native)
     none = np.empty(0, dtype=np.int32)
     for row in range(batch):

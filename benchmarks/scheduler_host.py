@@ -1,11 +1,12 @@
-"""Times what a step costs the thread that schedules, without any model: planning and committing, admission, ordering.
+"""Times the scheduler's thread without a model: planning and committing, admission, and ordering of the queue.
 
     python benchmarks/scheduler_host.py [--json FILE] [--steps N] [--repeats N]
 
-"Decode" is a step of 64 running requests that each bring one token, over the radix cache. "Admit" is the step that lets
-64 requests in that share all but 64 tokens of their prompts with a cached one. "Order" puts a queue of 1,000 requests
-into the order of `lpm`: at first, again when the cache has changed elsewhere, and again when it has not. "Queue" is a
-step of 64 running requests while 1,000 wait. Times are the thread's own CPU time, which other processes disturb least.
+"Decode" is a step of 64 running requests with one token each, with the radix cache. "Admit" is the step that admits 64
+requests, which share all but 64 tokens of their prompts with a cached prompt. "Order" sorts a queue of 1,000 requests
+by the policy `lpm`: for the first time, again after other prompts changed the cache, and again without a change.
+"Queue" is a step of 64 running requests while 1,000 wait. Times are the thread's CPU time, which other processes affect
+least.
 """
 
 import argparse
@@ -43,7 +44,7 @@ PARAMS = SamplingParams(temperature=0, ignore_eos=True)
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What one operation cost, in microseconds."""
+    """The time of one operation, in microseconds."""
 
     operation: str
     context: int
@@ -53,7 +54,7 @@ class Cell:
 
 
 class Rig:
-    """A scheduler over enough memory for its running requests, and a device that answers at once."""
+    """A scheduler with memory for its running requests, and a device that answers immediately."""
 
     def __init__(self, context: int, page_size: int) -> None:
         self.context = context
@@ -73,18 +74,18 @@ class Rig:
         return self.tokens.integers(0, VOCAB_SIZE, num_tokens, dtype=np.int32)
 
     def request(self, prompt: TokenIds, max_new_tokens: int) -> Request:
-        """Return a greedy request that stops at a length only."""
+        """Return a greedy request that ends only by its length."""
         self.num_requests += 1
         name, now = f"r{self.num_requests}", time.monotonic()
         return Request(name, prompt, PARAMS, max_new_tokens, frozenset(), seed=0, arrival_s=now)
 
     def prompts(self, count: int) -> list[TokenIds]:
-        """Return prompts of `context` tokens that differ in the last ones only."""
+        """Return prompts of `context` tokens that differ only in the last ones."""
         shared = self.draw(self.context - OWN_TOKENS)
         return [np.concatenate([shared, self.draw(OWN_TOKENS)]) for _ in range(count)]
 
     def finish_all(self) -> None:
-        """Run until nothing is left to do."""
+        """Run until all requests have finished."""
         while (plan := self.scheduler.plan()) is not None:
             self.scheduler.commit(plan, answer(plan))
 
@@ -95,7 +96,7 @@ def answer(plan: StepPlan) -> StepResult:
 
 
 def decode(rig: Rig, num_steps: int) -> Iterator[Cell]:
-    """Time planning and committing steps that only decode, overlapped as the engine overlaps them."""
+    """Time planning and committing of steps that only decode, with the engine's overlap."""
     for prompt in rig.prompts(NUM_ROWS):
         rig.scheduler.add(rig.request(prompt, num_steps + 4))
     pending = rig.scheduler.plan()
@@ -118,7 +119,7 @@ def decode(rig: Rig, num_steps: int) -> Iterator[Cell]:
 
 
 def admit(rig: Rig, repeats: int) -> Iterator[Cell]:
-    """Time the step in which requests with a cached prefix enter, and the one in which they end."""
+    """Time the step that admits requests with a cached prefix, and the step in which they end."""
     admit_s: list[float] = []
     finish_s: list[float] = []
     for _ in range(repeats):
@@ -136,7 +137,7 @@ def admit(rig: Rig, repeats: int) -> Iterator[Cell]:
 
 
 def order(rig: Rig, repeats: int) -> Iterator[Cell]:
-    """Time the policy on a long queue, of which half finds its prefix in the cache."""
+    """Time the policy on a long queue; half of the requests have a cached prefix."""
     first, *cached = rig.prompts(QUEUE_LEN // 2 + 1)
     rig.scheduler.add(rig.request(first, 1))
     rig.finish_all()
@@ -159,9 +160,9 @@ def order(rig: Rig, repeats: int) -> Iterator[Cell]:
 
 
 def queued(rig: Rig, num_steps: int) -> Iterator[Cell]:
-    """Time planning while a long queue waits: steps in which one request has ended and one enters, and all others.
+    """Time planning while a long queue waits: steps in which one request replaces another, and all other steps.
 
-    Prompts come in groups of 20 that share half of their tokens. Each request that ends is replaced in the queue.
+    Prompts are in groups of 20 that share half of their tokens. Each finished request is replaced in the queue.
     """
     prompts = grouped_prompts(rig)
     for num_new_tokens in range(NUM_ROWS):
@@ -181,7 +182,7 @@ def queued(rig: Rig, num_steps: int) -> Iterator[Cell]:
 
 
 def step(rig: Rig, durations_s: list[float]) -> None:
-    """Plan and commit one step; note how long planning took."""
+    """Plan and commit one step; record the time for planning."""
     plan = timed(rig.scheduler.plan, durations_s)
     if plan is None:
         raise RuntimeError("the requests ended before the measurement did")
@@ -189,7 +190,7 @@ def step(rig: Rig, durations_s: list[float]) -> None:
 
 
 def grouped_prompts(rig: Rig) -> Iterator[TokenIds]:
-    """Yield prompts for ever, in groups of 20 that share half of their tokens."""
+    """Yield prompts without end, in groups of 20 that share half of their tokens."""
     while True:
         shared = rig.draw(rig.context // 2)
         for _ in range(20):
@@ -218,7 +219,7 @@ def cells(num_steps: int, repeats: int) -> Iterator[Cell]:
 
 
 def show(rows: list[Cell]) -> None:
-    """Print a table: one line an operation, one column a context and page size."""
+    """Print a table with one row per operation, and one column per context and page size."""
     setups = list(dict.fromkeys((row.context, row.page_size) for row in rows))
     table = Table(title="CPU time of the scheduling thread: median (99th percentile) in µs")
     table.add_column("operation")

@@ -1,4 +1,4 @@
-"""Measures what the server adds to the engine: per request, per token, and to throughput.
+"""Measures the overhead of the server compared with the engine: per request, per token, and in throughput.
 
     python benchmarks/server_overhead.py [--rounds N] [--scale X] [--model NAME_OR_PATH] [--json FILE]
 
@@ -7,11 +7,11 @@
     single answer   8 requests, one after the other, each answered as a whole
     32 answers      32 requests at once, each answered as a whole
 
-Prompts are 128 random token ids; generation is greedy, of 64 tokens. Each round runs each workload on an engine in this
-process and on a `graftlm serve` that this script starts (its /generate, over HTTP on the same machine), in turns, each
-with an empty prefix cache. A figure is the median over rounds; a ratio is the median of the rounds' ratios, so that
-what slows the whole machine for a while meets both. The server's client runs beside it: its work is in the server's
-figures.
+Prompts are 128 random token ids; 64 tokens are generated greedily. In each round, each workload runs on an engine in
+this process and on a `graftlm serve` that this script starts. The two alternate, each with an empty prefix cache; the
+server is called over HTTP (/generate) on the same machine. A figure is the median over rounds. A ratio is the median of
+the rounds' ratios, so that a slow moment of the machine affects both sides. The server's client runs on the same
+machine, and its work is part of the server's figures.
 """
 
 import argparse
@@ -53,8 +53,8 @@ class Reply:
     """One request's outcome, in seconds since it was sent.
 
     Attributes:
-        first_token_s, per_token_s: None for an answer that came as a whole.
-        token_ids: None for a stream of the server, whose ids the client does not read.
+        first_token_s, per_token_s: None for an answer that arrived as a whole.
+        token_ids: None for a stream from the server, because the client does not read its ids.
     """
 
     total_s: float
@@ -65,14 +65,14 @@ class Reply:
 
 
 class Subject(Protocol):
-    """A way to the engine."""
+    """Either the engine in this process or the server."""
 
     async def stream(self, prompt: list[int]) -> Reply:
         """Generate token by token."""
         ...
 
     async def whole(self, prompt: list[int]) -> Reply:
-        """Generate, and get everything at the end."""
+        """Generate, and return everything at the end."""
         ...
 
     async def flush(self) -> None:
@@ -96,7 +96,7 @@ class InProcess:
         return streamed(answer.moments_s[0], answer.tpot_s, start_s, answer.output_tokens)
 
     async def whole(self, prompt: list[int]) -> Reply:
-        """Generate, and get everything at the end."""
+        """Generate, and return everything at the end."""
         start_s = time.perf_counter()
         (output,) = await self._engine.agenerate([prompt], self._params)
         return Reply(time.perf_counter() - start_s, len(output.token_ids), token_ids=output.token_ids)
@@ -124,7 +124,7 @@ class Served:
         return streamed(start_s + record.sent_s + record.ttft_s, record.tpot_s, start_s, record.output_tokens)
 
     async def whole(self, prompt: list[int]) -> Reply:
-        """Generate, and get everything at the end."""
+        """Generate, and return everything at the end."""
         sampling = {"temperature": 0, "max_new_tokens": OUTPUT_TOKENS, "ignore_eos": True}
         start_s = time.perf_counter()
         body = {"input_ids": prompt, "sampling_params": sampling}
@@ -145,10 +145,10 @@ def streamed(first_s: float, per_token_s: float | None, start_s: float, num_toke
 
 @dataclass(frozen=True, slots=True)
 class Replies:
-    """A workload that has run.
+    """The outcome of a workload.
 
     Attributes:
-        wall_s: of all its requests.
+        wall_s: wall time of all its requests.
     """
 
     wall_s: float
@@ -187,7 +187,7 @@ class Workload:
 
     @property
     def figures(self) -> "dict[str, Callable[[Replies], float]]":
-        """What is read off: name with unit -> value."""
+        """The figures of the workload: name with unit -> function that computes it."""
         if self.at_once:
             return {"output tokens/s": lambda r: r.tokens_per_s}
         total: dict[str, Callable[[Replies], float]] = {"end to end, ms": lambda r: r.median_ms(lambda x: x.total_s)}
@@ -204,8 +204,8 @@ class Row:
     """One figure; lists have a value for each round.
 
     Attributes:
-        ratio: the server's by the engine's; `ratio_min` and `ratio_max` are the rounds' smallest and largest.
-        difference: the server's less the engine's.
+        ratio: the server's value divided by the engine's; `ratio_min` and `ratio_max` are its range over the rounds.
+        difference: the server's value minus the engine's.
     """
 
     workload: str
@@ -221,7 +221,7 @@ class Row:
 
     @classmethod
     def of(cls, workload: str, figure: str, in_process: list[float], served: list[float]) -> "Row":
-        """Work the medians out."""
+        """Compute the medians."""
         pairs = list(zip(in_process, served, strict=True))
         return cls(
             workload=workload,
@@ -239,10 +239,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What was measured.
+    """The figures, and a comparison of the tokens.
 
     Attributes:
-        same_tokens: of the answers that came as a whole, how many had the tokens of the engine in this process.
+        same_tokens: number of whole answers with the same tokens as those of the engine in this process.
     """
 
     rows: list[Row]
@@ -251,7 +251,7 @@ class Result:
 
 
 def workloads(vocab_size: int, scale: float, seed: int) -> list[Workload]:
-    """Draw the requests; every workload has its own prompts."""
+    """Draw the requests; streams and whole answers of the same number have the same prompts."""
     rng = np.random.default_rng(seed)
     ids = ordinary_token_ids(vocab_size)
 
@@ -269,7 +269,7 @@ def workloads(vocab_size: int, scale: float, seed: int) -> list[Workload]:
 
 
 async def compare(in_process: Subject, served: Subject, works: Sequence[Workload], num_rounds: int) -> Result:
-    """Run every workload on both in turns, after a round that does not count."""
+    """Run every workload on both, which alternate, after a round that is not counted."""
     rows: list[Row] = []
     same = compared = 0
     for work in works:
@@ -292,7 +292,7 @@ async def compare(in_process: Subject, served: Subject, works: Sequence[Workload
 
 @asynccontextmanager
 async def subjects(model: str) -> AsyncIterator[tuple[InProcess, Served, int]]:
-    """Start both; yields them and the size of the model's vocabulary."""
+    """Start both; yield them and the size of the model's vocabulary."""
     config: dict[str, Any] = {"model": model, "memory": {"kv_tokens": 16384}}
     with ServerProcess(config) as server, Engine(config) as engine:
         async with open_session(None, TIMEOUT_S) as session:

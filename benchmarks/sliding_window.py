@@ -1,8 +1,8 @@
-"""Measures how much more of its prompts a model with sliding windows finds in the cache, in the same memory.
+"""Measures the hit rate of a model with sliding windows, with one KV memory for all layers and with two.
 
     python benchmarks/sliding_window.py [--chats N] [--turns N] [--json FILE]
 
-A random model with five window layers for each full one serves chats that share a system prompt and take turns. The
+A random model with five window layers for each full layer serves alternating chats with a common system prompt. The
 memory is counted in tokens of one layer, so that one memory for all layers can be compared with two.
 """
 
@@ -24,12 +24,12 @@ WINDOW_TOKENS = 32
 WINDOW_LAYERS, FULL_LAYERS = 5, 1
 MAX_TOKENS = 20
 
-#: (cache, tokens that full layers keep, tokens that window layers keep)
+#: (cache, tokens in the memory of full layers, tokens in the memory of window layers)
 CASES = [("radix", 4000, None), ("swa_radix", 10_000, 2800), ("radix", 10_000, None)]
 
 
 def measure(path: Path, num_chats: int, num_turns: int, case: tuple[str, int, int | None]) -> dict[str, Any]:
-    """Run all chats, turn by turn; returns what was found in the cache."""
+    """Run all chats, turn by turn; return the numbers of cached tokens."""
     cache, kv_tokens, window_tokens = case
     memory = {"kv_tokens": kv_tokens} | ({} if window_tokens is None else {"window_tokens": window_tokens})
     draw = np.random.default_rng(1)

@@ -1,4 +1,4 @@
-"""Measures what speculation gains: generation with drafts and without, in turns, on a random model of 360M.
+"""Measures the gain of speculation: generation with and without drafts alternates, on a random model of 360M.
 
     python benchmarks/speculation.py [--only CASE ...] [--rounds N] [--drafter NAME] [--out FILE]
 
@@ -7,8 +7,8 @@ given text; the model computes every step as usual, with and without speculation
 
     regenerate      the answer to a prompt that was answered before, sampled with the same seed
     edit            scripted: a text of 400 tokens from the prompt, with a change about every 40 tokens
-    copy            scripted: answers that quote spans of 12 to 40 tokens from the prompt between own words
-    records         scripted: JSON records with the same keys and indented
+    copy            scripted: answers that quote spans of 12 to 40 tokens from the prompt, between new words
+    records         scripted: JSON records with the same keys and indentation
     replay          agents: 12 calls, each with the whole history as its prompt, run a second time
     random          tokens drawn at random, one request
     random-N        the same, N requests at once
@@ -54,7 +54,7 @@ SHAPE = {
     "max_position_embeddings": 8192,
 }
 
-#: A prompt, and what is generated after it: scripted tokens, or a number of sampled ones.
+#: A prompt, and its output: scripted tokens, or a number of sampled tokens.
 Job = tuple[list[int], list[int] | int]
 
 
@@ -71,7 +71,7 @@ class Script(LogitsProcessor):
         self._token_ids = token_ids
 
     def process(self, output_token_ids: TokenIds, logits: Tensor) -> Tensor:
-        """Leave the next token of the script alone."""
+        """Mask all tokens except the next one of the script."""
         logits.fill_(float("-inf"))
         logits[self._token_ids[min(len(output_token_ids), len(self._token_ids) - 1)]] = 0.0
         return logits
@@ -82,13 +82,13 @@ class Scripts:
 
     @hookimpl
     def provide_logits_processors(self) -> list[Provider[LogitsProcessor]]:
-        """Offer `script`."""
+        """Provide `script`."""
         create = lambda options, context: Script(options.token_ids)  # noqa: E731
         return [Provider(name="script", summary="Given tokens", api_version=1, create=create, options=ScriptOptions)]
 
 
 def generate(engine: Engine, jobs: Sequence[Job], seed: int, temperature: float = 1.5) -> tuple[float, int, int]:
-    """Generate all jobs at once; return seconds, output tokens and accepted drafts."""
+    """Generate all jobs at once; return the time in seconds, output tokens and accepted drafts."""
     params = []
     for i, (_, output) in enumerate(jobs):
         num_tokens = output if isinstance(output, int) else len(output)
@@ -105,7 +105,7 @@ def generate(engine: Engine, jobs: Sequence[Job], seed: int, temperature: float 
 
 
 def text_of(num_tokens: int, seed: int) -> list[int]:
-    """Return tokens of English text, from the documentation, from a place that the seed chooses."""
+    """Return tokens of English text from the documentation, starting at a place that the seed determines."""
     tokenizer = Tokenizer.load(demo_checkpoint())
     pages = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
     tokens = tokenizer.encode("\n".join(page.read_text(encoding="utf-8") for page in pages))
@@ -119,7 +119,7 @@ def edit(seed: int) -> Job:
     edited = []
     for i, token in enumerate(text):
         if i % 40 == 20:
-            edited += [draw.randrange(2000) for _ in range(draw.randint(1, 4))]  # in place of one to three tokens
+            edited += [draw.randrange(2000) for _ in range(draw.randint(1, 4))]  # replaces one to three tokens
         elif i % 40 > 20 + draw.randint(0, 2) or i % 40 < 20:
             edited.append(token)
     return [*text_of(30, seed + 1), *text, *text_of(20, seed + 2)], edited
@@ -168,8 +168,8 @@ class Case:
     """One workload.
 
     Args:
-        jobs: from a seed to what runs at once.
-        is_repeated: whether it has run before with the same seed; otherwise each round has a seed of its own.
+        jobs: function from a seed to the jobs that run at once.
+        is_repeated: whether the case runs twice with the same seed, and only the second run is measured.
     """
 
     def __init__(self, jobs: Callable[[int], list[Job]], *, is_repeated: bool = False) -> None:
@@ -177,7 +177,7 @@ class Case:
         self.is_repeated = is_repeated
 
     def run(self, engine: Engine, seed: int) -> tuple[float, int, int]:
-        """Return seconds, output tokens and accepted drafts."""
+        """Return the time in seconds, output tokens and accepted drafts."""
         jobs = self.jobs(seed)
         if self.is_repeated:
             generate(engine, jobs, seed)
@@ -225,7 +225,7 @@ CASES |= {
 
 
 def measure(engines: dict[str, Engine], case: Case, rounds: int) -> dict[str, Any]:
-    """Run a case with both engines in turns, which of them first in turns too."""
+    """Run a case with both engines; the order of the engines alternates."""
     speeds: dict[str, list[float]] = {name: [] for name in engines}
     accepted = num_tokens = 0
     for i in range(rounds):

@@ -3,13 +3,13 @@
     python benchmarks/speculation_equality.py [--requests 20000] [--seed N]
 
 Each round draws an engine (cache, page size, prefill chunk, overlap, memory, jump-forward, dtype of keys and values)
-and 200 requests with random parameters, and generates them without drafts, with the drafters `auto`, and with drafts of
-the right output that contain mistakes. Requests are aborted and time out at random in a further run, after which no
-page may be in use. The bundled model computes in float32.
+and 200 requests with random parameters. It generates them without drafts, with the drafters `auto`, and with drafts
+that are the right output with some mistakes. In a further run, requests are aborted and time out at random; after it,
+no page may be in use. The bundled model computes in float32.
 
-A step with drafts multiplies matrices of other shapes, which may round differently. Where a token differs, the
-log-probabilities of both tokens after the same output are compared: a difference of less than 1e-4 is counted, a larger
-one is an error. The exit status is 1 if there is one.
+A step with drafts multiplies matrices of other shapes, which may round differently. If a token differs, the
+log-probabilities of both tokens after the same output are compared. A difference of less than 1e-4 is counted, and a
+larger one is an error. The exit status is 1 if there is an error.
 """
 
 import argparse
@@ -57,7 +57,7 @@ class NotTwice(LogitsProcessor):
 
 
 class Replay(Drafter):
-    """Drafts what was generated after the same tokens, with mistakes."""
+    """Drafts the known output of the same tokens, with some mistakes."""
 
     def __init__(self, texts: Sequence[TokenIds], seed: int) -> None:
         self._by_start: dict[bytes, list[TokenIds]] = {}
@@ -66,7 +66,7 @@ class Replay(Drafter):
         self._random = random.Random(seed)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft | None]:
-        """Return drafts, a third of them with a wrong token."""
+        """Return drafts; a third of them contain a wrong token."""
         return [self._draft(request) for request in requests]
 
     def _draft(self, request: DraftRequest) -> Draft | None:
@@ -82,19 +82,19 @@ class Replay(Drafter):
 
 
 class Plugin:
-    """Provides the processor and the drafter; `texts` are what the drafter replays."""
+    """Provides the processor and the drafter; the drafter replays `texts`."""
 
     def __init__(self) -> None:
         self.texts: list[TokenIds] = []
 
     @hookimpl
     def provide_logits_processors(self) -> list[Provider[LogitsProcessor]]:
-        """Offer `not-twice`."""
+        """Provide `not-twice`."""
         return [Provider(name="not-twice", summary="No token twice", api_version=1, create=lambda o, c: NotTwice())]
 
     @hookimpl
     def provide_drafters(self) -> list[Provider[Drafter]]:
-        """Offer `replay`."""
+        """Provide `replay`."""
         create = lambda o, c: Replay(self.texts, 0)  # noqa: E731
         return [Provider(name="replay", summary="The right output, with mistakes", api_version=1, create=create)]
 
@@ -153,13 +153,13 @@ def draw_prompt(draw: random.Random) -> Any:
 
 
 def facts(output: RequestOutput, index: int) -> tuple[Any, ...]:
-    """Return what must be equal of one completion."""
+    """Return the parts of one completion that must be equal."""
     one = output.completions[index]
     return one.token_ids, one.text, one.finish_reason, one.matched_stop, one.error
 
 
 class Comparison:
-    """Compares outputs with those of plain decoding, and counts."""
+    """Compares outputs with those of plain decoding, and counts the results."""
 
     def __init__(self, judge: Engine) -> None:
         self.counts: Counter[str] = Counter()

@@ -1,12 +1,12 @@
-"""Times a whole step of an engine around a model that computes nothing: everything that is not the model.
+"""Times a whole step of an engine with a model that computes nothing: all work except the model's.
 
     python benchmarks/step_host.py [--steps N] [--rounds N] [--json FILE]
 
-A plugin brings a model of one layer whose hidden states and logits are constants, so that what is left is the host's
-work: planning, the batch's tensors, preparing attention, the sampler's calls, committing, text, and the streams.
-"Wall" is the time from step to step; "CPU" that of all threads. Then one thing grows at a time over three decades,
-beside one running request: cached tokens, waiting requests, pages; a step's time should not. Sizes are timed in turns,
-several rounds of each. The table, as JSON, and a plot are saved.
+A plugin provides a model of one layer whose hidden states and logits are constants. The rest is the host's work:
+planning, the batch's tensors, preparation of attention, the sampler's calls, committing, text, and the streams. "Wall"
+is the time from step to step; "CPU" is the CPU time of all threads. Then one size at a time grows over three decades,
+with one running request: cached tokens, waiting requests, or pages. A step's time should not grow. The sizes alternate,
+in several rounds. The table, as JSON, and a plot are saved.
 """
 
 import argparse
@@ -47,13 +47,13 @@ BATCHES = (1, 16, 64, 256)
 
 
 class NullModel(Model):
-    """Says the same token for ever."""
+    """A model that always returns the same token."""
 
     def __init__(self, context: ModelContext) -> None:
         self._hidden = torch.zeros(1, 8, dtype=context.dtype)
         self._logits = torch.zeros(1, VOCAB_SIZE, dtype=context.dtype)
         self._logits[0, TOKEN_ID] = 1.0
-        self._outputs: dict[int, tuple[Tensor, Tensor]] = {}  # by their rows: even a view of a tensor takes a while
+        self._outputs: dict[int, tuple[Tensor, Tensor]] = {}  # by number of rows; a view of a tensor takes time
 
     @property
     def attention_layers(self) -> Sequence[AttentionLayer]:
@@ -61,14 +61,14 @@ class NullModel(Model):
         return [AttentionLayer(layer_id=0, num_heads=1, num_kv_heads=1, head_dim=16, scale=1.0)]
 
     def bind_attention(self, backend: AttentionBackend) -> None:
-        """Never attends."""
+        """Do nothing; the model has no attention."""
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Return zeros."""
         return self._of(batch.num_tokens)[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return rows that favour one token."""
+        """Return rows in which one token has the highest logit."""
         return self._of(len(hidden))[1]
 
     def _of(self, num_rows: int) -> tuple[Tensor, Tensor]:
@@ -77,18 +77,18 @@ class NullModel(Model):
         return self._outputs[num_rows]
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """There are none."""
+        """Do nothing; the model has no weights."""
 
 
 class NullPlugin:
-    """Brings the model, and notes when steps end."""
+    """Provides the model, and records when steps end."""
 
     def __init__(self) -> None:
         self.ends: list[tuple[float, float, tuple[int, int]]] = []
 
     @hookimpl
     def provide_models(self) -> Iterable[Provider[Model]]:
-        """Offer the model."""
+        """Provide the model."""
         architectures = ModelCapabilities(architectures=("NullForCausalLM",))
         return [
             Provider(
@@ -102,12 +102,12 @@ class NullPlugin:
 
     @hookimpl
     def step_finished(self, record: StepRecord) -> None:
-        """Note a step."""
+        """Record a step."""
         state = (record.num_decodes, record.num_waiting)
         self.ends.append((time.perf_counter(), time.process_time(), state))
 
     def microseconds(self, batch: int, waiting: int = 0) -> tuple[float, float]:
-        """Return the time between steps of a full batch, the clock's median and all threads' mean; forgets them."""
+        """Return the times between steps of a full batch, median wall and mean CPU time, and clear them."""
         ends, self.ends = self.ends, []
         wanted = (batch, waiting)
         pairs = [(b[0] - a[0], b[1] - a[1]) for a, b in itertools.pairwise(ends) if a[2] == b[2] == wanted]
@@ -116,14 +116,14 @@ class NullPlugin:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What an engine does while its steps are timed.
+    """The load of an engine while its steps are timed.
 
     Attributes:
-        group: settings of one group are timed in turns; all but one thing is the same in them.
-        size: of that thing.
-        running, waiting: requests.
-        pages: of the KV memory, one token each; 0: as many as the requests need.
-        cached_tokens: of other prompts.
+        group: the settings of a group alternate, and differ in one size only.
+        size: the value of that size.
+        running, waiting: numbers of requests.
+        pages: number of pages of the KV memory, one token each; 0: the number that the requests need.
+        cached_tokens: number of cached tokens of other prompts.
     """
 
     group: str
@@ -137,7 +137,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What one setting came to, in microseconds a step: medians of the rounds."""
+    """The times of one setting in microseconds per step: medians of the rounds."""
 
     group: str
     size: int
@@ -157,12 +157,12 @@ def engine(model: Path, plugin: NullPlugin, *, overlap: bool, kv_tokens: int, ro
 
 
 def params(steps: int) -> SamplingParams:
-    """Return greedy parameters for so many tokens."""
+    """Return greedy parameters for exactly `steps` tokens."""
     return SamplingParams(temperature=0, max_tokens=steps, ignore_eos=True)
 
 
 def settings(steps: int) -> list[Setting]:
-    """List what is timed."""
+    """Return the settings that are timed."""
     batches = [
         Setting("running requests", batch, overlap, running=batch) for overlap in (False, True) for batch in BATCHES
     ]
@@ -177,7 +177,7 @@ class Timed:
 
     Args:
         model: the checkpoint.
-        steps: to time in each round.
+        steps: number of steps to time in each round.
     """
 
     def __init__(self, setting: Setting, model: Path, steps: int) -> None:
@@ -206,7 +206,7 @@ class Timed:
 
 
 def timed(found: Sequence[Setting], model: Path, steps: int, rounds: int) -> Iterator[Cell]:
-    """Time settings in turns, so that a machine that is slower for a while is slower for all of them."""
+    """Time settings, which alternate, so that a slow moment of the machine affects all of them."""
     with ExitStack() as stack:
         rigs = [stack.enter_context(closing(Timed(setting, model, steps))) for setting in found]
         taken = [[rig.round() for rig in rigs] for _ in range(rounds)]
@@ -216,7 +216,7 @@ def timed(found: Sequence[Setting], model: Path, steps: int, rounds: int) -> Ite
 
 
 def plot(cells: Sequence[Cell], path: Path) -> None:
-    """Draw the time of a step over what grows."""
+    """Draw the time of a step over the size that grows."""
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 5))

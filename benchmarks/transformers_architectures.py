@@ -3,9 +3,9 @@
     python benchmarks/transformers_architectures.py [--only MODEL_TYPE ...] [--out FILE]
 
 Each architecture gets a small checkpoint of random float32 weights. An engine serves several requests with a common
-prefix at once, prompts in chunks, twice: the second time from the prefix cache. Their greedy tokens must be those of
-`generate` of Transformers with its plainest attention. The exit status is 1 if any differ, or if an architecture is
-served, or refused, against its listing.
+prefix at once, with chunked prefill. It serves them twice, the second time from the prefix cache. Their greedy tokens
+must equal those of `generate` of Transformers with its eager attention. The exit status is 1 if any differ, or if an
+architecture is served or refused although it is listed as the opposite.
 """
 
 import argparse
@@ -36,7 +36,7 @@ VOCAB_SIZE, CONTEXT_LEN = 320, 128
 SHARED_LEN, PROMPT_LENS = 21, (1, 22, 35, 50)
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 
-#: What all checkpoints have.
+#: Configuration entries of all checkpoints.
 SIZES = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -80,9 +80,9 @@ class Architecture:
     """One row of the table.
 
     Attributes:
-        model_type: of its configuration in Transformers.
-        config: entries besides `SIZES`.
-        is_served: or else refused.
+        model_type: name of the architecture in a configuration of Transformers.
+        config: entries in addition to `SIZES`.
+        is_served: whether it is expected to be served; otherwise it is expected to be refused.
     """
 
     model_type: str
@@ -173,13 +173,13 @@ ARCHITECTURES = (
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was found of one architecture.
+    """The finding for one architecture.
 
     Attributes:
-        name: its class.
-        layers: its attention, in words.
-        refusal: why it is refused; None where it is served.
-        is_equal: whether all tokens were those of Transformers.
+        name: name of its class.
+        layers: description of its attention layers.
+        refusal: reason for the refusal; None if it is served.
+        is_equal: whether all tokens equal those of Transformers.
     """
 
     architecture: Architecture
@@ -190,7 +190,7 @@ class Finding:
 
     @property
     def is_defect(self) -> bool:
-        """Whether it differs, or is served or refused against its listing."""
+        """Whether its tokens differ, or it is served or refused although it is listed as the opposite."""
         return (self.refusal is None) != self.architecture.is_served or (self.refusal is None and not self.is_equal)
 
     def row(self) -> str:
@@ -215,7 +215,7 @@ def examine(architecture: Architecture, folder: Path) -> Finding:
 
 
 def make_prompts() -> list[list[int]]:
-    """Return prompts of various lengths, of which the longer ones begin alike."""
+    """Return prompts of various lengths; the longer ones have a common prefix."""
     rng = np.random.default_rng(3)
     shared = rng.integers(2, VOCAB_SIZE, SHARED_LEN).tolist()
     drawn = [rng.integers(2, VOCAB_SIZE, length).tolist() for length in PROMPT_LENS]
@@ -223,7 +223,7 @@ def make_prompts() -> list[list[int]]:
 
 
 def serve(folder: Path, prompts: list[list[int]]) -> list[list[list[int]]]:
-    """Answer the prompts twice, by the `transformers` provider; returns the tokens of each time."""
+    """Answer the prompts twice with the `transformers` provider; return the tokens of each time."""
     engine = Engine(
         model={"path": str(folder), "architecture": "transformers", "dtype": "float32", "device": "cpu"},
         attention="torch_native",
@@ -237,7 +237,7 @@ def serve(folder: Path, prompts: list[list[int]]) -> list[list[list[int]]]:
 
 
 def describe(layers: Sequence[AttentionLayer]) -> str:
-    """Say what attention a model has, each kind once."""
+    """Describe the kinds of attention of a model; each is named once."""
     kinds = Counter(
         ", ".join(
             (

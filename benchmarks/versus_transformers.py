@@ -52,7 +52,7 @@ class Workload:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens to generate, all together."""
+        """Total number of tokens to generate."""
         return sum(self.output_lens)
 
 
@@ -80,7 +80,7 @@ class Row:
 
 
 def make_workloads(seed: int, scale: float) -> list[Workload]:
-    """Draw the requests; `scale` is a factor on lengths."""
+    """Draw the requests; `scale` is a factor on the lengths."""
     draw = np.random.default_rng(seed)
 
     def tokens(length: int) -> tuple[int, ...]:
@@ -208,7 +208,7 @@ def timed(run: Run, workload: Workload) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run everything, print a table, save it."""
+    """Run everything, print a table, and save it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--scale", type=float, default=1.0, help="factor of all lengths")
