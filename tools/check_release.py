@@ -27,14 +27,14 @@ def main(root: Path, arguments: Sequence[str]) -> int:
 
 
 def release_notes(root: Path, tag: str) -> str:
-    """Return the changelog's section of the version that a tag names.
+    """Return the changelog's section for the version of a tag.
 
     Args:
-        root: of the repository.
-        tag: "v" and the version.
+        root: folder of the repository.
+        tag: "v" followed by the version.
 
     Raises:
-        ReleaseError: graftlm has another version, or CHANGELOG.md has no section for it, or calls it unreleased.
+        ReleaseError: graftlm has another version, or CHANGELOG.md has no section for it, or marks it as unreleased.
     """
     found = _VERSION.search((root / "core" / "graftlm" / "__init__.py").read_text(encoding="utf-8"))
     version: str | None = found[1] if found else None

@@ -1,4 +1,4 @@
-"""Checks of the tracked files that no other linter makes: `python tools/check_sources.py` prints what it finds."""
+"""Checks the tracked files for problems that no other linter finds: `python tools/check_sources.py` prints them."""
 
 import ast
 import re
@@ -22,7 +22,7 @@ def main(root: Path) -> int:
 
 
 def problems(paths: Sequence[Path], root: Path) -> Iterator[str]:
-    """Yield what is wrong in files, one line each: path from `root`, line number, problem. Binary files have none."""
+    """Yield the problems in files, one line each: path from `root`, line number, problem. Binary files have none."""
     for path in paths:
         try:
             text = path.read_text(encoding="utf-8")
@@ -36,7 +36,7 @@ def problems(paths: Sequence[Path], root: Path) -> Iterator[str]:
 
 
 def conflict_markers(text: str) -> list[int]:
-    """Return the numbers of the lines that a merge left as conflict markers, from 1."""
+    """Return the line numbers of conflict markers that a merge left, counted from 1."""
     return [number for number, line in enumerate(text.split("\n"), 1) if _CONFLICT_MARKER.match(line)]
 
 
@@ -44,7 +44,7 @@ def has_tests(source: str) -> bool:
     """Return whether pytest collects a test from a module: a function `test*`, or a class `Test*` with tests or bases.
 
     Raises:
-        SyntaxError: it is not Python.
+        SyntaxError: the source is not valid Python.
     """
     return any(_is_collected(node) for node in _statements(ast.parse(source).body))
 
@@ -60,7 +60,7 @@ def _is_collected(node: ast.stmt) -> bool:
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return node.name.startswith("test")
     if isinstance(node, ast.ClassDef) and node.name.startswith("Test"):
-        # Inherited tests are not looked for: a class with a base other than object may have some, such as a kit's.
+        # A class with a base other than object, such as a kit, may inherit tests; the base is not searched for them.
         inherits = any(not (isinstance(base, ast.Name) and base.id == "object") for base in node.bases)
         return inherits or any(_is_collected(inner) for inner in _statements(node.body))
     if isinstance(node, ast.Assign):
@@ -70,7 +70,7 @@ def _is_collected(node: ast.stmt) -> bool:
 
 
 def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield statements that run when a body runs, those in `if`, `try`, `for` and `with` blocks included."""
+    """Yield the statements that run when a body runs, including those in `if`, `try`, `for` and `with` blocks."""
     for node in body:
         yield node
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

@@ -1,7 +1,7 @@
-"""Checks that an installed wheel runs its own kernels where there is no compiler: `python tools/check_wheel.py`.
+"""Checks that an installed wheel runs its own kernels on a machine without a compiler: `python tools/check_wheel.py`.
 
 It builds the wheel, installs it into a new virtual environment, and runs it with an empty kernel cache and a PATH
-without compilers. Then it compares tokens per second with kernels that are compiled for this CPU, as a checkout has.
+without compilers. Then it compares tokens per second with kernels that are compiled for this CPU, as in a repository.
 """
 
 import argparse
@@ -26,17 +26,17 @@ __all__ = ["WheelError", "kernel_rows", "main", "speed_ratios"]
 _ROOT: Final = Path(__file__).resolve().parent.parent
 _COMPILERS: Final = ("g++", "gcc", "c++", "cc", "clang", "clang++")
 _QUESTION: Final = "Which day comes after Thursday?"
-#: The slowest that the wheel's kernels may be, as a part of the others' tokens per second.
+#: Minimum speed of the wheel's kernels, relative to the tokens per second of the compiled ones.
 _LEAST_RATIO: Final = 0.97
 _START_LIMIT_S: Final = 120.0
 
 
 class WheelError(Exception):
-    """The installed wheel does not do what it should."""
+    """The installed wheel does not work as it must."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run all checks and print what was measured; return the exit status."""
+    """Run all checks and print the results; return the exit status."""
     parser = argparse.ArgumentParser(description="Check an installed wheel on a machine without a compiler.")
     parser.add_argument("--wheel", type=Path, help="an existing wheel; without it, one is built")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each engine; 0 measures no speed")
@@ -60,10 +60,10 @@ def kernel_rows(table: str) -> dict[str, tuple[str, str]]:
 
 
 def speed_ratios(report: Mapping[str, Any]) -> dict[str, float]:
-    """Return workload -> tokens per second of the base as a part of the compared engine's.
+    """Return workload -> tokens per second of the base divided by those of the compared engine.
 
     Args:
-        report: what `graftlm bench offline --compare ... --json` writes.
+        report: output of `graftlm bench offline --compare ... --json`.
     """
     speeds: dict[str, dict[str, float]] = {}
     for run in report["runs"]:
@@ -126,12 +126,12 @@ def _install(venv: Path, wheel: Path) -> Path:
     subprocess.run([*pip, *constraints, f"graftlm[cpu] @ {wheel.resolve().as_uri()}"], check=True)
     subprocess.run(
         [*pip, "--force-reinstall", "--no-deps", str(wheel)], check=True
-    )  # one of the same version was there
+    )  # replaces an installed package of the same version
     return venv / "bin"
 
 
 def _without_compilers(binaries: Path, work: Path) -> dict[str, str]:
-    """Return the variables of a process that finds no compiler, no kernel cache and no checkout."""
+    """Return environment variables for a process that finds no compiler, no kernel cache and no repository."""
     found = [name for name in _COMPILERS if shutil.which(name, path=str(binaries))]
     if found:
         raise WheelError(f"the environment holds compilers: {found}")
@@ -147,7 +147,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str], work: Path) -> 
 
 
 def _check_kernels(table: str) -> None:
-    """Check that all kernels came with the wheel, of the best level that this CPU has."""
+    """Check that all kernels came with the wheel, at the best level for this CPU."""
     rows = kernel_rows(table)
     best = next((level.name for level in levels_of(*cpu_features())), None)
     if not rows or set(rows.values()) != {(best, "wheel")} or "compiled nothing" not in table:
@@ -156,7 +156,7 @@ def _check_kernels(table: str) -> None:
 
 
 def _check_server(graftlm: Sequence[str], environment: Mapping[str, str], work: Path) -> None:
-    """Serve, ask one question, and check the log."""
+    """Start a server, send one question, and check the log."""
     start_s = time.monotonic()
     with _server(graftlm, environment, work) as (url, log):
         body = {"messages": [{"role": "user", "content": _QUESTION}], "temperature": 0, "max_tokens": 32}
@@ -207,7 +207,7 @@ def _wait_until_healthy(process: "subprocess.Popen[bytes]", url: str, log: Path)
 
 
 def _compare(graftlm: Sequence[str], environment: Mapping[str, str], work: Path, rounds: int) -> None:
-    """Compare the wheel's kernels with compiled ones: two engines of one process that take turns."""
+    """Compare the wheel's kernels with compiled ones: two engines in one process alternate."""
     setting = "model.kernels=native"
     rows = kernel_rows(_run([*graftlm, "warmup", "--model", "demo", "--set", setting], environment, work).stdout)
     if "paged_attention" not in rows or {level for level, _ in rows.values()} != {"native"}:

@@ -1,4 +1,4 @@
-"""What MkDocs asks while it builds the docs site: what reads well in the repository shall on the site, too."""
+"""MkDocs hooks for the docs site: they adapt Markdown that is written for the repository."""
 
 import re
 from pathlib import Path
@@ -10,9 +10,9 @@ from mkdocs.structure.pages import Page
 
 __all__ = ["on_files", "on_page_markdown"]
 
-#: A link, or an image, to a file of the repository outside docs/, from a page that stands directly in docs/.
+#: A link or an image from a page directly in docs/ to a file outside docs/.
 _OUTSIDE: Final = re.compile(r"(!?)\[([^\]]*)\]\(\.\./([^)#]+)\)")
-#: Code within a table that holds a pipe: GitHub wants it escaped, MkDocs would show the backslash.
+#: Code in a table that contains a pipe: GitHub needs it escaped, but MkDocs would show the backslash.
 _PIPE_ROW: Final = re.compile(r"(?<=[| ])`[^`\n]*\\\|[^`\n]*`(?=.*\|$)", re.MULTILINE)
 
 
@@ -26,7 +26,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Let links out of the site name the file that they lead to, and images come from the site."""
+    """Make links out of the site point to the repository's files, and images point into the site."""
     unescaped = _PIPE_ROW.sub(lambda row: row[0].replace("\\|", "|"), markdown)
     return _OUTSIDE.sub(_inside, unescaped) if "/" not in page.file.src_uri else unescaped
 

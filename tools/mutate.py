@@ -1,6 +1,6 @@
-"""Mutation tests: `python tools/mutate.py` applies each listed change to a copy of the code; a test must fail then.
+"""Mutation tests: `python tools/mutate.py` applies each listed change to a copy of the code; a test must then fail.
 
-The lists, tests/mutations/*.toml, name for each mutation the file, a piece of its text, the replacement, and the tests
+For each mutation, the lists tests/mutations/*.toml name the file, a piece of its text, the replacement, and the tests
 that must fail. Each mutation is tried in a copy of the tracked files, never in the working tree.
 """
 
@@ -30,8 +30,8 @@ class Mutation:
     """One change to the code that a test must notice.
 
     Attributes:
-        name: what breaks, in a few words.
-        path: the file, from the repository's root.
+        name: short description of what breaks.
+        path: path of the file from the repository's root.
         old, new: text that occurs once in the file, and its replacement.
         tests: arguments of pytest: files, or test ids.
     """
@@ -43,10 +43,10 @@ class Mutation:
     tests: tuple[str, ...]
 
     def apply(self, root: Path) -> str:
-        """Change the file below `root`; return its text before.
+        """Change the file below `root`; return its previous text.
 
         Raises:
-            ValueError: `old` does not occur exactly once, or `new` is the same.
+            ValueError: `old` does not occur exactly once, or `new` equals it.
         """
         file = root / self.path
         text = file.read_text(encoding="utf-8")
@@ -66,7 +66,7 @@ def load(folder: Path) -> list[Mutation]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Try the mutations that are asked for, print a line for each; return 1 if one survived."""
+    """Try the selected mutations and print a line for each; return 1 if one survived."""
     parser = argparse.ArgumentParser(description="Try each mutation of the code that tests/mutations lists.")
     parser.add_argument("-k", metavar="TEXT", default="", help="only mutations with this in their name or path")
     parser.add_argument("-j", metavar="N", type=int, default=os.cpu_count() or 1, help="copies to work in at a time")
@@ -124,7 +124,7 @@ def _copy(target: Path) -> Path:
 def _pytest(copy: Path, tests: Sequence[str]) -> int | None:
     """Run tests in a copy, with its own packages, up to the first that fails.
 
-    Returns: pytest's exit status; None after the time limit, which shows nothing on a busy machine.
+    Returns: pytest's exit status; None after the time limit, because a timeout proves nothing on a busy machine.
     """
     packages = [copy / "core", *sorted((copy / "plugins").iterdir())]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, packages)), "PYTHONDONTWRITEBYTECODE": "1"}

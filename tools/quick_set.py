@@ -1,12 +1,12 @@
-"""The pytest plugin that selects the quick set of tests: what `pytest` runs without `--full`.
+"""The pytest plugin that selects the quick set of tests, which `pytest` runs without `--full`.
 
 The quick set leaves out
 
-- tests marked `full`: full products and scripts that take minutes;
-- of tests marked `covering`, the cases that a covering array of their parameters does not need;
-- tests marked `gpu`, where torch finds no CUDA device, with `--full` too.
+- tests marked `full`: all combinations of parameters, and scripts that take minutes;
+- the cases of tests marked `covering` that a covering array of their parameters does not need;
+- tests marked `gpu`, if torch finds no CUDA device; `--full` leaves them out too.
 
-`--full`, or `full` in the expression of `-m`, selects all. A test or a case named by its node id always runs.
+`--full`, or `full` in the expression of `-m`, selects all. A test or a case that is named by its node id always runs.
 """
 
 import os
@@ -21,7 +21,7 @@ from graftlm.testing.covering import covering_rows
 
 __all__ = ["deselected"]
 
-#: Up to this many test files run in one process: starting workers takes longer than they save.
+#: Up to this number of test files run in one process, because starting workers takes longer than they save.
 _MOST_FILES_OF_ONE_PROCESS = 16
 
 
@@ -39,7 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """Return 0 where the command line names few test files, else None, for as many workers as there are cores."""
+    """Return 0 if the command line names few test files, else None, which means one worker per core."""
     named = config.args if config.args_source == pytest.Config.ArgsSource.ARGS else []
     files = (file for argument in named for file in _test_files(Path(argument.partition("::")[0])))
     num_files = len(list(islice(files, _MOST_FILES_OF_ONE_PROCESS + 1)))
@@ -47,7 +47,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect what is outside the set that the command line selects."""
+    """Deselect the tests that the command line does not select."""
     full = config.getoption("--full") or "full" in config.option.markexpr
     named = [argument for argument in config.args if "::" in argument]
     gone = deselected(items, full=full, named=named)
@@ -58,9 +58,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
-    """Limit the CPU time of tests of the quick set, where the command line says how much they may take.
+    """Limit the CPU time of tests of the quick set, if the command line sets a limit.
 
-    A call during which a kernel was compiled is not limited: on a new machine, whichever test is first compiles it.
+    A call during which a kernel was compiled is not limited: on a new machine, the first test compiles it.
     """
     limit_s: float | None = item.config.getoption("--most-cpu-s")
     if limit_s is None or item.get_closest_marker("full"):
@@ -80,8 +80,8 @@ def deselected(items: Sequence[pytest.Item], *, full: bool, named: Sequence[str]
     """Return the tests that do not run.
 
     Args:
-        full: all tests are selected, but those that need a device which is not here.
-        named: node ids as the command line has them; a folder or a part of a path may come before them.
+        full: whether all tests are selected, except those that need a device that is missing.
+        named: node ids as the command line has them; a folder or a part of a path may precede them.
     """
     has_device = any(item.get_closest_marker("gpu") for item in items) and _has_device()
     gone = {item for item in items if item.get_closest_marker("gpu") and not has_device}
@@ -109,7 +109,7 @@ def _uncovering(items: Sequence[pytest.Item]) -> set[pytest.Item]:
 
 
 def _key(value: object) -> Hashable:
-    """Return what tells a parameter's value from others: its type and itself, or its identity."""
+    """Return a key that identifies a parameter's value: its type and value, or its identity."""
     try:
         hash(value)
     except TypeError:
@@ -118,13 +118,13 @@ def _key(value: object) -> Hashable:
 
 
 def _is_named(item: pytest.Item, ids: Sequence[str]) -> bool:
-    """Return whether one of the ids is the test's, its class's, or, without parameters, that of its cases."""
+    """Return whether one of the ids is that of the test, of its class, or of the test without parameters."""
     own = _comparable(item.nodeid)
     return any(own == each or own.startswith((f"{each}[", f"{each}::")) for each in ids)
 
 
 def _comparable(node_id: str) -> str:
-    """Return a node id with the file's name in place of its path, which depends on where pytest was started."""
+    """Return a node id with the file's name instead of its path, which depends on pytest's working directory."""
     path, _, rest = node_id.partition("::")
     return f"{Path(path).name}::{rest}"
 
@@ -140,7 +140,7 @@ def _has_device() -> bool:
 
 
 def _kernels_changed_ns() -> int:
-    """Return when a compiled kernel was last added."""
+    """Return the time at which a compiled kernel was last added."""
     from graftlm.layers.kernel_build import user_cache_dir  # imports torch
 
     folder = user_cache_dir(os.environ)

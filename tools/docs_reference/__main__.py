@@ -1,4 +1,4 @@
-"""Write what docs/ has from the code: `make reference`."""
+"""Writes the generated parts of docs/: `make reference`."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def main() -> None:
-    """Write the pages that differ, and name them."""
+    """Write the pages that differ, and print their names."""
     for path, text in generated_pages(DOCS):
         page = DOCS / path
         if page.exists() and page.read_text(encoding="utf-8") == text:

@@ -1,4 +1,4 @@
-"""The reference of the command line: every command with its arguments and options, in its own words."""
+"""The reference of the command line: every command with its help text, arguments and options."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -19,7 +19,7 @@ plugin error.
 
 
 def walk_commands(name: str = "graftlm", command: Any = None) -> Iterator[tuple[str, Any]]:
-    """Yield (full name, command) of the whole tree, groups before what is in them."""
+    """Yield (full name, command) of the whole tree; a group comes before its commands."""
     command = typer.main.get_command(app) if command is None else command
     yield name, command
     for child, inner in getattr(command, "commands", {}).items():
@@ -40,7 +40,7 @@ def _section(name: str, command: Any) -> str:
 
 
 def parameters(command: Any, context: Any) -> Iterator[tuple[str, str]]:
-    """Yield (how it is written, what it means) of each visible argument and option of a command, but `--help`."""
+    """Yield (usage, meaning) of each visible argument and option of a command, except `--help`."""
     for parameter in command.params:
         record = parameter.get_help_record(context)
         if record is not None:

@@ -19,7 +19,7 @@ variables and precedence. `graftlm config schema` prints the same as a JSON Sche
 
 
 def configuration_page() -> str:
-    """Return the page: the sections in their order, then the options of providers by family."""
+    """Return the page: first the sections in order, then the options of providers by family."""
     parts = [_HEAD]
     loose: list[Option] = []
     for name, field in EngineConfig.model_fields.items():

@@ -1,4 +1,4 @@
-"""The reference of HTTP endpoints: every public route, its summary, and the fields of what it takes."""
+"""The reference of HTTP endpoints: every public route, its summary, and the fields of its request body."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -28,13 +28,13 @@ which the prefix cache finds in the next request.
 """
 
 
-#: Schemas of objects in a body whose fields get rows of their own.
+#: Schemas of objects in a body whose fields have separate rows.
 _SPELT_OUT: Final = frozenset({"SamplingRequest", "StreamOptions"})
 
 
 @cache
 def api_description() -> dict[str, Any]:
-    """Return the OpenAPI description of a server; routes are declared only, so nothing runs behind them."""
+    """Return the OpenAPI description of a server; routes are only declared, so no engine is needed."""
     manager = Mock(config=EngineConfig(), replicas=ReplicaSet(["scheduler-0"], can_recover=False))
     routers = [make_router(ServerMetrics()), make_batch_router(Mock(), EngineConfig())]
     description: dict[str, Any] = create_app(manager, extra_routers=routers).openapi()
@@ -42,7 +42,7 @@ def api_description() -> dict[str, Any]:
 
 
 def endpoints_page() -> str:
-    """Return the page: routes by what they are for, then the fields of request bodies."""
+    """Return the page: routes by purpose, then the fields of request bodies."""
     description = api_description()
     parts = [_HEAD]
     for tag in description["tags"]:
@@ -54,14 +54,14 @@ def endpoints_page() -> str:
 
 
 def operations(description: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield (method, path, its OpenAPI description)."""
+    """Yield (method, path, OpenAPI description) of each route."""
     for path, methods in description["paths"].items():
         for method, about in methods.items():
             yield method, path, about
 
 
 def _body(route: str, about: Mapping[str, Any], description: Mapping[str, Any]) -> str:
-    """Return the fields of a JSON body; "" for routes that take none."""
+    """Return the fields of a JSON body; "" for routes without a body."""
     schemas = description["components"]["schemas"]
     rows = [
         [
@@ -76,13 +76,13 @@ def _body(route: str, about: Mapping[str, Any], description: Mapping[str, Any]) 
 
 
 def fields_of(about: Mapping[str, Any], schemas: Mapping[str, Any]) -> list[tuple[str, dict[str, Any], bool]]:
-    """Return (name, schema, whether it must be given) of the fields of an operation's JSON body."""
+    """Return (name, schema, whether it is required) of the fields of an operation's JSON body."""
     body = about.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
     return _fields_in(body, schemas)
 
 
 def _fields_in(body: Mapping[str, Any], schemas: Mapping[str, Any]) -> list[tuple[str, dict[str, Any], bool]]:
-    """Return the fields of a schema, of all its alternatives."""
+    """Return the fields of a schema, from all its alternatives."""
     if "$ref" in body:
         body = schemas[body["$ref"].rpartition("/")[2]]
     alternatives = [field for part in body.get("anyOf", ()) for field in _fields_in(part, schemas)]
@@ -94,7 +94,7 @@ def _fields_in(body: Mapping[str, Any], schemas: Mapping[str, Any]) -> list[tupl
 def _fields_below(
     name: str, field: Mapping[str, Any], schemas: Mapping[str, Any]
 ) -> list[tuple[str, dict[str, Any], bool]]:
-    """Return the fields of the objects in `_SPELT_OUT` that a field may be, or hold as a list, by dotted names."""
+    """Return the fields of the objects in `_SPELT_OUT` that a field, or a list in it, may contain, by dotted names."""
     if "$ref" in field:
         kind = field["$ref"].rpartition("/")[2]
         below = _fields_in(field, schemas) if kind in _SPELT_OUT else []

@@ -1,4 +1,4 @@
-"""The built-in providers of each family: those that the distribution graftlm registers."""
+"""The built-in providers of each family, which the distribution graftlm registers."""
 
 from functools import cache
 from typing import Any
@@ -12,7 +12,7 @@ __all__ = ["builtin_providers"]
 
 @cache
 def builtin_providers(family: str) -> tuple[Provider[Any], ...]:
-    """Return the built-in providers of a family, by name; other installed providers are left out."""
+    """Return the built-in providers of a family, sorted by name; other installed providers are left out."""
     registry = _registry()
     entries = sorted(registry.entries(), key=lambda entry: entry.name)
     return tuple(

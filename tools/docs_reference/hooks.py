@@ -1,4 +1,4 @@
-"""The reference of hooks: what a plugin may implement, what it is given, and what it must return."""
+"""The reference of hooks: their purpose, their arguments, and their return values."""
 
 import inspect
 import textwrap
@@ -32,7 +32,7 @@ def hook_names() -> list[str]:
 
 
 def hooks_page() -> str:
-    """Return the page: hooks that provide, then observers with the records they get."""
+    """Return the page: first the `provide_` hooks, then the observers with their records."""
     families = {family.hook: family for family in FAMILIES.values()}
     providing = [name for name in hook_names() if name in families]
     observing = [name for name in hook_names() if name not in families]

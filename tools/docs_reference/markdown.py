@@ -1,4 +1,4 @@
-"""Markdown made of values: text in which nothing breaks a table, and tables."""
+"""Conversion of values to Markdown: escaped text, and tables."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -14,13 +14,13 @@ def code(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Return a text on one line, with what Markdown or HTML would take for markup outside its code spans escaped."""
+    """Return a text on one line; characters outside code spans that Markdown or HTML would interpret are escaped."""
     parts = _CODE_SPAN.split(" ".join(text.split()))
     return "".join(part if i % 2 else _escape(part) for i, part in enumerate(parts))
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table; cells are Markdown already."""
+    """Return a table; the cells must be Markdown already."""
     lines = [header, ["---"] * len(header), *rows]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 

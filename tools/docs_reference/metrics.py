@@ -25,7 +25,7 @@ and which ones to monitor.
 
 
 def metric_families() -> Iterator[Metric]:
-    """Yield every metric, as a server exposes it that has answered a request and whose cache has lower tiers."""
+    """Yield every metric of a server that has answered a request and whose cache has lower tiers."""
     replicas = ReplicaSet(["scheduler-0"], can_recover=False)
     values: dict[str, Any] = dict.fromkeys(EngineStats.__dataclass_fields__, 0)
     values |= {"eviction_age_s": 0.0, "tiers": TierStats(), "drafts": {"suffix": (0, 0)}}
@@ -48,7 +48,7 @@ def metrics_page() -> str:
 
 
 def exposed_name(metric: Metric) -> str:
-    """Return the name that a query uses."""
+    """Return the name for queries."""
     return f"{metric.name}_total" if metric.type == "counter" else metric.name
 
 

@@ -1,4 +1,4 @@
-"""The fields of pydantic models as a reference shows them: path, type with its bounds, default, description."""
+"""The fields of pydantic models for a reference: path, type with its bounds, default, description."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -19,10 +19,10 @@ class Option:
     """One field.
 
     Attributes:
-        path: dotted, from the model that was asked for.
-        type: in words.
-        default: as JSON; None where a value must be given.
-        description: as its field says.
+        path: dotted path from the listed model.
+        type: description in words.
+        default: default value as JSON; None if a value is required.
+        description: the description of the pydantic field.
     """
 
     path: str
@@ -32,7 +32,7 @@ class Option:
 
 
 def list_options(model: type[BaseModel], prefix: str = "") -> Iterator[Option]:
-    """Yield the fields of a model, those of models within it by their dotted paths."""
+    """Yield the fields of a model; nested models' fields have dotted paths."""
     schema = model.model_json_schema()
     for name, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
@@ -44,7 +44,7 @@ def list_options(model: type[BaseModel], prefix: str = "") -> Iterator[Option]:
 
 
 def option_table(options: Iterator[Option]) -> str:
-    """Return a table of options; "" when there are none."""
+    """Return a table of options; "" if there are none."""
     rows = [
         [
             code(option.path),
@@ -58,14 +58,14 @@ def option_table(options: Iterator[Option]) -> str:
 
 
 def _default(value: Any) -> str:
-    """Return a default as a configuration would write it."""
+    """Return a default in the notation of a configuration."""
     if isinstance(value, BaseModel):
         value = value.model_dump(mode="json")
     return value if isinstance(value, str) and value else json.dumps(value, default=str)
 
 
 def describe_type(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
-    """Say in words what a JSON schema allows."""
+    """Describe in words the values that a JSON schema allows."""
     if "$ref" in schema:
         return describe_type(definitions[schema["$ref"].rpartition("/")[2]], definitions)
     if "enum" in schema:

@@ -1,7 +1,7 @@
-"""Passages of hand-written pages that the code writes, between two markers.
+"""Generated passages of hand-written pages, between two markers.
 
 <!-- providers cache -->        or `contract` for `providers`
-what the code makes of it
+generated text
 <!-- end of providers cache -->
 """
 
@@ -19,10 +19,10 @@ __all__ = ["expand_passages"]
 
 
 def expand_passages(markdown: str) -> str:
-    """Write what each pair of markers of a page stands for between them, in place of what is there.
+    """Replace the text between each pair of markers of a page by the generated text.
 
     Raises:
-        ValueError: a marker names no family, or has no end.
+        ValueError: a marker names no family, or has no end marker.
     """
     expanded, num_passages = _PASSAGE.subn(_expanded, markdown)
     if num_passages != len(_MARKER.findall(markdown)):
@@ -56,7 +56,7 @@ def _providers(key: str) -> str:
 
 
 def _contract(key: str) -> str:
-    """Return a contract's source: its sentences are the documentation."""
+    """Return a contract's source code, whose docstrings are the documentation."""
     contract = FAMILIES[key].contract
     return f"`{contract.__module__}.{contract.__name__}`:\n\n```py\n{inspect.getsource(contract)}```"
 

@@ -1,4 +1,4 @@
-"""Speculative decoding: which drafters run, how many of their tokens pay, and how often they were right."""
+"""Speculative decoding: calls the drafters, chooses how many drafted tokens are verified, and counts accepted ones."""
 
 from graftlm.speculation.speculator import DraftCounts, SourcedDraft, Speculator
 

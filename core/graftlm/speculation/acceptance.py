@@ -1,4 +1,4 @@
-"""How often drafted tokens were accepted, by drafter, confidence and request."""
+"""The acceptance rates of drafted tokens, by drafter, confidence and request."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -7,19 +7,19 @@ from typing import Final
 __all__ = ["Acceptance"]
 
 _NUM_LEVELS: Final = 8
-#: Weight of what was seen before, for each further draft.
+#: Weight of earlier trials, for each additional draft.
 _DECAY: Final = 0.98
 _ROW_DECAY: Final = 0.85
-#: Weight of what was seen before, for each step that leaves a draft out.
+#: Weight of earlier trials, for each step that leaves a draft out.
 _FADING: Final = 0.998
-#: Trials as which the drafter's own confidence counts, and those as which all requests' acceptance counts for one.
+#: Weights as numbers of trials: of the drafter's confidence, and of the acceptance over all requests.
 _PRIOR_TRIALS: Final = 4.0
 _SHARED_TRIALS: Final = 2.0
 
 
 @dataclass(slots=True)
 class _Trials:
-    """Decayed numbers of drafted tokens that followed accepted ones, and of accepted ones among them."""
+    """Decayed numbers of tried and of accepted tokens; a token is tried if all tokens before it are accepted."""
 
     tried: float = 0.0
     accepted: float = 0.0
@@ -31,10 +31,10 @@ class _Trials:
 
 @dataclass(slots=True)
 class Acceptance:
-    """Estimates the probability that a drafted token is accepted if those before it were.
+    """Estimates the probability that a drafted token is accepted if the previous ones were.
 
-    The estimate starts at the drafter's confidence, moves to what all requests saw at that confidence, and from there
-    to what the request itself saw lately from that drafter.
+    The estimate starts at the drafter's confidence. It moves to the acceptance of all requests at that confidence, and
+    then to the request's own recent acceptance for that drafter.
     """
 
     _shared: dict[tuple[str, int], _Trials] = field(default_factory=dict)
@@ -52,16 +52,19 @@ class Acceptance:
         return (own.accepted + _SHARED_TRIALS * rate) / (own.tried + _SHARED_TRIALS)
 
     def observe(self, row: int, drafter: str, confidence: float, num_drafted: int, num_accepted: int) -> None:
-        """Add a verified draft. Tokens after the first rejected one were not tried."""
+        """Add a verified draft. Tokens after the first rejected one do not count as tried."""
         tried = min(num_accepted + 1, num_drafted)
         key = drafter, _level(confidence)
         self._shared.setdefault(key, _Trials()).add(tried, num_accepted, _DECAY)
         self._rows.setdefault(row, {}).setdefault(drafter, _Trials()).add(tried, num_accepted, _ROW_DECAY)
 
     def fade(self, drafts: Iterable[tuple[int, str, float]]) -> None:
-        """Reduce the weight of earlier trials for drafts that a step leaves out: their rows, drafters and confidences.
+        """Reduce the weight of earlier trials for drafts that a step leaves out.
 
         Without this, a drafter whose drafts were once rejected would never be tried again.
+
+        Args:
+            drafts: row, drafter and confidence of each draft.
         """
         keys = set()
         for row, drafter, confidence in drafts:
@@ -72,7 +75,7 @@ class Acceptance:
             self._shared[key].add(0, 0, _FADING)
 
     def close(self, row: int) -> None:
-        """Forget a row."""
+        """Remove a row."""
         self._rows.pop(row, None)
 
 

@@ -1,4 +1,4 @@
-"""How many tokens to draft: as many as raise the expected number of tokens per second."""
+"""Chooses the number of drafted tokens that maximises the expected number of tokens per second."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -10,41 +10,41 @@ from graftlm.speculation.step_costs import StepCosts
 
 __all__ = ["DraftBudget"]
 
-#: The expected gain below which nothing is drafted: the estimates are not more exact.
+#: Nothing is drafted below this expected gain, because the estimates are not more exact.
 _MIN_GAIN: Final = 1.03
-#: Number of questions for which an estimate of times is kept.
+#: Number of calls after which cached times are computed again.
 _KEPT_STEPS: Final = 64
 
 
 class DraftBudget:
     """Chooses the lengths of the drafts of one step.
 
-    A step of B requests yields B tokens without drafts. A drafted token adds the probability that it is accepted, which
-    falls with its place in the draft, and the time of a larger step. The tokens with the highest probabilities are
-    taken as long as the expected number of tokens per second grows.
+    A step of B requests yields B tokens without drafts. A drafted token adds the probability that it is accepted, and
+    the time of a larger step. The probability falls with its position in the draft. The tokens with the highest
+    probabilities are drafted, as long as the expected number of tokens per second grows.
 
     Args:
-        costs: of steps, by number of tokens.
+        costs: relative times of steps by number of tokens.
         max_drafts: maximum length of a draft in tokens.
     """
 
     def __init__(self, costs: StepCosts, max_drafts: int) -> None:
         self.max_drafts = max_drafts
         self._costs = costs
-        self._times: dict[tuple[int, int], NDArray[np.float64]] = {}  # of the latest questions
+        self._times: dict[tuple[int, int], NDArray[np.float64]] = {}  # cached estimates by their arguments
         self._num_asked = 0
 
     def lengths(self, num_rows: int, probabilities: Sequence[float], limits: Sequence[int]) -> list[int]:
-        """Return the number of tokens to verify of each of m drafts.
+        """Return, for each of m drafts, the number of tokens to verify.
 
         Args:
-            num_rows: B, requests that decode in the step, at least m.
-            probabilities: of a token of each draft, if those before it are accepted.
-            limits: tokens of each draft.
+            num_rows: B, number of requests that decode in the step, at least m.
+            probabilities: probability, for each draft, that a token is accepted if the previous ones are.
+            limits: number of tokens in each draft.
         """
         max_len = max(limits, default=0)
         times = self._relative_times(num_rows, sum(limits))
-        # No draft can yield more than if it were endless; most steps end here.
+        # An endless draft is the upper bound; most steps end here.
         most = sum(min(p / (1.0 - p), max_len) if p < 1.0 else max_len for p in probabilities)
         if len(times) < 2 or num_rows + most < _MIN_GAIN * num_rows * times[1]:
             return [0] * len(limits)
@@ -59,13 +59,13 @@ class DraftBudget:
         return [int(length) for length in lengths]
 
     def may_pay(self, num_rows: int) -> bool:
-        """Return whether drafts could pay in a step of `num_rows` requests if nearly all of them were accepted."""
+        """Return whether drafts could save time in a step of `num_rows` requests if nearly all were accepted."""
         times = self._relative_times(num_rows, num_rows * self.max_drafts)
         most = num_rows * (1.0 + 0.95 * np.arange(1, self.max_drafts + 1))
         return bool((most > _MIN_GAIN * num_rows * times[num_rows::num_rows]).any())
 
     def _best(self, num_rows: int, survival: NDArray[np.float64]) -> int:
-        """Return how many of the drafted tokens, most probable first, give the highest expected throughput."""
+        """Return the number of drafted tokens, most probable first, with the highest expected throughput."""
         if not len(survival):
             return 0
         throughput = num_rows + np.concatenate(([0.0], np.cumsum(survival)))
@@ -74,7 +74,7 @@ class DraftBudget:
         return best if throughput[best] >= _MIN_GAIN * throughput[0] else 0
 
     def _relative_times(self, num_rows: int, max_drafts: int) -> NDArray[np.float64]:
-        """Return `StepCosts.estimate`; kept for some steps, since it changes slowly."""
+        """Return `StepCosts.estimate`. The result is cached for some steps, because it changes slowly."""
         self._num_asked += 1
         if self._num_asked % _KEPT_STEPS == 0:
             self._times.clear()

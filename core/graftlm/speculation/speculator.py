@@ -1,4 +1,4 @@
-"""Asks drafters for drafts, and chooses how much of them is verified."""
+"""Gets drafts from the drafters, and chooses the number of tokens to verify."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -23,8 +23,8 @@ class SourcedDraft:
 
     Attributes:
         drafter: name of its drafter.
-        token_ids: int32 [n], at least one.
-        confidence: as in `Draft`.
+        token_ids: int32 [n], at least one token.
+        confidence: see `Draft`.
     """
 
     drafter: str
@@ -34,11 +34,11 @@ class SourcedDraft:
 
 @dataclass(frozen=True, slots=True)
 class DraftCounts:
-    """Sums since the start.
+    """Totals since the start.
 
     Attributes:
-        drafted: tokens that were verified.
-        accepted: of these, those that became output.
+        drafted: number of verified tokens.
+        accepted: number of accepted tokens.
     """
 
     drafted: int = 0
@@ -46,15 +46,15 @@ class DraftCounts:
 
 
 class Speculator:
-    """The drafters of an engine, in order: each is asked for the requests for which those before it had no draft.
+    """The drafters of an engine, in order; a drafter gets the requests for which the previous ones had no draft.
 
-    A drafter that fails for a request is not asked for it again, and its request goes on without.
+    If a drafter fails for a request, it is not called for this request again.
 
     Args:
-        drafters: by name, in order.
+        drafters: name -> drafter, in order.
         max_drafts: maximum length of a draft in tokens.
-        vocab_size: V.
-        budget: chooses the lengths of drafts; None: by the measured costs of steps.
+        vocab_size: number of tokens in the vocabulary.
+        budget: chooses the lengths of drafts; None: a budget that uses the measured costs of steps.
     """
 
     def __init__(
@@ -66,21 +66,21 @@ class Speculator:
         self._vocab_size = vocab_size
         self._budget = DraftBudget(self.costs, max_drafts) if budget is None else budget
         self._acceptance = Acceptance()
-        self._failed: dict[int, set[str]] = {}  # row -> drafters
+        self._failed: dict[int, set[str]] = {}  # row -> names of failed drafters
         self._open: set[int] = set()
         self._counts = {name: DraftCounts() for name in drafters}
 
     @property
     def counts(self) -> dict[str, DraftCounts]:
-        """Sums since the start, by drafter."""
+        """Totals since the start, by drafter."""
         return dict(self._counts)
 
     def may_pay(self, num_rows: int) -> bool:
-        """Return whether drafts could pay in a step of `num_rows` requests, before any drafter is asked."""
+        """Return whether drafts could save time in a step of `num_rows` requests, before any drafter is called."""
         return self._budget.may_pay(num_rows)
 
     def propose(self, requests: Sequence[DraftRequest]) -> dict[int, SourcedDraft]:
-        """Return the drafts of the requests for which a drafter has one, by row."""
+        """Return row -> draft, for the requests for which a drafter has a draft."""
         found: dict[int, SourcedDraft] = {}
         for name, drafter in self._drafters.items():
             asked = [r for r in requests if r.row not in found and name not in self._failed.get(r.row, ())]
@@ -90,10 +90,10 @@ class Speculator:
         return found
 
     def choose(self, num_rows: int, drafts: Mapping[int, SourcedDraft]) -> dict[int, SourcedDraft]:
-        """Return the parts of drafts that are worth verifying, by row.
+        """Return row -> the part of its draft that is worth verifying.
 
         Args:
-            num_rows: requests that decode in the step.
+            num_rows: number of requests that decode in the step.
         """
         if not drafts:
             return {}
@@ -111,7 +111,7 @@ class Speculator:
         }
 
     def observe(self, row: int, draft: SourcedDraft, num_accepted: int) -> None:
-        """Learn how many tokens of a verified draft were accepted. Its source need not be one of the drafters."""
+        """Record how many tokens of a verified draft were accepted. Its source need not be a drafter."""
         num_drafted = len(draft.token_ids)
         self._open.add(row)
         self._acceptance.observe(row, draft.drafter, draft.confidence, num_drafted, num_accepted)
@@ -119,7 +119,7 @@ class Speculator:
         self._counts[draft.drafter] = DraftCounts(counts.drafted + num_drafted, counts.accepted + num_accepted)
 
     def close(self, row: int) -> None:
-        """Forget a request that has left its row."""
+        """Remove the state of a request that has left its row."""
         if row not in self._open:
             return
         self._open.discard(row)
@@ -128,7 +128,7 @@ class Speculator:
         for name, drafter in self._drafters.items():
             try:
                 drafter.close(row)
-            except Exception:  # a plugin's code
+            except Exception:  # the code of a plugin
                 _logger.exception("drafter %r failed to close a request", name)
 
     def _ask(self, name: str, drafter: Drafter, requests: Sequence[DraftRequest]) -> dict[int, SourcedDraft]:
@@ -137,7 +137,7 @@ class Speculator:
             if len(answers) != len(requests):
                 raise ValueError(f"propose() returned {len(answers)} entries for {len(requests)} requests")
             checked = [self._checked(request, draft) for request, draft in zip(requests, answers, strict=True)]
-        except Exception as error:  # a plugin's code: asking for each request alone finds the one that causes it
+        except Exception as error:  # the code of a plugin; a call for each request alone finds the one that causes it
             if len(requests) > 1:
                 return {row: draft for r in requests for row, draft in self._ask(name, drafter, [r]).items()}
             self._failed.setdefault(requests[0].row, set()).add(name)
@@ -152,10 +152,10 @@ class Speculator:
         }
 
     def _checked(self, request: DraftRequest, draft: Draft | None) -> TokenIds | None:
-        """Return a draft's tokens, cut to the request's limit; None without any.
+        """Return a draft's tokens, cut to the request's limit; None if there are none.
 
         Raises:
-            TypeError, ValueError: it is no draft.
+            TypeError, ValueError: the draft is invalid.
         """
         if draft is None:
             return None
@@ -166,7 +166,7 @@ class Speculator:
             raise TypeError(f"a draft is {token_ids.dtype} {list(token_ids.shape)}, expected int32 [n]")
         if not 0.0 <= draft.confidence <= 1.0:
             raise ValueError(f"a draft's confidence is {draft.confidence}, expected 0 to 1")
-        token_ids = token_ids[: request.limit].copy()  # the drafter may reuse its array
+        token_ids = token_ids[: request.limit].copy()  # a copy, because the drafter may reuse its array
         if len(token_ids) and (token_ids.min() < 0 or token_ids.max() >= self._vocab_size):
             raise ValueError(f"a draft has tokens outside the vocabulary of {self._vocab_size}")
         return token_ids if len(token_ids) else None

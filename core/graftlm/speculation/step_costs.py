@@ -7,41 +7,42 @@ from numpy.typing import NDArray
 
 __all__ = ["StepCosts"]
 
-#: Numbers of tokens for which times are kept; between them they are interpolated.
+#: Numbers of tokens for which times are stored; between them, times are interpolated.
 _SIZES: Final = np.array([1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 4096])
 _LOG_SIZES: Final = np.log2(_SIZES)
-#: Relative time of a further token as long as nothing is measured: small steps are limited by reading the weights.
+#: Relative time of an additional token before any measurement: small steps are limited by reading the weights.
 _SLOPE: Final = 0.04
-#: Part of a deviation by which a time is corrected, and by which it returns to its first value with each other step.
-#: Without the latter, a time that was measured too long would keep its size from being tried again.
+#: Part of a deviation by which a time is corrected.
 _CORRECTION: Final = 0.2
+#: Part by which all times return to their first values at each change of size. Without this, a time that was measured
+#: too long would keep its size from being tried again.
 _RETURN: Final = 0.0005
-_MAX_DEVIATION: Final = 0.7  # of the logarithm: something else ran beside a step
-#: Weight of the latest step in the average of successive steps of one size.
+_MAX_DEVIATION: Final = 0.7  # of the logarithm; a larger deviation means that other work ran during a step
+#: Weight of the latest step in the average of consecutive steps of one size.
 _WEIGHT: Final = 0.3
-#: Width of the neighbourhood that is corrected too, as a factor of sizes: 2 ** this.
+#: Sizes within a factor of about 2 ** this are corrected too.
 _REACH: Final = 0.4
 
 
 class StepCosts:
-    """Learns how times of steps compare, from steps that follow each other.
+    """Learns the relative times of steps from consecutive steps.
 
-    The speed of a machine changes with its other load. A step is therefore compared only with the steps just before it,
-    and only ratios are kept.
+    The speed of a machine changes with its other load. Therefore a step is compared only with the steps just before it,
+    and only ratios are stored.
     """
 
     def __init__(self) -> None:
         prior = np.log(1.0 + _SLOPE * (_SIZES - 1))
         self._prior = np.stack((prior, prior))
-        self._log_times = self._prior.copy()  # of decode steps; of steps with drafts
+        self._log_times = self._prior.copy()  # row 0: decode steps; row 1: steps with drafts
         self._latest: tuple[int, int, float] | None = None  # kind, tokens, average seconds of the latest steps
 
     def observe(self, num_tokens: int, seconds: float, *, has_drafts: bool = False) -> None:
         """Add a measured step without prefill.
 
         Args:
-            num_tokens: of the step, at least 1.
-            seconds: device time; a device that measures none reports 0, which is ignored.
+            num_tokens: number of tokens in the step, at least 1.
+            seconds: device time in seconds; a device that does not measure reports 0, which is ignored.
         """
         if seconds <= 0.0:
             return
@@ -59,9 +60,9 @@ class StepCosts:
         self._latest = kind, num_tokens, seconds
 
     def estimate(self, num_rows: int, max_drafts: int) -> NDArray[np.float64]:
-        """Return the times of steps of some requests with 0 to `max_drafts` drafts, in units of the step without.
+        """Return the times of steps with 0 to `max_drafts` drafts, relative to the step without drafts.
 
-        Returns: float64 [max_drafts + 1], never decreasing; the first is 1.
+        Returns: float64 [max_drafts + 1], never decreasing; the first value is 1.
         """
         sizes = np.log2(num_rows + np.arange(max_drafts + 1))
         times = np.interp(sizes, _LOG_SIZES, self._log_times[1])

@@ -1,4 +1,4 @@
-"""Drafters that come with graftlm: `radix` and `suffix`."""
+"""The built-in drafters `radix` and `suffix`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _create_suffix(options: SuffixOptions, context: DrafterContext) -> Drafter:
 
 @hookimpl
 def provide_drafters() -> list[Provider[Drafter]]:
-    """Offer the built-in drafters."""
+    """Return the built-in drafters."""
     return [
         Provider(
             name="radix",

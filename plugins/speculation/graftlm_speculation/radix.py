@@ -1,8 +1,8 @@
 """Drafts from the prefix cache: the tokens that follow the request's own in the radix tree.
 
 A finished request leaves its output in the cache. A request with the same prompt and the same output so far is at a
-place in the tree whose children are what others generated there: a regenerated answer, a retry, an agent that replays
-its steps, a fork that says the same.
+place in the tree whose children continue this output. Examples are a regenerated answer, a retry, an agent that
+replays its steps, and a fork with the same output.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,17 +17,17 @@ _CONFIDENCE: Final = 0.9
 
 
 class RadixDrafter(Drafter):
-    """Looks up each request's tokens in the prefix cache; it keeps no state.
+    """Looks up each request's tokens in the prefix cache; has no state.
 
     Args:
-        continuation: as in `DrafterContext`.
+        continuation: see `DrafterContext`.
     """
 
     def __init__(self, continuation: Callable[[PrefixKey, int], TokenIds]) -> None:
         self._continuation = continuation
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft | None]:
-        """Return what follows each request's tokens in the cache."""
+        """Return the tokens that follow each request's tokens in the cache."""
         drafts: list[Draft | None] = []
         for request in requests:
             found = self._continuation(PrefixKey(request.token_ids, request.namespace), request.limit)

@@ -1,8 +1,8 @@
-"""Drafts from the request's own tokens: what followed the latest tokens where they occurred before.
+"""Drafts from the request's own tokens: the tokens that followed an earlier occurrence of the latest ones.
 
-The longest suffix that has an earlier occurrence is searched, as a suffix automaton would find it, by comparing arrays:
-a request of 100,000 tokens takes about 50 microseconds, 1 ms if its text consists of repetitions, and no index needs
-memory. After prompt lookup decoding (Saxena, 2023) and SuffixDecoding (arXiv:2411.04975).
+The drafter finds the longest suffix with an earlier occurrence, as a suffix automaton would, but by comparing arrays. A
+request of 100,000 tokens takes about 50 microseconds, or 1 ms if its text consists of repetitions. There is no index,
+so no memory is needed. The method follows prompt lookup decoding (Saxena, 2023) and SuffixDecoding (arXiv:2411.04975).
 """
 
 from collections.abc import Sequence
@@ -16,19 +16,19 @@ from graftlm_speculation.options import SuffixOptions
 
 __all__ = ["SuffixDrafter"]
 
-#: Maximum number of occurrences that are compared one by one; more of them are compared as a whole array, in order.
+#: Maximum number of occurrences that are compared one by one; more are compared as a whole array, in order.
 _MAX_INDEXED: Final = 1024
 
 
 class SuffixDrafter(Drafter):
-    """Searches each request's tokens for an earlier occurrence of its latest ones; it keeps no state."""
+    """Searches each request's tokens for an earlier occurrence of the latest ones; has no state."""
 
     def __init__(self, options: SuffixOptions) -> None:
         self._min_match = options.min_match_tokens
         self._max_match = options.max_match_tokens
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft | None]:
-        """Return what followed each request's latest tokens before."""
+        """Return, for each request, the tokens that followed an earlier occurrence of its latest tokens."""
         return [self._draft(request) for request in requests]
 
     def _draft(self, request: DraftRequest) -> Draft | None:
@@ -36,25 +36,26 @@ class SuffixDrafter(Drafter):
         num_matched, end = longest_earlier(tokens, self._max_match)
         if num_matched < self._min_match:
             return None
-        # A text that repeats itself with a period shorter than the draft goes on repeating itself.
+        # A text that repeats with a period shorter than the draft is expected to continue to repeat.
         following = np.resize(tokens[end:], request.limit) if len(tokens) - end < request.limit else tokens[end:]
         return Draft(following[: request.limit], 1.0 - 2.0 ** (-num_matched / 2))
 
 
 def longest_earlier(tokens: TokenIds, max_match: int) -> tuple[int, int]:
-    """Return how many of the latest tokens have an earlier occurrence, and where the latest such occurrence ends.
+    """Return the length of the longest suffix with an earlier occurrence, and the end of the latest such occurrence.
 
     Args:
         tokens: int32 [n].
         max_match: maximum number of tokens that are compared.
 
-    Returns: number of matched tokens, 0 to `max_match`, and the index after their earlier occurrence; (0, 0) without.
+    Returns: number of matched tokens, 0 to `max_match`, and the index after their earlier occurrence; (0, 0) if there
+        is none.
     """
     if len(tokens) < 2:
         return 0, 0
     num_matched = 1
     most = min(max_match, len(tokens) - 1)
-    is_match = tokens[:-1] == tokens[-1]  # by the index at which an earlier occurrence starts
+    is_match = tokens[:-1] == tokens[-1]  # index: start of an earlier occurrence
     while num_matched < most and np.count_nonzero(is_match) > _MAX_INDEXED:
         longer = is_match[1:] & (tokens[: -1 - num_matched] == tokens[-1 - num_matched])
         if not longer.any():
