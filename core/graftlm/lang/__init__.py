@@ -1,4 +1,4 @@
-"""The language for LM programs: generation as ordinary Python.
+"""The language for LM programs: generation in ordinary Python code.
 
 A program is a function under `@function`; it appends text and expressions such as `gen(...)` to its state. docs/lang.md
 has examples.

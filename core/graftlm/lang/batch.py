@@ -1,4 +1,4 @@
-"""Many runs of one program, of which a limited number run at the same time."""
+"""Runs one program many times; a limited number of runs is active at the same time."""
 
 import os
 from collections import deque
@@ -14,7 +14,7 @@ __all__ = ["as_runs", "run_batch"]
 
 T = TypeVar("T")
 
-#: The most runs in progress. They wait in the event loop, so this limits memory, not threads.
+#: Maximum number of active runs. They wait in the event loop, so this limits memory, not threads.
 _MAX_ACTIVE_RUNS: Final = 2048
 
 
@@ -22,7 +22,7 @@ def as_runs(batch_kwargs: Any) -> list[Any]:
     """Return the entries of a batch.
 
     Raises:
-        RequestError: it is no list of entries, but for example the arguments of a single run.
+        RequestError: the value is no list of entries, for example because it has the arguments of a single run.
     """
     if isinstance(batch_kwargs, Mapping | str | bytes) or not isinstance(batch_kwargs, Iterable):
         raise RequestError(
@@ -41,8 +41,9 @@ def run_batch(
     """Yield the states of many runs in order, each when it is finished. Closing the iterator cancels active runs.
 
     Args:
-        start: makes a run from its entry of `runs`; returns its empty state and a call that runs the program on it.
-        num_threads: number of threads that run these calls; "auto": at least 64, because most of them wait.
+        start: creates a run from its entry of `runs`; returns its empty state and a function that runs the program on
+            it.
+        num_threads: number of threads that call these functions; "auto": at least 64, because most of them wait.
 
     Raises:
         RequestError: `num_threads` is neither "auto" nor a positive number.

@@ -11,7 +11,7 @@ __all__ = ["BoundFunction", "bind_free", "free_signature"]
 
 
 class BoundFunction:
-    """Calls a function with constants for some arguments; callers give the others."""
+    """Calls a function with constants for some arguments; callers pass the other arguments."""
 
     def __init__(self, function: Callable[..., Any], constants: Mapping[str, Any]) -> None:
         """Bind constants to arguments.

@@ -59,5 +59,5 @@ def function_error(error: BaseException, function: Callable[..., Any]) -> Progra
 
 
 def _is_ours(module: str) -> bool:
-    # The stack of `with s.user():` has frames of contextlib between the program and the language.
+    # The stack of `with s.user():` has frames of contextlib between those of the program and of the language.
     return module == _PACKAGE or module.startswith(f"{_PACKAGE}.") or module == "contextlib"

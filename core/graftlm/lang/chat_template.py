@@ -20,8 +20,8 @@ class ChatTemplate:
     """Returns the text that opens a chat message, and the text that closes it.
 
     A program appends to a message while it runs, so it needs these texts separately. They are found by rendering a chat
-    whose contents are marks. They depend on the roles so far (some templates add a default system message), but not on
-    contents.
+    whose contents are marks. They depend on the roles of the messages before (some templates add a default system
+    message), but not on their contents.
     """
 
     def __init__(self, render: Renderer, *, added_prefix: str = "") -> None:
@@ -72,7 +72,7 @@ class ChatTemplate:
             )
         if last == 0:
             return before.removeprefix(self._added_prefix), closing
-        if roles[-1] == "assistant":  # the opening for a model's answer may differ from that of an old message
+        if roles[-1] == "assistant":  # the opening of a new answer may differ from that of an earlier answer
             before = self._render(messages[:-1], True)
         between = before.rpartition(_mark(last - 1))[2]
         return _without(between, self.closing(roles[:-1])), closing
@@ -134,7 +134,7 @@ class NamedTemplate:
     models: str
 
 
-#: For servers that do not report a template. They contain no beginning-of-sequence token, because servers add it.
+#: For servers that do not report a template. These texts have no beginning-of-sequence token, because servers add it.
 CHAT_TEMPLATES: Final[Mapping[str, NamedTemplate]] = {
     "chatml": NamedTemplate(
         "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
@@ -187,7 +187,7 @@ def check_template_name(name: str | None) -> None:
     """Check that a template of this name exists; None is accepted.
 
     Raises:
-        ConfigError: it does not exist.
+        ConfigError: there is no such template.
     """
     if name is not None and (not isinstance(name, str) or _ALIASES.get(name, name) not in CHAT_TEMPLATES):
         raise ConfigError(f"there is no chat template {name!r}; the names are {_template_names()}")

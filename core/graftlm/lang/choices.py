@@ -20,7 +20,7 @@ __all__ = [
     "unconditional_likelihood_normalized",
 ]
 
-#: The tokens of a text in SGLang's form: [log-probability, token id, text] each.
+#: The tokens of a text in SGLang's form: [log-probability, token id, text] for each token.
 Entries = Sequence[Sequence[Any]]
 
 
@@ -49,7 +49,8 @@ class Decision:
 
     Attributes:
         index: index of the selected choice.
-        scores: [choices]; the highest was selected, unless the method compared token by token.
+        scores: [choices], one score for each choice. The highest was selected, unless the method compared token by
+            token.
     """
 
     index: int
@@ -58,11 +59,11 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class ChoicesDecision:
-    """The result of a choices method that is called, under SGLang's names.
+    """The result of a call of a choices method, under SGLang's names.
 
     Attributes:
         decision: the selected choice.
-        meta_info: for `s.get_meta_info(name)`.
+        meta_info: the meta information that `s.get_meta_info(name)` returns.
     """
 
     decision: str
@@ -75,7 +76,7 @@ class Selection:
 
     Attributes:
         index: index of the choice.
-        meta_info: for `s.get_meta_info(name)`.
+        meta_info: the meta information that `s.get_meta_info(name)` returns.
     """
 
     index: int
@@ -132,7 +133,7 @@ class ChoicesMethod:
         """Select a choice by log-probabilities in SGLang's form: [log-probability, token id, text] for each token.
 
         Raises:
-            RequestError: the method needs the unconditional log-probabilities; or see `take`.
+            RequestError: the method needs the unconditional log-probabilities, or its result is wrong (see `take`).
         """
         if self.unconditional and unconditional_token_logprobs is None:
             raise RequestError(f"choices_method {self.name!r} needs unconditional_token_logprobs")
@@ -226,10 +227,10 @@ def _by_mean(scores: Sequence[ChoiceScore]) -> Decision:
 
 
 def _greedily(scores: Sequence[ChoiceScore]) -> Decision:
-    """Keep the choices with the most likely next token, token by token, until one is left.
+    """Compare the choices token by token, and keep those with the most likely next token, until one is left.
 
-    A choice without further tokens takes part with its mean. So a choice that is the beginning of another one can win
-    or lose.
+    A choice without further tokens is compared by its mean. Therefore a choice that is the beginning of another one can
+    win or lose.
     """
     means = [fmean(score.logprobs) for score in scores]
     left = list(range(len(scores)))
@@ -258,7 +259,8 @@ def _highest(values: list[float]) -> Decision:
 
 #: The highest mean log-probability of a choice's tokens.
 token_length_normalized: Final = ChoicesMethod("token_length_normalized", _by_mean)
-#: The choice with the most likely first token; among equals, the most likely second token, and so on.
+#: The choice with the most likely first token; if several have it, the one with the most likely second token; and so
+#: on.
 greedy_token_selection: Final = ChoicesMethod("greedy_token_selection", _greedily)
 #: The highest mean difference between a token's log-probabilities with and without the prompt; see the EleutherAI
 #: blog's "Multiple Choice Normalization in LM Evaluation" (2021).

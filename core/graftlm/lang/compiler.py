@@ -20,8 +20,8 @@ __all__ = ["CompiledProgram"]
 class CompiledProgram:
     """A program as an optimised graph. At temperature 0 it generates the same text as the program, with fewer requests.
 
-    The function itself no longer runs: all expressions are submitted at once. An expression that reads generated text
-    waits for it without a thread. Independent expressions run in parallel.
+    The function itself does not run. All expressions are submitted immediately. An expression that depends on generated
+    text waits for it without a thread. Independent expressions run in parallel.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class CompiledProgram:
 
     @property
     def graph(self) -> Graph:
-        """The optimised graph. In runs with `stream=True` or `n`, states do not share requests."""
+        """The optimised graph. States share no requests in runs with `stream=True` or `n`."""
         return self._graph
 
     def __call__(self, *args: Any, **kwargs: Any) -> ProgramState:
@@ -64,9 +64,9 @@ class CompiledProgram:
     ) -> list[ProgramState] | Iterator[ProgramState]:
         """Run the program once for each set of arguments; see `Program.run_batch`.
 
-        If the runs fork, their common prefix (constants, and arguments that are equal in all runs) is cached before the
-        first run starts; otherwise each run would send a request for it before its fork. Runs without forks do not need
-        this request: if they arrive together, the first one computes the prefix for the others.
+        If the runs fork, their common prefix is cached before the first run starts. It consists of constants, and of
+        arguments that are equal in all runs. Otherwise each run would send a request for it before its fork. Runs
+        without forks do not need this request: if they arrive together, the first one computes the prefix for all.
         """
         runner, backend = self._runner(Start()), resolve(backend)
         runs = runner.keywords(batch_kwargs)

@@ -27,10 +27,10 @@ def default_backend() -> Backend | None:
 
 
 def as_backend(backend: Any) -> Backend:
-    """Return a Backend unchanged, or that of a Runtime; wrap an Engine of this process into one.
+    """Return a Backend unchanged; return the backend of a Runtime; wrap an Engine of this process into a backend.
 
     Raises:
-        ConfigError: the object is neither.
+        ConfigError: the object is none of these.
     """
     if isinstance(backend, type):  # a class has the methods of a Backend too, so it would pass the check below
         raise ConfigError(f"a backend is an object, got the class {backend.__name__}; write {backend.__name__}(...)")
@@ -46,10 +46,10 @@ def as_backend(backend: Any) -> Backend:
 
 
 def resolve(backend: Any) -> Backend:
-    """Return the backend of one run: its own, else the default.
+    """Return the backend of one run: the run's own backend if it is set, else the default.
 
     Raises:
-        ConfigError: there is neither.
+        ConfigError: neither is set.
     """
     if backend is not None:
         return as_backend(backend)

@@ -1,4 +1,4 @@
-"""The one thread in which the programs of a process wait for their backends."""
+"""The thread in which the programs of a process wait for their backends."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ _STOP_TIMEOUT_S: Final = 1.0
 class _LoopOfProcess:
     """Starts this process's event loop at its first use.
 
-    A forked process has a copy of its parent's loop, without the thread that runs it. It starts a loop of its own.
+    A forked process has a copy of its parent's loop, without the thread that runs it. It starts a new loop.
     """
 
     def __init__(self) -> None:
@@ -53,9 +53,9 @@ class _LoopOfProcess:
 
     def _abandon(self, loop: asyncio.AbstractEventLoop, selector: selectors.BaseSelector) -> None:
         """Detach from the parent's loop, in a process that has just been forked."""
-        if loop in self._inherited:  # the parent was forked too, and had detached from this loop
+        if loop in self._inherited:  # the parent is itself a forked child, and detached from this loop before
             return
-        self._starting, self._started = threading.Lock(), None  # another thread may have held the lock
+        self._starting, self._started = threading.Lock(), None  # another thread of the parent may have held the lock
         self._inherited.append(loop)
         loop.set_exception_handler(lambda loop, context: None)  # the parent closes the open connections
         if sys.platform == "linux" and isinstance(selector, selectors.EpollSelector):
@@ -79,7 +79,7 @@ def shared_loop() -> asyncio.AbstractEventLoop:
 
 
 def wait_in_shared_loop(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine in the shared loop and wait for its result. Not for code that runs in this loop itself."""
+    """Run a coroutine in the shared loop and wait for its result. Must not be called in this loop."""
     return asyncio.run_coroutine_threadsafe(coroutine, shared_loop()).result()
 
 

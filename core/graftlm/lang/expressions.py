@@ -25,7 +25,7 @@ __all__ = [
 
 
 class Expr:
-    """Something that can be appended to a program's state. `+` joins two of them; strings are text."""
+    """An expression that can be appended to a program's state. `+` joins two of them; strings are text."""
 
     __slots__ = ()
 
@@ -65,7 +65,7 @@ class Written(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Sequence(Expr):
-    """Expressions, one after the other."""
+    """A sequence of expressions."""
 
     parts: tuple[Expr, ...]
 

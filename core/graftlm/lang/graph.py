@@ -18,9 +18,9 @@ class Graph:
     Attributes:
         name: name of the program.
         arguments: names of the free arguments.
-        branches: by id. ROOT is the program's first state; each other branch belongs to one Fork.
-        variables: of the first state at its end: constants, Templates, and lists and mappings of them.
-        returned: the function's return value, in the same form.
+        branches: branch id -> branch. ROOT is the program's first state; each other branch belongs to one Fork.
+        variables: the first state's variables at its end: constants, Templates, and lists and mappings of them.
+        returned: the function's return value, in the same form as `variables`.
     """
 
     name: str

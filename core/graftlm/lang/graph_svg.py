@@ -11,7 +11,7 @@ from graftlm.lang.template import MetaInfo, Produced, slots_of
 
 __all__ = ["draw"]
 
-# In pixels; a monospace letter of 11 px is about 6.7 wide.
+# In pixels; a monospace letter of 11 px is about 6.7 px wide.
 _BOX_WIDTH: Final = 200
 _BOX_HEIGHT: Final = 24
 _COLUMN: Final = 240
@@ -74,8 +74,8 @@ def draw(heading: str, branches: Mapping[int, Branch], variables: Mapping[str, A
 
     Args:
         heading: title of the document.
-        branches: branches of a Graph, by id.
-        variables: variables of a Graph, by name.
+        branches: branch id -> branch of a Graph.
+        variables: name -> variable of a Graph.
     """
     boxes, edges = _layout(branches, variables)
     width = 2 * _MARGIN + max(box.column for box in boxes) * _COLUMN + _BOX_WIDTH if boxes else 2 * _MARGIN
@@ -168,7 +168,7 @@ def _label(node: Node) -> tuple[str, str]:
 
 def _drawn_edge(edge: _Edge) -> Iterator[str]:
     start, end = edge.start, edge.end
-    if edge.is_read:  # from side to side; within one column, around the boxes in between
+    if edge.is_read:  # from side to side; within one column, the arrow leads around the boxes in between
         y1, y2 = start.y + _BOX_HEIGHT // 2, end.y + _BOX_HEIGHT // 2
         x1 = start.x + (_BOX_WIDTH if start.column < end.column else 0)
         x2 = end.x + (_BOX_WIDTH if end.column < start.column else 0)

@@ -31,8 +31,8 @@ __all__ = ["Interpreter", "RunContext"]
 
 logger = logging.getLogger(__name__)
 
-#: Before a fork, the backend caches the text if at least this many characters are new. For shorter texts, it is cheaper
-#: that each fork computes them than that all forks wait for one more step.
+#: Before a fork, the backend caches the text if at least this number of characters is new. A shorter text is
+#: computed by each fork in less time than one more step, for which all forks would wait.
 _MIN_HINT_CHARACTERS = 128
 
 
@@ -74,7 +74,7 @@ class Interpreter:
     """
 
     def __init__(self, context: RunContext, origin: "Future[Snapshot] | None" = None) -> None:
-        """Begin with an empty state, or with a snapshot of another state as soon as that is available."""
+        """Begin with an empty state, or with a snapshot of another state when it is available."""
         self.feed = TextFeed()
         self._context = context
         self._backend = context.backend_of_state()
@@ -105,7 +105,7 @@ class Interpreter:
         return self._context
 
     def submit(self, action: Action, site: CallSite | None = None, cell: Cell | None = None) -> None:
-        """Queue an expression; `cell` gets its value or its error."""
+        """Queue an expression; its value or its error is stored in `cell`."""
         with self._lock:
             self._steps.append(Step(action, site, cell))
             if self._is_scheduled:
@@ -117,11 +117,11 @@ class Interpreter:
         """Return interpreters that continue from the state after all expressions that are queued now.
 
         Args:
-            is_hint: if there are several, the backend caches the text before they begin.
+            is_hint: whether the backend caches the text before the forks begin, if there are several.
         """
         taken: Future[Snapshot] = Future()
         children = [Interpreter(self._context, taken) for _ in range(number)]
-        with self._lock:  # the event loop reads the set when it fails the states
+        with self._lock:  # the event loop iterates over the set when it fails the states
             self._children.update(children)
         self.submit(Take(taken, shared=is_hint and number > 1), site)
         return children
@@ -142,7 +142,7 @@ class Interpreter:
                 if self._error is None:  # if it was cancelled before it began, it does not wait for its origin
                     await self._begin()
                     await self._execute(step)
-            except BaseException as error:  # also a cancellation: later expressions must fail with it
+            except BaseException as error:  # includes cancellation: later expressions must fail with this error
                 self._fail_with(_program_error(error, step.site))
             if self._error is not None:
                 step.fail(self._error)
@@ -156,7 +156,7 @@ class Interpreter:
             return None
 
     async def _begin(self) -> None:
-        """Copy the state that this one continues, once."""
+        """Copy the snapshot with which this state begins, once."""
         if self._origin is None:
             return
         origin, self._origin = self._origin, None
@@ -278,7 +278,7 @@ class Interpreter:
         """Complete a prompt `n` times with one request; if the backend refuses it, with `n` requests."""
         try:
             return await self._backend.generate(request)
-        except (RequestFailedError, RequestTimeoutError):  # the backend accepted the request, but it failed later
+        except (RequestFailedError, RequestTimeoutError):  # the backend accepted the request, which failed later
             raise
         except RequestError as error:
             logger.debug("n=%s was refused; one request per completion: %s", request.sampling.n, error)
@@ -371,7 +371,7 @@ def _reasoning_of(value: Value) -> Value:
 def _program_error(error: BaseException, site: CallSite | None) -> ProgramError:
     """Return the error that reads will raise, with the program's line."""
     if isinstance(error, ProgramError):
-        return error  # from the state that this one continues
+        return error  # this error is from the state with whose snapshot this one begins
     if isinstance(error, asyncio.CancelledError):
         return ProgramCancelledError("this program's run was cancelled")
     what = str(error) if isinstance(error, GraftlmError) else f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""The log-probabilities that a growing text has gained since they were last reported."""
+"""The log-probabilities of a growing text that were not reported before."""
 
 from typing import Any, Final
 
@@ -9,7 +9,7 @@ _KEYS: Final = ("output_token_logprobs", "output_top_logprobs")
 
 
 class NewLogprobs:
-    """Shortens the lists of one completion's meta information to the entries that no earlier call has returned."""
+    """Shortens the log-probabilities of one completion's meta information to the entries since the last call."""
 
     def __init__(self) -> None:
         self._lens: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Passes over a graph. Each returns a graph with the same text and the same variables that needs less work."""
+"""Passes over a graph. Each returns a graph with the same text and variables that needs less work."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,11 +13,12 @@ from graftlm.lang.template import MetaInfo, Produced, Slot, Template, map_slots,
 
 __all__ = ["drop_dead", "fold_constants", "merge_prefixes", "share_requests"]
 
-#: Texts of branches are split if they have at least this many first characters in common.
+#: Branches are split if their texts have at least this number of first characters in common.
 _MIN_COMMON_CHARACTERS: Final = 16
 
-#: The most completions of one shared request. With four, each branch pays for a quarter of a prompt; more branches save
-#: little more. A large request may also exceed a backend's limit of `n` or its queue; single requests would wait.
+#: Maximum number of completions of one shared request. With four, each branch pays for a quarter of a prompt; a larger
+#: number saves little more. A large request may also exceed a backend's limit of `n` or its queue, where single
+#: requests would wait.
 _MAX_SHARED: Final = 4
 
 
@@ -163,7 +164,7 @@ class _Liveness:
             node_id = self._origins[branch_id]
 
     def branches(self) -> dict[int, Branch]:
-        """Return the live branches with their live nodes."""
+        """Return the live branches, reduced to their live nodes."""
         return {
             i: Branch(i, tuple(self._kept(self._graph.branches[i].nodes[:n]))) for i, n in sorted(self._lens.items())
         }
@@ -255,7 +256,7 @@ def _take_common(edit: _Edit, branches: list[list[Node]]) -> list[Node]:
     """Remove the common first nodes from several branches; returns them."""
     common: list[Node] = []
     if any(isinstance(node.action, ReadWritten) for nodes in branches for node in nodes):
-        return common  # it reads the whole text of a branch, so the branch must keep its first nodes
+        return common  # the node reads the whole text of its branch, so the branch must keep its first nodes
     while len(branches) > 1 and all(branches):
         heads = [nodes[0] for nodes in branches]
         if all(head.action == heads[0].action for head in heads) and isinstance(
@@ -286,12 +287,13 @@ def _common_start(texts: list[str]) -> str:
 def share_requests(graph: Graph, *, speculates: bool = False) -> Graph:
     """Let branches that begin with the same `gen` share requests for several completions.
 
-    Each branch gets a completion of its own, with the same distribution as from its own request. The graph is only
+    Each branch gets a separate completion, with the same distribution as from a separate request. The graph is only
     valid for runs in which `n` is 1 by default.
 
     Args:
-        speculates: one longer completion may answer several `gen`s of a branch. Then branches with several `gen`s are
-            not shared: a shared completion answers only the first `gen`, so each branch would need another call.
+        speculates: whether one longer completion may answer several `gen`s of a branch. If so, branches with several
+            `gen`s are not shared: a shared completion answers only the first `gen`, so each branch would need another
+            call.
     """
     edit = _Edit(graph)
     for branch_id, node, fork in edit.forks():

@@ -15,7 +15,7 @@ from graftlm.lang.template import TEXT_METHODS, Argument, MetaInfo, Produced, Sl
 
 __all__ = ["MarkKind", "Marks", "Placeholder", "mark_kinds"]
 
-#: How often a long mark contains each character of `string.printable`, on each side.
+#: Number of times that a long mark contains each character of `string.printable`, on each side.
 _NUM_REPEATS: Final = 5
 
 
@@ -25,7 +25,7 @@ class MarkKind:
 
     Attributes:
         alphabet: code points.
-        secret_len, number_len: in characters.
+        secret_len, number_len: lengths of the secret and of the number, in characters.
         before, after: the paddings.
     """
 
@@ -44,7 +44,7 @@ class MarkKind:
         return "".join(digits)
 
     def value(self, number: str) -> int:
-        """Return the number that `number` has converted to this text."""
+        """Return the value of a text that `number` has returned."""
         digits = [self.alphabet.index(ord(letter)) for letter in number]
         return sum(digit * len(self.alphabet) ** i for i, digit in enumerate(digits))
 
@@ -62,12 +62,12 @@ class MarkKind:
 def mark_kinds(literals: Iterable[str]) -> tuple[MarkKind, ...]:
     """Return kinds of marks that differ as much as possible, so that code that inspects a text behaves differently.
 
-    One kind contains every printable ASCII character and the program's own strings. Others consist only of small
-    letters, capitals, digits or white space. So code that splits a text, changes it, or tests its characters gives
-    different results. Code that uses the length finds marks of one character and of more than a thousand.
+    One kind contains every printable ASCII character and the program's own strings. The other kinds consist only of
+    small letters, capitals, digits or white space. So code that splits a text, changes it, or tests its characters
+    gives different results. Code that uses the length sees marks of one character and of more than a thousand.
 
     Args:
-        literals: the program's own strings, for which it may search.
+        literals: the program's own strings, because the program may search texts for them.
     """
     mixed = f"ä€{string.printable}" * _NUM_REPEATS
     return (
@@ -83,9 +83,9 @@ def mark_kinds(literals: Iterable[str]) -> tuple[MarkKind, ...]:
 class Marks:
     """Writes the placeholders of one trace as marks into ordinary strings, and finds them again.
 
-    An f-string makes a plain `str`, so a placeholder in it becomes a mark. Python code that processes such a text is
-    not visible. But with marks of another kind its result differs, so the traces differ. If code changes a mark and
-    leaves its secret, `parse` raises at once.
+    An f-string creates a plain `str`, so a placeholder in it becomes a mark. Python code that processes such a text is
+    not recorded. But its result differs with marks of another kind, so the traces differ. If code changes a mark and
+    leaves its secret, `parse` raises immediately.
     """
 
     def __init__(self, filename: str, kind: MarkKind) -> None:
@@ -105,7 +105,7 @@ class Marks:
         """Return a mark for a text with slots.
 
         Raises:
-            TraceError: all marks are used.
+            TraceError: no further marks are available.
         """
         if len(self._templates) == len(self._kind.alphabet) ** self._kind.number_len:
             self.stop(f"it converts placeholders to text more than {len(self._templates)} times")

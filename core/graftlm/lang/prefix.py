@@ -1,4 +1,4 @@
-"""Caches the text with which every run of a program begins, before the runs start."""
+"""Caches the text that is common to the beginnings of all runs of a program, before the runs start."""
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -29,8 +29,8 @@ def cache_ahead(graph: Graph, backend: Backend, arguments: Mapping[str, Any]) ->
     Args:
         arguments: arguments that are equal in all runs.
 
-    Returns: the point from which the runs continue. If the text cannot be made, this is the beginning of the graph, so
-        that each run raises the error with its own line.
+    Returns: the point from which the runs continue. If the text cannot be rendered, this is the beginning of the graph,
+        so that each run raises the error with its own line.
     """
     leading = _leading(graph, arguments)
     try:
@@ -43,7 +43,7 @@ def cache_now(graph: Graph, backend: Backend) -> None:
     """Ask the backend to cache a graph's first text, of any length.
 
     Raises:
-        GraftlmError: the text cannot be made, or the backend refuses or fails.
+        GraftlmError: the text cannot be rendered, or the backend refuses or fails.
     """
     text = _snapshot_after(_leading(graph, {}), backend, {}, is_hint=False).text
     if text:

@@ -40,7 +40,7 @@ class Program:
         """Wrap a function.
 
         Args:
-            prefix: the graph of the function's first texts, if it is known; its text is cached before a batch runs.
+            prefix: the graph of the function's first texts, if it was traced; its text is cached before a batch runs.
             cached_in: a backend that has cached this prefix already.
             num_api_spec_tokens: see `@function`.
 
@@ -93,7 +93,7 @@ class Program:
             args, kwargs: arguments of the function, and sampling parameters (`max_tokens` or `max_new_tokens`,
                 `temperature`, `stop`, ...). The latter apply to each `gen` that does not set them itself.
             backend: an Engine, a RuntimeEndpoint or a Backend; None: the default backend.
-            stream: return at once; texts then grow token by token, and the function runs in a new thread.
+            stream: return immediately; texts then grow token by token, and the function runs in a new thread.
             use_thread: has no effect: the expressions of a state never need a thread.
 
         Returns: the state. Without `stream`, all its expressions are finished. If one failed, `state.error()` is its
@@ -145,7 +145,7 @@ class Program:
         )
 
     def cache(self, backend: Any = None) -> None:
-        """Put the program's prefix into a backend's cache, and wait until this is queued.
+        """Cache the program's prefix in a backend, and wait until the request is queued.
 
         The prefix is the program's text up to the first part that depends on an argument or on a model. To find it, the
         function runs once, with placeholders for its arguments.

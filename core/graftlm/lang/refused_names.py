@@ -1,4 +1,4 @@
-"""Names of SGLang that graftlm does not have. Using one raises an error that names the replacement."""
+"""Names of SGLang that graftlm does not have. Their use raises an error that names the replacement."""
 
 from typing import Any, Final, NoReturn
 

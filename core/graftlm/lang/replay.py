@@ -1,4 +1,4 @@
-"""Runs a graph on a program's state: all nodes are submitted to interpreters at once, and no thread waits."""
+"""Runs a graph on a program's state: all nodes are submitted to interpreters immediately, and no thread waits."""
 
 import inspect
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
@@ -52,7 +52,7 @@ class Replay:
         Args:
             graph: the graph in which each state sends its own requests; used for streams and for runs with `n`.
             shared: the graph in which states share requests for several completions; used for all other runs.
-            signature: of the state and the free arguments.
+            signature: signature with the state and the free arguments.
             constants: names of the other arguments, whose values are part of the graphs.
         """
         self._graph = graph
@@ -143,7 +143,7 @@ class _Run:
                 return Later(self._after(node.slots(), self._maker(node)))
 
     def _maker(self, node: Node) -> Callable[[], Expr]:
-        """Return a function that makes a node's expression; it may be called when the needed values are available."""
+        """Return a function that creates a node's expression; call it when the needed values are available."""
         match node.action:
             case Insert(slot):
                 return lambda: as_expr(slot.value(self._value_of))

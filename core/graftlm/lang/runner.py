@@ -26,7 +26,7 @@ class Runner:
     """Runs a function, each time with a new state, in the calling thread or in others."""
 
     def __init__(self, function: Callable[..., Any], *, num_api_spec_tokens: int | None = None) -> None:
-        """Create a runner of a function of a state and arguments; `num_api_spec_tokens`: see `@function`."""
+        """Create a runner for a function of a state and arguments; see `@function` for `num_api_spec_tokens`."""
         self._function = function
         self._num_api_spec_tokens = num_api_spec_tokens
         self._argument_names = list(inspect.signature(function).parameters)[1:]

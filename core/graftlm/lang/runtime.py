@@ -1,4 +1,4 @@
-"""A server in a process of its own, started and stopped by a program."""
+"""A server in a separate process, started and stopped by a program."""
 
 import asyncio
 import json
@@ -61,7 +61,7 @@ class Runtime:
         command = [sys.executable, "-c", "from graftlm.cli import main; main()", "serve", "--model", model_path]
         command += [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
         with tempfile.TemporaryDirectory(prefix="graftlm-runtime-") as folder, tempfile.TemporaryFile() as log:
-            file = Path(folder) / "engine.yaml"  # not the command line, which other users can read
+            file = Path(folder) / "engine.yaml"  # a file, because other users can read the command line
             file.write_text(json.dumps({**sections, "server": server}), encoding="utf-8")
             process = subprocess.Popen(
                 [*command, str(file)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log

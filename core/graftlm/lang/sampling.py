@@ -17,7 +17,7 @@ DTYPE_PATTERNS: Final[Mapping[str, str]] = {
     "bool": "(True|False)",
 }
 
-#: The pattern of a number has no end, so these stop strings end it.
+#: The pattern of a number is unlimited, so these stop strings end it.
 _NUMBER_STOPS: Final = (" ", "\n")
 _NUMBERS: Final = frozenset({"int", "float"})
 

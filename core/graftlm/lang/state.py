@@ -40,7 +40,7 @@ class ProgramState:
     ) -> None:
         self._interpreter = interpreter
         self._variables = variables or Variables()
-        self._parent = parent  # this reference keeps the parent, on whose text this state depends, from being cancelled
+        self._parent = parent  # prevents the cancellation of the parent, on whose text this state depends
         self._returned: Any = None
         self._finalizer = weakref.finalize(self, interpreter.fail, ProgramCancelledError(_CANCELLED))
         self._finalizer.atexit = False
@@ -171,7 +171,7 @@ class ProgramState:
         return self[name]
 
     def get_meta_info(self, name: str) -> Any:
-        """Return a variable's meta information, such as its tokens and why it ended; a list if it has `n` texts."""
+        """Return a variable's meta information, such as tokens and finish reason; a list if it has `n` texts."""
         return self._value(name).meta_info
 
     def _value(self, name: str) -> Value:
@@ -263,11 +263,11 @@ class ProgramState:
 
         Args:
             return_meta_data: yield pairs of a piece of the variable's text and the meta information at that point. Its
-                counts refer to the whole text so far; its log-probabilities of generated tokens only contain those that
-                no earlier pair had. No piece is empty, so `get_meta_info` can have more than the last pair.
+                counts refer to the whole text so far; its log-probabilities contain only the generated tokens that no
+                earlier pair contained. No piece is empty, so `get_meta_info` may contain more than the last pair.
 
         Raises:
-            RequestError: `return_meta_data` without a variable: a whole text has no meta information.
+            RequestError: `return_meta_data` is set without a variable: a whole text has no meta information.
         """
         if return_meta_data and var_name is None:
             raise RequestError("text_async_iter(return_meta_data=True) needs the name of a variable: var_name=...")
@@ -327,7 +327,7 @@ class ProgramState:
         """Run like `run`, but do not raise the function's error; later reads of the state raise it."""
         try:
             return self.run(function, *args, **kwargs)
-        except BaseException as error:  # also SystemExit: it ends this run, but no other run of the batch
+        except BaseException as error:  # includes SystemExit, which ends this run, but no other run of the batch
             ended: Future[None] = Future()
             ended.set_exception(function_error(error, function))
             return ended

@@ -14,7 +14,7 @@ __all__ = ["Action", "End", "Later", "Snapshot", "Step", "Take", "TakeWritten"]
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A state at one point of its program. As an action, it is copied into an empty state.
+    """A state at one point of its program. This action copies it into an empty state.
 
     Attributes:
         role: role of the open message; None if no message is open.
@@ -43,7 +43,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """Takes a snapshot. With `shared`, several states continue from it, so the backend caches its text first."""
+    """Takes a snapshot. If `shared` is set, several states continue from it, so the backend caches its text first."""
 
     taken: "Future[Snapshot]"
     shared: bool = False
@@ -58,7 +58,7 @@ class TakeWritten:
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """Runs an expression that depends on other states; it is awaited when its turn comes."""
+    """Runs an expression that depends on other states; it is awaited when it is first in the queue."""
 
     expr: Callable[[], Awaitable[Expr]]
 

@@ -1,4 +1,4 @@
-"""Texts and values with slots, which a traced program writes or returns before its arguments and answers are known."""
+"""Texts and values with slots, which a traced program uses before its arguments and the generated texts are known."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -48,7 +48,7 @@ class MetaInfo:
     node_id: int
 
 
-#: Where a slot's value comes from.
+#: The source of a slot's value.
 Source = Argument | Produced | MetaInfo
 
 
@@ -87,7 +87,7 @@ class Conversion:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A place for a value."""
+    """A placeholder for a value."""
 
     source: Source
     conversions: tuple[Conversion, ...] = ()

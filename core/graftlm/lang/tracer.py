@@ -25,11 +25,11 @@ from graftlm.lang.variables import Cell, Value, Variables
 
 __all__ = ["trace", "trace_prefix"]
 
-#: More than real programs have. A loop that waits for a certain generated text would never end in a trace.
+#: Real programs have fewer. A loop that waits for a certain generated text would never end in a trace.
 _MAX_NODES: Final = 100_000
 _MAX_PREFIX_NODES: Final = 1000
 
-#: Longer strings are ignored: programs search texts for words, rarely for paragraphs, and they would make marks long.
+#: Longer strings are ignored: programs search texts for words, rarely for paragraphs, and long strings make marks long.
 _MAX_LITERAL_CHARACTERS: Final = 64
 
 #: Longer collections of strings are ignored: they are data.
@@ -40,7 +40,7 @@ def trace(function: Callable[..., Any], constants: Mapping[str, Any], *, max_nod
     """Return a program's graph. The function runs once for each kind of marks; a mark represents a value in a string.
 
     Args:
-        max_nodes: a program with more nodes is assumed not to end.
+        max_nodes: a program with more nodes is assumed to be endless.
 
     Raises:
         TraceError: the program's expressions depend on values that are not known yet.
@@ -63,10 +63,10 @@ def trace_prefix(function: Callable[..., Any], constants: Mapping[str, Any]) -> 
 
 
 def _literals(function: Callable[..., Any]) -> list[str]:
-    """Return the short strings in a function's code and in the values it names; also those of functions in its file."""
+    """Return the short strings in a function's code, in its globals, and in the functions of its file."""
     function = inspect.unwrap(function)
     filename = getattr(getattr(function, "__code__", None), "co_filename", None)
-    found: dict[str, None] = {}  # in order, each once
+    found: dict[str, None] = {}  # a dictionary as an ordered set
     waiting: list[Any] = [function]
     seen: set[int] = set()
     while waiting:
