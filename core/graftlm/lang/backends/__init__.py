@@ -1,1 +1,1 @@
-"""What runs a program's requests: an engine of this process, or a server."""
+"""The backends that run a program's requests: an engine of this process, or a server."""

@@ -47,8 +47,8 @@ class RuntimeEndpoint:
         chat_template: name of one of `CHAT_TEMPLATES`; needed if the server does not report its template and no
             template matches the model's name.
         adapter: name of a loaded low-rank adapter, used for all requests; None: no adapter.
-        max_requests: the most active requests; further ones wait.
-        timeout_s: seconds without a byte from the server after which a request is aborted; None: no limit.
+        max_requests: maximum number of active requests; further requests wait.
+        timeout_s: a request is aborted after this number of seconds without a byte from the server; None: no limit.
 
     Raises:
         ConfigError: an argument is invalid.
@@ -103,7 +103,7 @@ class RuntimeEndpoint:
                 yield generation
 
     def _note_refusal(self, request: GenerationRequest, error: RequestError) -> None:
-        """Remember that the server lacks `stop_regex`, if this is why it refused a request; else raise the error."""
+        """Record that the server lacks `stop_regex`, if this is why it refused a request; else raise the error."""
         if not request.sampling.stop_regex or "stop_regex" not in str(error):
             raise error
         self._has_stop_regex = False
@@ -140,7 +140,7 @@ class RuntimeEndpoint:
         return batch.scores(rows, [cached_tokens_of(info, source) for info in infos])
 
     def cache_prefix(self, prompt: str) -> Coroutine[Any, Any, None]:
-        """Compute and cache a prompt; see Backend. A program may call this without await; it then waits."""
+        """Compute and cache a prompt; see Backend. A program may call this without await; the call then blocks."""
         return run_unless_in_loop(self._cache_prefix(prompt))
 
     async def _cache_prefix(self, prompt: str) -> None:
@@ -154,7 +154,7 @@ class RuntimeEndpoint:
         return self._chat_template
 
     def flush_cache(self) -> Coroutine[Any, Any, None]:
-        """Remove cached prefixes; see Backend. A program may call this without await; it then waits."""
+        """Remove cached prefixes; see Backend. A program may call this without await; the call then blocks."""
         return run_unless_in_loop(self._http.call("POST", "/flush_cache"))
 
     # -- calls of SGLang's programs; they wait -------------------------------------------------------------------------
@@ -304,7 +304,7 @@ def _check_ended_well(answer: Any) -> None:
 
 
 def _template_of(info: Mapping[str, Any], name: str | None, source: str) -> ChatTemplate:
-    """Return the template that a server reports, or the one of a name, or one that matches the model's name.
+    """Return the template that a server reports, or the template `name`, or one that matches the model's name.
 
     Raises:
         EngineError: the answer of `source` has no valid template.

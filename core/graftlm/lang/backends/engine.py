@@ -31,7 +31,7 @@ class EngineTokenizer(Protocol):
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether it can write chats."""
+        """Whether it has a chat template."""
 
     @property
     def prompt_prefix(self) -> str:
@@ -65,10 +65,10 @@ class InProcessEngine(Protocol):
     def astream(
         self, prompt: Any, sampling_params: Any = None, *, adapter: str | None = None
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Complete one prompt; yields growing outputs. Closing the generator aborts the prompt."""
+        """Complete one prompt, and yield growing outputs. If the generator is closed, the prompt is aborted."""
 
     async def acache_prefix(self, prompt: str, *, adapter: str | None = None) -> None:
-        """Queue a prompt, which is then computed and cached."""
+        """Queue a prompt to be computed and cached."""
 
     def flush_cache(self) -> int:
         """Remove cached prefixes."""
@@ -133,7 +133,7 @@ class EngineBackend:
         ]
         outputs = [
             output
-            for i in range(0, len(params), self._max_requests)  # a larger batch could never be queued
+            for i in range(0, len(params), self._max_requests)  # a larger batch would never fit into the queue
             for output in await self._outputs(
                 batch.prompts[i : i + self._max_requests], params[i : i + self._max_requests]
             )

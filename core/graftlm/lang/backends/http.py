@@ -37,7 +37,7 @@ __all__ = ["HttpClient", "refusal"]
 _CONNECT_TIMEOUT_S: Final = 10.0
 _CLOSE_TIMEOUT_S: Final = 1.0
 
-#: TCP keep-alive: seconds without data before the first probe, seconds between probes, and number of probes.
+#: TCP keep-alive: seconds without data before the first probe, seconds between probes, number of probes.
 _KEEPALIVE: Final[Mapping[str, int]] = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 
 _ERRORS: Final[Mapping[int, type[GraftlmError]]] = {
@@ -71,8 +71,8 @@ _STATUSES_OF_TYPES: Final[Mapping[Any, int]] = {
 class HttpClient:
     """Sends requests to one server, in the language's event loop.
 
-    Connections are opened when they are needed, also after `close`. Cancelling a call closes its connection; the
-    server then aborts the request.
+    Connections are opened when they are needed, even after `close`. If a call is cancelled, its connection is closed,
+    and the server then aborts the request.
     """
 
     def __init__(
@@ -88,9 +88,9 @@ class HttpClient:
 
         Args:
             api_key: sent with each request.
-            timeout_s: seconds without a byte from the server after which a request is aborted; None: no limit.
-            hint: what may be wrong with the URL; part of the message for a missing page.
-            ca_file: certificates of the authorities that may sign the server's certificate; None: those of the system.
+            timeout_s: a request is aborted after this number of seconds without a byte from the server; None: no limit.
+            hint: a possible error in the URL; it becomes part of the message for a missing page.
+            ca_file: file of certificates of the authorities that may sign the server's certificate; None: the system's.
 
         Raises:
             ConfigError: the URL or `timeout_s` is invalid.
@@ -103,13 +103,13 @@ class HttpClient:
         self._ssl = True if ca_file is None else _ssl_context(ca_file)
         self._sessions: list[aiohttp.ClientSession] = []
         self._process_id = os.getpid()
-        self._finalizer = weakref.finalize(self, _close, self._sessions)  # also at the end of the process
+        self._finalizer = weakref.finalize(self, _close, self._sessions)  # is also called at the end of the process
 
     async def json(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """Return the JSON answer of a request.
 
         Raises:
-            GraftlmError: the server refuses, cannot be reached, or answers with something else.
+            GraftlmError: the server refuses, cannot be reached, or answers in another format.
         """
         async with self._request(method, path, body) as response:
             body_read = await response.read()
@@ -171,7 +171,7 @@ class HttpClient:
             raise UnavailableError(f"cannot talk to {self.url}: {type(error).__name__}: {error}") from error
 
     def _about(self, status: int, path: str) -> str:
-        """Return an addition to an error's message: for a missing page its URL, because the URL may be wrong."""
+        """Return an addition to an error's message: for a missing page, its URL, because the URL may be wrong."""
         if status not in (404, 405):
             return ""
         return f" ({self.url}{path}{'; ' if self._hint else ''}{self._hint})"
@@ -183,20 +183,20 @@ class HttpClient:
             self._abandon_sessions()
         if not self._sessions:
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S, sock_read=self._timeout_s)
-            # No limit of connections: callers limit their requests.
+            # The number of connections is not limited, because callers limit their requests.
             connector = aiohttp.TCPConnector(limit=0, ssl=self._ssl, socket_factory=_keepalive_socket)
             self._sessions.append(aiohttp.ClientSession(connector=connector, timeout=timeout, headers=self._headers))
         return self._sessions[0]
 
     def _abandon_sessions(self) -> None:
-        """Drop the connections of the parent process, in a forked process; the parent continues to use them."""
+        """Drop the parent's connections in a forked process; the parent continues to use them."""
         self._finalizer.detach()
         self._process_id, self._sessions = os.getpid(), []
         self._finalizer = weakref.finalize(self, _close, self._sessions)
 
 
 def _keepalive_socket(address: "tuple[Any, ...]") -> socket.socket:
-    """Return a socket that detects within a minute that the server's machine is unreachable, also during an answer."""
+    """Return a socket that detects within a minute, also during an answer, that the server's machine is unreachable."""
     family, kind, protocol, *_ = address
     made = socket.socket(family, kind, protocol)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

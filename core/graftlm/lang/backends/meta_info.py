@@ -42,7 +42,7 @@ def _finish_reason(completion: Completion) -> dict[str, Any] | None:
 
 
 class _Entries:
-    """Makes entries of the form [log-probability, token id, text or None]."""
+    """Creates entries of the form [log-probability, token id, text or None]."""
 
     def __init__(self, token_text: Callable[[int], str] | None, num_top: int) -> None:
         self._token_text = token_text

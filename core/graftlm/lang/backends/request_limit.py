@@ -22,7 +22,8 @@ class RequestLimit:
         """Create a limit.
 
         Args:
-            max_wait_s: seconds after which a request fails if the queue stays full, because other clients fill it.
+            max_wait_s: a request fails if the queue stays full for this number of seconds, because other clients fill
+                it.
         """
         self._max_requests = max_requests
         self._max_wait_s = max_wait_s

@@ -12,10 +12,10 @@ __all__ = ["ScoringBatch", "check_choices", "first_difference"]
 
 @dataclass(frozen=True, slots=True)
 class ScoringBatch:
-    """Prompts that are computed together; each is scored from its own start on.
+    """Prompts that are computed together; the scores of each begin at an index of its own prompt.
 
         prompt | choice 0          Only the tokens after the bar are scored. The tokens before it are equal,
-        prompt | choice 1          except where they merge with a choice, and are computed once.
+        prompt | choice 1          except those that merge with a choice, and are computed once.
                | choice 0          The choices' tokens without the prompt, for unconditional log-probabilities.
                | choice 1
 

@@ -1,8 +1,8 @@
 r"""API speculative execution: one longer completion answers several `gen`s of one state.
 
-A call's prompt and its completion together are the known text: the model has written it after this prompt. The prompt
-of a later `gen` is the state's text so far. If the known text starts with this prompt, the text that follows there, up
-to the `gen`'s stop string, is its answer.
+The known text is a call's prompt with its completion: the model has written the completion after this prompt. The
+prompt of a later `gen` is the state's text so far. If the known text starts with this prompt, its next part, up to the
+`gen`'s stop string, is the answer.
 
     known text  Name: Ana\nJob: cook\n
                 |-------|              the first gen's prompt and answer; it was requested without its stop string "\n"
@@ -10,7 +10,7 @@ to the `gen`'s stop string, is its answer.
                                 |--|   the second gen's answer, without a call
 
 This needs greedy sampling, where a second request gives the same text. At higher temperatures, the sampled text decides
-whether the end of a `gen` is in it. To sample again whenever it is not would favour short texts.
+whether the end of a `gen` is in it. If a text without this end were sampled again, short texts would be favoured.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -28,7 +28,7 @@ from graftlm.types import Message
 
 __all__ = ["SpeculativeBackend"]
 
-#: A `gen` with one of these makes its own call: its answer differs from the text of another completion.
+#: A `gen` with one of these parameters makes a separate call: its answer differs from the text of another completion.
 _NEEDS_CALL: Final = (
     "regex", "json_schema", "return_logprob", "stop_token_ids", "stop_regex", "min_tokens", "ignore_eos",
 )  # fmt: skip
@@ -51,7 +51,7 @@ class _Known:
         prompt_len: number of characters of the prompt.
         has_ended: whether the model itself ended the completion.
         max_tokens: the call's limit of tokens.
-        sampling: the call's parameters, without those that only determine its end.
+        sampling: the call's sampling parameters without `stop` and `max_tokens`.
         meta_info: the call's meta information.
     """
 
@@ -70,7 +70,7 @@ class _Known:
         return -(-len(part) * int(total) // length)
 
     def most_tokens(self, part: str) -> int:
-        """Return an upper limit of a part's tokens: its bytes (a token has at least one), or all tokens if fewer."""
+        """Return an upper bound of a part's tokens: its bytes (a token has at least one), or all tokens if fewer."""
         total = self.meta_info.get("completion_tokens") or self.max_tokens
         return min(len(part.encode()), int(total), self.max_tokens)
 
@@ -80,7 +80,8 @@ class _Known:
         """Return the text that follows a prompt, up to the end of the `gen`; None if its end is not in the known text.
 
         Args:
-            is_estimate: compare an estimate of the answer's tokens with `max_tokens`; else an upper limit of them.
+            is_estimate: whether to compare `max_tokens` with an estimate of the answer's tokens, not with an upper
+                bound.
         """
         rest = self.text[len(prompt) :]
         found = [(at, stop) for stop in sampling.stop or () if (at := rest.find(stop)) >= 0]
@@ -89,22 +90,22 @@ class _Known:
         at, matched = min(found) if found else (len(rest), None)
         count = self.likely_tokens if is_estimate else self.most_tokens
         if count(rest[: at + len(matched or "")]) > max_tokens:
-            return None  # max_tokens may end the gen within this text, at a token that only the endpoint can find
+            return None  # max_tokens may end the gen within this text; only the endpoint can find the last token
         reason = {"type": "stop", "matched": matched}
         return Generation(rest[:at], self.meta_info | {"finish_reason": reason, "speculated": False})
 
 
 class SpeculativeBackend:
-    """A view of a backend for one state. Two states must not share it, because each must sample its own texts.
+    """A view of a backend for one state. Two states must not share it, because each must sample separate texts.
 
     A greedy `gen` with a stop string is requested without this string, and with more tokens. If a later text of the
-    program differs from the known text, only these tokens are lost: the later `gen` makes its own call. One case costs
-    a call: the end of the first `gen` is not in its longer completion. Then it is requested again normally, and so is
-    every later `gen`.
+    program differs from the known text, only these tokens are lost: the later `gen` makes a separate call. One case
+    costs a call: the longer completion does not contain the end of the first `gen`. Then the `gen` is requested again
+    without speculation, and so is every later `gen`.
 
     Some chat endpoints can only write whole messages. Such a message is sampled once, at any temperature. No call can
-    continue a part of it. So if the end of a `gen` is not in the message, this is an error, unless a second request is
-    certain to give the same text.
+    continue a part of it. So if the message does not contain the end of a `gen`, this is an error, unless a second
+    request is certain to give the same text.
     """
 
     def __init__(
@@ -119,10 +120,10 @@ class SpeculativeBackend:
         """Begin without known text.
 
         Args:
-            num_tokens: number of tokens to request, if the `gen` itself requests fewer.
+            num_tokens: number of tokens to request, if the `gen` requests fewer.
             meter: counts the saved calls and tokens.
             default_max_tokens: the backend's limit for a `gen` without `max_tokens`.
-            writes_whole_messages: the backend cannot continue a partial chat message.
+            writes_whole_messages: whether the backend can only write whole chat messages.
         """
         self._backend = backend
         self._num_tokens = num_tokens
@@ -190,7 +191,7 @@ class SpeculativeBackend:
         return replace(answer, meta_info=answer.meta_info | _WITHOUT_CALL)
 
     async def _request_longer(self, request: GenerationRequest) -> Generation:
-        """Request a longer completion than the `gen` needs, and keep it as known text."""
+        """Request a longer completion than the `gen` needs, and store it as known text."""
         sampling, max_tokens, is_part = request.sampling, self._max_tokens(request), self._is_part(request)
         is_longer = is_part or _is_certain(sampling)
         num_asked = max(self._num_tokens, max_tokens) if is_longer else max_tokens
@@ -202,7 +203,8 @@ class SpeculativeBackend:
         answer = known.answer(request.prompt, sampling, max_tokens, is_estimate=is_part)
         if answer is not None or num_asked == max_tokens:
             self._known = known
-            return answer or whole  # the completion has max_tokens tokens and no stop string
+            # Without `answer`, `whole` is the result: it has max_tokens tokens and no stop string.
+            return answer or whole
         self._check_may_ask_again(request)
         self._speculates = False
         (own,) = await self._backend.generate(request)
@@ -236,7 +238,7 @@ def _needs_call(sampling: Sampling) -> bool:
 
 
 def _is_certain(sampling: Sampling) -> bool:
-    """Whether every call writes the same text after a prompt, also a call that wrote a part of that prompt itself."""
+    """Whether every call writes the same text after a prompt, even a call that wrote a part of that prompt."""
     return sampling.temperature == 0 and not any(getattr(sampling, name) for name in _PENALTIES)
 
 

@@ -17,7 +17,7 @@ Stream = Callable[[GenerationRequest], AsyncGenerator[Generation, None]]
 async def stream_until_match(stream: Stream, request: GenerationRequest) -> AsyncGenerator[Generation, None]:
     """Stream a completion up to the first match of one of its `stop_regex`, which is the end of the text.
 
-    The rest of the request is aborted. As in SGLang, `finish_reason` has the pattern as `matched`.
+    The rest of the request is aborted. As in SGLang, `finish_reason` contains the pattern as `matched`.
     """
     patterns = [re.compile(pattern) for pattern in request.sampling.stop_regex or ()]
     plain = replace(request, sampling=replace(request.sampling, stop_regex=None))
@@ -30,7 +30,7 @@ async def stream_until_match(stream: Stream, request: GenerationRequest) -> Asyn
 
 
 async def complete_until_match(stream: Stream, request: GenerationRequest) -> list[Generation]:
-    """Return the `n` completions of a request, each ended like that of `stream_until_match`."""
+    """Return the `n` completions of a request, each ended as in `stream_until_match`."""
     one = replace(request, sampling=replace(request.sampling, n=None))
     try:
         async with asyncio.TaskGroup() as group:

@@ -8,12 +8,12 @@ __all__ = ["ApiUsage", "TokenUsage", "UsageMeter"]
 
 @dataclass(frozen=True, slots=True)
 class ApiUsage:
-    """Calls and tokens; the difference of two is the usage between them.
+    """The numbers of calls and tokens; the difference of two objects is the usage between them.
 
     Attributes:
         calls: number of answered calls.
         prompt_tokens: prompt tokens of all calls, as counted by the endpoint.
-        completion_tokens: generated tokens, as counted by the endpoint; including tokens that no `gen` used.
+        completion_tokens: generated tokens, as counted by the endpoint; this includes tokens that no `gen` used.
         saved_calls: number of `gen`s that were answered from the completion of an earlier call.
         saved_prompt_tokens: prompt tokens that these `gen`s did not need; an estimate from the calls' counts.
     """

@@ -44,9 +44,10 @@ class OpenAI:
         is_chat: whether to use `/chat/completions`; None: yes, unless the model's name is that of a completion model.
         is_chat_model: SGLang's name of `is_chat`.
         chat_template: for `/completions`: name of one of `CHAT_TEMPLATES`; needed if none matches the model's name.
-        continue_final_message: the chat endpoint can continue a partial message, as those of graftlm, SGLang and vLLM.
-        max_requests: the most active requests; further ones wait.
-        timeout_s: seconds without a byte from the endpoint after which a request is aborted; None: no limit.
+        continue_final_message: whether the chat endpoint can continue a partial message, as graftlm, SGLang and vLLM
+            can.
+        max_requests: maximum number of active requests; further requests wait.
+        timeout_s: a request is aborted after this number of seconds without a byte from the endpoint; None: no limit.
 
     Raises:
         ConfigError: an argument is invalid.
@@ -105,7 +106,7 @@ class OpenAI:
         return self._token_usage
 
     def speculative(self, num_tokens: int) -> Backend:
-        """Return a view for one state that can answer several `gen`s by one call; see SpeculatingBackend."""
+        """Return a view for one state that can answer several `gen`s with one call; see SpeculatingBackend."""
         return SpeculativeBackend(
             self,
             num_tokens,
@@ -160,11 +161,11 @@ class OpenAI:
         scores = await self._echoed_scores(prompt, choices)
         if scores is None:
             scores = await self._path_scores(prompt, choices, messages)
-            self._echoes = False  # the answer shows that the prompt is valid, so the endpoint has refused the echo
+            self._echoes = False  # the answer shows that the prompt is valid, so the endpoint does not support the echo
         return scores
 
     async def cache_prefix(self, prompt: str) -> None:
-        """Do nothing: the endpoint decides itself what it caches, and a call costs money; see Backend."""
+        """Do nothing: the endpoint manages its cache, and a call costs money; see Backend."""
 
     async def chat_template(self) -> ChatTemplate:
         """Return the format of chats in the program's text; see Backend."""

@@ -11,12 +11,12 @@ from graftlm.lang.choices import ChoiceScore
 
 __all__ = ["MAX_PATH_TOKENS", "TokenNumbers", "echoed_scores", "path_scores"]
 
-#: The most tokens of the model's own answer with which choices are compared.
+#: Maximum number of tokens of the model's answer with which choices are compared.
 MAX_PATH_TOKENS: Final = 16
 
 
 class TokenNumbers:
-    """Ids for tokens, because these endpoints only report their texts. The ids are only valid for one `select`."""
+    """Assigns ids to tokens, because these endpoints only report texts. The ids are only valid for one `select`."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
@@ -33,7 +33,7 @@ def echoed_scores(
     Args:
         echoes: `logprobs` of the prompt, then of the prompt with each choice.
 
-    Returns: None if the endpoint echoed something else.
+    Returns: the scores; None if the endpoint echoed something else.
     """
     texts = [prompt, *[prompt + choice for choice in choices]]
     rows = [_echoed(text, echo) for text, echo in zip(texts, echoes, strict=True)]
@@ -63,15 +63,15 @@ def path_scores(
 ) -> list[ChoiceScore]:
     """Return the scores of the choices' first tokens, taken from the model's own answer at temperature 0.
 
-    A choice is compared with the answer token by token. Where it differs, the most likely reported token that continues
-    the choice counts. It is the last known token of this choice.
+    A choice is compared with the answer token by token. At the first difference, the most likely reported token that
+    continues the choice counts. It is the last known token of this choice.
 
     Args:
         tokens: [log-probability, None, text] of each token of the answer.
         top: the same for the most likely tokens at each position.
 
     Raises:
-        RequestFailedError: the reported tokens begin no choice.
+        RequestFailedError: none of the reported tokens begins a choice.
         UnsupportedFeatureError: the best choices have equal scores.
     """
     scores = [_path_score(choice, tokens, top, numbers) for choice in choices]
@@ -111,5 +111,5 @@ def _path_score(
 
 
 def _continues(token: str, rest: str) -> bool:
-    """Whether a token is the beginning of the rest of a choice, or the rest the beginning of the token."""
+    """Whether a token is a prefix of the rest of a choice, or the rest is a prefix of the token."""
     return bool(token) and (rest.startswith(token) or token.startswith(rest))

@@ -66,8 +66,8 @@ class Dialect(ABC):
 
     Attributes:
         path: path of the endpoint after the base URL.
-        max_top_logprobs: the most tokens that it reports for each position.
-        writes_whole_messages: it cannot continue a partial message.
+        max_top_logprobs: maximum number of most likely tokens that it reports for each position.
+        writes_whole_messages: whether it can only write whole messages.
     """
 
     path: str
@@ -219,7 +219,7 @@ class ChatDialect(Dialect):
 
         Args:
             template: format of chats in the program's text; the endpoint does not see it.
-            continues: the endpoint supports `continue_final_message`.
+            continues: whether the endpoint supports `continue_final_message`.
             limit_name: name of the field that limits the tokens.
         """
         super().__init__(model)

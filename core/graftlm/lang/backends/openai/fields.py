@@ -22,11 +22,11 @@ __all__ = [
 #: The limit of a `gen` without `max_tokens`. It equals that of engines and servers; endpoints have various defaults.
 DEFAULT_MAX_TOKENS: Final = 128
 
-#: Fields of Sampling with the same name in a body, and those that other code writes into a body.
+#: Fields of `Sampling` that a request body has under the same name, and fields that other code writes into the body.
 _SAME: Final = ("n", "temperature", "top_p", "frequency_penalty", "presence_penalty")
 _ELSEWHERE: Final = ("max_tokens", "stop", "return_logprob", "top_logprobs_num", "return_text_in_logprobs")
 
-#: Fields that such endpoints lack -> value without effect, which is accepted.
+#: Fields that such endpoints lack -> their value without effect, which is accepted.
 _NEUTRAL: Final[Mapping[str, Any]] = {
     "top_k": -1, "min_p": 0.0, "min_tokens": 0, "ignore_eos": False, "logprob_start_len": -1, "stop_token_ids": (),
     "stop_regex": (),
@@ -93,7 +93,7 @@ def max_tokens_of(sampling: Sampling) -> int:
 
 
 def tokens_of_each(total: int, num_letters: Sequence[int], known: Sequence[int | None]) -> list[int]:
-    """Return the number of tokens of each completion, if an answer only reports their sum.
+    """Return the number of tokens of each completion if an answer only reports their sum.
 
     Args:
         total: the sum.
