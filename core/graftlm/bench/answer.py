@@ -1,4 +1,4 @@
-"""The recording of one answer: its tokens and the times of their arrival."""
+"""Records one answer: its tokens and the times of their arrival."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -29,7 +29,7 @@ class Answer:
         self.finish_reason: str | None = None
         self.error: str | None = None
         self._chunk_tokens: list[int] = []
-        #: Number of tokens in the chunks so far; None after an event had text but no count.
+        #: number of tokens in the chunks so far; None after an event had text but no count
         self._num_counted: int | None = 0
 
     def add(self, events: Sequence[Event], now_s: float) -> None:

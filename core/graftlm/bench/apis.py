@@ -95,7 +95,7 @@ class _NativeMeta(msgspec.Struct):
 
 
 class _NativeEvent(msgspec.Struct):
-    # The event's text and token ids contain everything so far and are not read. The count shows what is new.
+    # The event's text and token ids contain everything so far and are not read. The count shows how much is new.
     meta_info: _NativeMeta = msgspec.field(default_factory=_NativeMeta)
     error: _WireError | str | None = None
 

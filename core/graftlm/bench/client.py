@@ -19,7 +19,7 @@ __all__ = ["Client", "PreparedRequest", "open_session"]
 
 _DONE: Final = b"[DONE]"
 _MAX_MESSAGE_CHARS: Final = 500
-#: Shorter than the limit of most servers. If the server closed a connection first, the next request on it would fail.
+#: Shorter than the limit of most servers: if the server closed a connection first, the next request on it would fail.
 _KEEPALIVE_S: Final = 3.0
 
 
@@ -39,7 +39,7 @@ class PreparedRequest:
 
 
 class _RequestFailedError(Exception):
-    """A request failed, with a kind of failure for the record."""
+    """A request failed; the error has the kind of failure for the record."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""Reading of prompts from a JSONL file."""
+"""Reads prompts from a JSONL file."""
 
 from array import array
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ __all__ = ["read_dataset"]
 _Count = Annotated[int, msgspec.Meta(ge=1)]
 _TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
-#: Maximum number of reported errors, since a wrong file has thousands of the same error.
+#: Maximum number of reported errors, because a wrong file has thousands of the same error.
 _MAX_ERRORS: Final = 10
 
 
@@ -37,7 +37,7 @@ def read_dataset(path: Path, max_prompts: int | None, output_tokens: int, accept
 
     Args:
         max_prompts: maximum number of prompts to read; None: read the whole file.
-        output_tokens: maximum number of tokens to generate, for lines that do not contain it.
+        output_tokens: maximum number of tokens to generate, for lines that do not set it.
         accepts: the forms of prompts that the API accepts.
 
     Raises:

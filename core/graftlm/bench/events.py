@@ -1,17 +1,17 @@
-"""Splitting of the bytes of an HTTP answer into server-sent events."""
+"""Splits the bytes of an HTTP answer into server-sent events."""
 
 __all__ = ["EventSplitter"]
 
 
 class EventSplitter:
-    """Splits a stream into the data of its events. Comments and other fields are ignored."""
+    """Splits a stream into the data of its events; ignores comments and other fields."""
 
     def __init__(self) -> None:
         self._rest = b""
         self._data: list[bytes] = []
 
     def feed(self, received: bytes) -> list[bytes]:
-        """Return the data of the events that end in these bytes."""
+        """Return the data of the events that these bytes complete."""
         *lines, self._rest = (self._rest + received).split(b"\n")
         events = []
         for line in lines:

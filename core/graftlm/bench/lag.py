@@ -1,4 +1,4 @@
-"""Measurement of the delay of this client's event loop."""
+"""Measures the delay of this client's event loop."""
 
 import asyncio
 import time
@@ -15,8 +15,8 @@ _INTERVAL_S: Final = 0.01
 class LagMonitor:
     """A context that measures how late the event loop runs timers, and how much CPU time the process uses.
 
-    If the loop is late, an answer is read later than it arrives, and its time is recorded too late. So the lag measured
-    here is included in every latency of the run.
+    If the loop is late, an answer is read later than it arrives, and its time is recorded too late. So this delay is
+    part of every latency of the run.
 
     Attributes:
         lags_s: delay of a timer in seconds, measured every 10 ms.

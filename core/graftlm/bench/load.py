@@ -1,4 +1,4 @@
-"""The execution of a load plan: it sends each request when it is due and the concurrency limit permits it."""
+"""Executes a load plan: sends each request when it is due and the concurrency limit permits it."""
 
 import asyncio
 import time
@@ -20,7 +20,7 @@ class LoadPlan:
 
     Attributes:
         requests: the requests, in order of arrival.
-        arrivals_s: due times in seconds since the start, float64 [requests]; None: all are due at once.
+        arrivals_s: due times in seconds since the start, float64 [requests]; None: all are due at the start.
         concurrency: maximum number of requests that run at the same time; None: no limit.
     """
 
@@ -29,7 +29,7 @@ class LoadPlan:
     concurrency: int | None = None
 
     def due_s(self, index: int) -> float | None:
-        """Return the due time of a request in seconds; None in a closed loop, where it starts when another one ends."""
+        """Return the due time of a request in seconds; None in a closed loop, where a request waits for another's end."""
         if self.arrivals_s is not None:
             return float(self.arrivals_s[index])
         return 0.0 if self.concurrency is None else None

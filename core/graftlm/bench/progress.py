@@ -11,7 +11,7 @@ from graftlm.bench.records import RequestRecord
 
 __all__ = ["load_progress"]
 
-#: Drawing uses time of the client, which adds to the measured latencies.
+#: Updates take time of the client, which is part of the measured latencies.
 _REFRESHES_PER_S = 2
 
 

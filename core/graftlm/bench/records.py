@@ -24,7 +24,7 @@ class RequestRecord:
 
     Attributes:
         index: index in the order of arrival.
-        scheduled_s: time at which it was due; None: it had no due time.
+        scheduled_s: time at which it was due; None: no due time.
         sent_s: time at which it was sent.
         end_s: time at which its answer was complete, or at which it failed.
         ttft_s: time from sending to the first chunk.
@@ -60,5 +60,5 @@ class RequestRecord:
 
     @property
     def client_queue_s(self) -> float | None:
-        """Time from the due time to sending, in seconds; None if it had no due time."""
+        """Time from the due time to sending, in seconds; None without a due time."""
         return None if self.scheduled_s is None else self.sent_s - self.scheduled_s

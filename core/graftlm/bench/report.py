@@ -19,7 +19,7 @@ from graftlm.errors import ConfigError
 
 __all__ = ["SCHEMA_VERSION", "Environment", "Report", "check_writable", "load_report", "save_json", "save_report"]
 
-#: Increased when a field is removed or changes its meaning, but not for new fields.
+#: Increased when a field is removed or changes its meaning; new fields do not change it.
 SCHEMA_VERSION: Final = 1
 
 
@@ -31,7 +31,7 @@ class Environment:
         started_at: start of the run, in ISO 8601 and UTC.
         graftlm, python, aiohttp, numpy: versions.
         platform: operating system.
-        host_cpus: number of CPUs of the client's machine; None: not known.
+        host_cpus: number of CPUs of the client's machine; None: unknown.
     """
 
     started_at: str

@@ -37,7 +37,7 @@ async def run_benchmark(
     """Measure a server.
 
     Args:
-        settings: the settings of the run.
+        settings: settings of the run.
         api_key: sent as a bearer token; never saved.
         allow_failures: continue if a warm-up request fails.
         watch: shows the progress of the measured requests.
@@ -80,7 +80,7 @@ def _check_context(settings: BenchSettings, target: Target) -> None:
     """Check that random prompts and their outputs fit into the model's context.
 
     Raises:
-        ConfigError: they do not fit, so the server would refuse all of them.
+        ConfigError: they do not fit; the server would refuse all of them.
     """
     longest = settings.prompt_tokens + settings.output_tokens
     if settings.dataset is None and target.context_len is not None and longest > target.context_len:

@@ -32,18 +32,18 @@ class BenchSettings:
         burstiness: shape of the gamma distribution of the gaps between arrivals; 1 is a Poisson process.
         concurrency: maximum number of requests that run at the same time; None: no limit.
         prompt_tokens: length of a random prompt, including its shared prefix.
-        output_tokens: maximum number of tokens to generate, for lines of the dataset that do not contain it.
+        output_tokens: maximum number of tokens to generate, for lines of the dataset that do not set it.
         shared_prefix_tokens: length of the prefix that random prompts share with other prompts.
         num_prefixes: number of different shared prefixes.
         warmup: number of requests before the measurement, one after the other.
         seed: seed of prompts and arrivals.
-        ignore_eos: always generate `output_tokens`; an extension that OpenAI's own servers refuse.
+        ignore_eos: whether to generate exactly `output_tokens`; an extension that OpenAI's own servers refuse.
         temperature: 0 selects the most likely token.
         timeout_s: seconds after which a request counts as failed.
         percentiles: the percentiles to report.
-        vocab_size: the model's vocabulary size; None: the server is asked.
-        flush_cache: empty the server's prefix cache before the measurement.
-        save_chunks: save the time of every chunk in the report.
+        vocab_size: the model's vocabulary size; None: as reported by the server.
+        flush_cache: whether to empty the server's prefix cache before the measurement.
+        save_chunks: whether to save the time of every chunk in the report.
         label: description of the run, for the report.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The figures of a run, which are computed from its records."""
+"""The figures of a run, computed from its records."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -20,7 +20,7 @@ class Distribution:
 
     Attributes:
         count: number of values.
-        percentiles: percentile such as "50" -> value. Between two values, it is interpolated linearly.
+        percentiles: percentile such as "50" -> value, interpolated linearly between two values.
     """
 
     count: int
@@ -36,9 +36,9 @@ class FailureCount:
     """The failures of one kind.
 
     Attributes:
-        kind: as in `Failure`.
-        count: their number.
-        example: the message of the first one.
+        kind: see `Failure`.
+        count: number of these failures.
+        example: message of the first one.
     """
 
     kind: str
@@ -166,7 +166,7 @@ def _per(amount: float, duration_s: float) -> float:
 def _in_flight(records: Sequence[RequestRecord], duration_s: float) -> tuple[float, int]:
     """Return the mean and the largest number of requests that ran at the same time."""
     busy_s = sum(record.end_s - record.sent_s for record in records)
-    # If one request ends at the time at which another is sent, the end comes first.
+    # If one request ends when another one is sent, the end is counted first.
     changes = sorted([(r.sent_s, 1) for r in records] + [(r.end_s, -1) for r in records])
     in_flight = np.cumsum([change for _, change in changes])
     return _per(busy_s, duration_s), int(in_flight.max())

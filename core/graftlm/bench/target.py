@@ -98,7 +98,7 @@ async def _first_model(session: aiohttp.ClientSession, url: str) -> str:
 
 
 async def _ask(session: aiohttp.ClientSession, url: str, shape: type[T]) -> T | None:
-    """Return the JSON at a URL; None if the server has none of this structure there.
+    """Return the JSON at a URL; None if the server has no JSON of this structure there.
 
     Raises:
         BenchError: the server does not answer, or refuses the API key.

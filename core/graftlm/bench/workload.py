@@ -1,4 +1,4 @@
-"""The requests of a run, from a dataset or random."""
+"""The requests of a run: from a dataset, or random."""
 
 from array import array
 from collections.abc import Callable
@@ -40,7 +40,7 @@ class Workload:
         items: the measured requests, in order of arrival.
         num_repeated: number of measured requests that repeat a line of the dataset.
         shared_share: largest share of the prompt tokens, from 0 to 1, that a prefix cache can find if it was empty at
-            the start; None: not known.
+            the start; None: unknown.
     """
 
     warmup: list[WorkItem]
@@ -68,10 +68,10 @@ def make_workload(settings: BenchSettings, accepts: tuple[type, ...], vocab_size
     Args:
         settings: the settings of the run.
         accepts: the forms of prompts that the API accepts.
-        vocab_size: the model's vocabulary size; None: not known.
+        vocab_size: the model's vocabulary size; None: unknown.
 
     Raises:
-        ConfigError: the dataset is wrong, or the vocabulary size is needed but not known.
+        ConfigError: the dataset is wrong, or the vocabulary size is needed but unknown.
     """
     warmup_rng, rng = (np.random.default_rng([settings.seed, stream]) for stream in (0, 1))
     if settings.dataset is not None:
@@ -99,7 +99,7 @@ def ordinary_token_ids(vocab_size: int) -> range:
 
 
 def _random_items(settings: BenchSettings, count: int, alphabet: _Alphabet, rng: np.random.Generator) -> list[WorkItem]:
-    """Return random prompts. The shared prefixes are assigned to them in random order, each equally often."""
+    """Return random prompts. The shared prefixes are assigned in random order, each to an equal number of prompts."""
     own_len = settings.prompt_tokens - settings.shared_prefix_tokens
     prefixes = rng.integers(alphabet.count, size=(settings.num_prefixes, settings.shared_prefix_tokens), dtype=np.int32)
     which = rng.permutation(count) % settings.num_prefixes

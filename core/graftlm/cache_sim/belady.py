@@ -2,8 +2,8 @@
 
 Belady's rule (1966) evicts the page whose next use is furthest in the future. Here only a hit counts as a use. A
 request always writes the last page of its prompt and the pages of its output, so it loses nothing if these pages were
-evicted. The rule is optimal because all pages have one size. Each request needs all of its pages at once, but this does
-not matter, because the pages in use do not depend on the pages that were kept.
+evicted. The rule is optimal because all pages have one size. It also holds although each request needs all of its pages
+at the same time, because the pages in use do not depend on the pages that were kept.
 
 A prefix cache may evict only leaves. This restriction costs almost nothing: a request that hits a page also hits all
 pages before it. So the next hit of a page is never later than the next hits of the pages after it, and one of the pages
@@ -64,7 +64,8 @@ class _NextHit:
 class _Belady:
     """Replays requests and evicts by Belady's rule.
 
-    Blocks with the furthest next hit are evicted first, and among these the deepest. A block is evicted from its end.
+    The blocks with the furthest next hit are evicted first; among equal ones, the deepest. A block is evicted from its
+    end.
 
     The heap contains the evictable blocks, each with its use count at the time when the block became evictable. An
     entry is valid if the block was not used since then. `keep` is the number of pages at the start of the block that

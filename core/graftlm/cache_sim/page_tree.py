@@ -38,7 +38,7 @@ class PageTree:
         self.paths: list[RequestPath] = []
         self.node_pages: list[int] = []
         self.node_depths: list[int] = []
-        self._numbers: dict[tuple[object, int], int] = {}  # by parent (for first blocks: the namespace) and block
+        self._numbers: dict[tuple[object, int], int] = {}  # (parent, or namespace for a first block; block) -> number
         for request in trace.requests:
             nodes = []
             parent: object = request.namespace

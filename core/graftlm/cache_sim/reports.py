@@ -12,7 +12,7 @@ from graftlm.errors import ConfigError
 
 __all__ = ["check_overwrites_none", "check_writable", "save_studies", "study_as_json"]
 
-#: This number grows when a field changes its meaning.
+#: Increased when a field changes its meaning.
 _FORMAT_VERSION: Final = 1
 
 

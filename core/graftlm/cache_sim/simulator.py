@@ -35,7 +35,7 @@ class Replay:
 
     Attributes:
         num_requests: number of requests in the trace.
-        bypassed_requests: number of requests that need more than the whole capacity. They do not use the cache.
+        bypassed_requests: number of requests that need more than the whole capacity and do not use the cache.
         prompt_tokens: number of prompt tokens of all requests.
         hit_tokens: number of prompt tokens found in the cache.
         prompt_cost, hit_cost: the prefill cost of `prompt_tokens` and of `hit_tokens`, as in `NodeStats.prefill_cost`.
@@ -75,8 +75,8 @@ class _Running:
 class Simulator:
     """Performs the cache operations of an engine for each request: match, lock, evict, insert, and later unlock.
 
-    A request allocates the whole pages of all its known tokens at once. Partial pages and outputs that were not
-    recorded need no room. The offline optimum makes the same assumptions.
+    A request allocates the whole pages of all its known tokens at once. Partial pages and unrecorded outputs need no
+    room. The offline optimum makes the same assumptions.
 
     Attributes:
         cache: the cache under test; it must be empty.
@@ -84,8 +84,8 @@ class Simulator:
         clock: the clock of the cache. It is set to the arrival of each request.
         block_tokens: number of tokens in a block of the trace.
         page_size: number of tokens in a page.
-        in_flight: number of requests that stay locked after their arrival. If their pages are needed, the oldest are
-            unlocked earlier.
+        in_flight: number of requests that stay locked after their arrival. If their pages are needed, the oldest ones
+            are unlocked earlier.
         timer: returns the time in nanoseconds.
     """
 

@@ -57,7 +57,7 @@ class TraceStudy:
     Attributes:
         trace: the trace.
         page_size: number of tokens in a page.
-        in_flight: as in `Simulator`.
+        in_flight: see `Simulator`.
         footprint_pages: number of pages in all distinct blocks of the trace.
         capacities: the results at each capacity, in ascending order, without duplicates.
     """
@@ -79,7 +79,7 @@ class Study:
         evictions: the compared eviction strategies.
         capacities: the compared capacities.
         page_size: number of tokens in a page; None for the block length of each trace.
-        in_flight: as in `Simulator`.
+        in_flight: see `Simulator`.
     """
 
     registry: Registry

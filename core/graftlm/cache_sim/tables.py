@@ -10,7 +10,7 @@ from graftlm.cache_sim.study import Outcome, TraceStudy
 
 __all__ = ["print_study"]
 
-#: The titles of the figures. Times are per request.
+#: Titles of the figures; times are per request.
 _COLUMNS = (
     "hit rate",
     "of optimum",

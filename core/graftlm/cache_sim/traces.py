@@ -110,7 +110,7 @@ def read_trace(path: Path, block_tokens: int = DEFAULT_BLOCK_TOKENS) -> Trace:
 
     Args:
         path: the file.
-        block_tokens: as in `parse_trace`.
+        block_tokens: see `parse_trace`.
 
     Raises:
         TraceError: the file cannot be read, or `parse_trace` raises this error.

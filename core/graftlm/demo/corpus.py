@@ -29,7 +29,7 @@ class Question:
     identity: str  # equal for questions that count as the same; small talk around a question does not change it
     text: str
     answer: str
-    earlier: "Question | None" = None  # the question of the turn to which this question refers
+    earlier: "Question | None" = None  # the question of the earlier turn to which this question refers
 
     @property
     def turns(self) -> list[tuple[str, str]]:

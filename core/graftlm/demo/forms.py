@@ -22,8 +22,8 @@ class Form:
         key: names of the facts that identify a question. Questions with these facts in another order count as equal.
         weight: probability of the form in the training text, relative to the other forms.
         holds_out: `arguments`: held-out facts occur in no training question, so the model must generalise.
-            `phrasing`: held-out facts occur in training questions with other phrasings, because a fact such as the
-            capital of France cannot be derived.
+            `phrasing`: held-out facts occur in training questions with other phrasings. This is for facts that cannot
+            be derived, such as the capital of France.
         after: the form of the earlier turn to which the question refers. Both turns use the same facts.
         split_as: name of another form. Questions of both forms with equal facts are held out together, because their
             answers contain the same equation.

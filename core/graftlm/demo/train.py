@@ -139,7 +139,7 @@ def run(settings: TrainSettings, out: Path) -> None:
     print(*(f"{name} = {value}" for name, value in asdict(settings).items()), sep="\n", flush=True)
     torch.set_num_threads(settings.num_threads)
     torch.use_deterministic_algorithms(True)
-    # Filling memory would take a tenth of the time. It is not needed: each tensor here is written before it is read.
+    # Filling the memory would take a tenth of the time. It is not needed: each tensor is written before it is read.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.manual_seed(settings.seed)
     wall, cpu = time.monotonic(), time.process_time()

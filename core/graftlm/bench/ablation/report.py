@@ -21,7 +21,7 @@ class NotApplicable:
     Attributes:
         switch: name of the switch.
         workload: the workload with which it was not measured; None: all workloads.
-        reason: why switching it off has no meaning there.
+        reason: why switching it off has no meaning for this workload.
     """
 
     switch: str

@@ -1,4 +1,4 @@
-"""The run of an ablation: it loads the engines and runs the workloads on them alternately."""
+"""The run of an ablation: loads the engines and runs the workloads on them alternately."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -42,7 +42,7 @@ def run_ablation(
         rounds: number of times that each workload runs on each engine.
         watch: shows the progress of the counted runs.
 
-    Effects: while this runs, all engines are loaded at the same time, each with its own weights.
+    Effects: while this function runs, all engines are loaded at the same time, each with its own weights.
 
     Raises:
         BenchError: a request ended without a token.

@@ -33,8 +33,8 @@ class Switch:
 
     Attributes:
         off: the settings that switch it off: section -> field -> value.
-        unavailable: returns why the part cannot be on with a configuration on this machine; None: it can.
-        unused_by: returns why a workload does not use the part; None: it does.
+        unavailable: function that returns why the part cannot be on with a configuration on this machine, else None.
+        unused_by: function that returns why a workload does not use the part, else None.
     """
 
     off: Mapping[str, Mapping[str, Any]]
@@ -49,7 +49,7 @@ class Switch:
         return EngineConfig.load(sections)
 
     def not_applicable(self, config: EngineConfig) -> str | None:
-        """Return why switching the part off has no effect with a configuration on this machine; None: it has one."""
+        """Return why switching the part off has no effect with a configuration on this machine; None if it has."""
         reason = self.unavailable(config)
         if reason is None and self.switched_off(config).model_dump() == config.model_dump():
             return "it is already off in this configuration"

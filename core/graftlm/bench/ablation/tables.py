@@ -14,7 +14,7 @@ _FEW_ROUNDS: Final = 5
 
 
 def print_ablation(report: AblationReport, console: Console) -> None:
-    """Print a line for each workload and part, and the switches that were not measured."""
+    """Print one row for each pair of workload and switched-off part, then the parts that were not measured."""
     table = Table(title=f"{report.model}: {report.machine}", title_justify="left", box=None, pad_edge=False)
     table.add_column("workload")
     for column in ("wall s", "out tok/s", "time to full's", "quartiles"):

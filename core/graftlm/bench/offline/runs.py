@@ -1,4 +1,4 @@
-"""Measurement of a workload on one engine, and on several engines alternately."""
+"""Measures a workload on one engine, or on several engines alternately."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -58,7 +58,7 @@ def alternate(
     rounds: int,
     on_run: Callable[[], None] = lambda: None,
 ) -> list[list[Run]]:
-    """Run workloads on engines alternately, so that changes in the machine's state affect all engines equally.
+    """Run workloads on engines alternately, so that changes of the machine's speed affect all engines equally.
 
     Each engine first runs the smallest version of each workload once, which is not counted. All rounds have the same
     prompts. In each round, a different engine runs first.
@@ -74,7 +74,7 @@ def alternate(
     Returns: for each workload and round, one run per engine, in the engines' order.
 
     Raises:
-        BenchError, RequestError: as in `measure`.
+        BenchError, RequestError: see `measure`.
     """
     for (variant, engine), workload in product(engines.items(), workloads):
         measure(engine, workload, variant, 0.0, seed + 1)

@@ -10,7 +10,7 @@ from graftlm.types import RequestOutput, SamplingParams
 
 __all__ = ["DEFAULT_WORKLOADS", "WORKLOADS", "Prompts", "Size", "Workload"]
 
-#: Prompts contain no smaller token ids, since many tokenizers have their special tokens there.
+#: Prompts contain no smaller token ids, because many tokenizers have their special tokens there.
 _FIRST_TOKEN_ID: Final = 300
 _FULL_CONTEXT: Final = 1104
 
@@ -40,11 +40,11 @@ class Size:
         return cls(scale, min(1.0, context_len / _FULL_CONTEXT))
 
     def count(self, full: int) -> int:
-        """Return the number of requests that replaces `full` requests, at least 1."""
+        """Return the number of requests for a workload that has `full` requests at full size; at least 1."""
         return max(1, round(full * self.requests))
 
     def tokens(self, full: int) -> int:
-        """Return the number of tokens that replaces `full` tokens, at least 2."""
+        """Return the number of tokens for a prompt or output that has `full` tokens at full size; at least 2."""
         return max(2, int(full * self.lengths))
 
 

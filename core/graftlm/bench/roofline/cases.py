@@ -68,7 +68,7 @@ class Case:
 def fitting_cases(
     batches: Sequence[int], context_len: int, prefill_lens: Sequence[int], longest: int
 ) -> tuple[list[Case], list[str]]:
-    """Return the cases that a model can run, and a line of text about each other case.
+    """Return the cases that a model can run, and a line of text about each case that it cannot run.
 
     Args:
         batches: numbers of requests of the decode steps.

@@ -31,7 +31,7 @@ class Effort:
             speed of the caches is measured.
         matrix_shapes: (M, K, N) of the matrix products. The fastest one gives the ceiling.
         rounds: number of rounds. In each round, the ceilings and every case are measured once.
-        turn_s: seconds for a case in a round. When they are over, no further step starts; at least one step runs.
+        turn_s: time for a case in a round, in seconds. After this time no further step starts; at least one step runs.
     """
 
     read_bytes: int = _GIB
@@ -74,7 +74,7 @@ class Ceilings:
 
 
 class CeilingProbe:
-    """Measures the ceilings, one sample at a time. So the samples can alternate with the steps compared to them.
+    """Measures the ceilings, one sample at a time, so that the samples can alternate with the steps.
 
     Effects: allocates `effort.read_bytes` of memory, and the matrices, until the object is deleted.
     """

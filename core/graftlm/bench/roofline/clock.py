@@ -9,7 +9,7 @@ __all__ = ["Clock", "CudaClock", "HostClock", "clock_for"]
 
 
 class Clock(Protocol):
-    """Sets marks in a device's work. Marks are opaque; only `seconds` reads them."""
+    """Sets marks in a device's work. Only `seconds` reads the marks."""
 
     def mark(self) -> Any:
         """Return a mark for the time at which the device has completed the work queued so far."""
@@ -25,14 +25,14 @@ class Clock(Protocol):
 
 
 class HostClock:
-    """Uses the host's clock, since work on the CPU is complete when a call returns."""
+    """Uses the host's clock: on a CPU, work is complete when a call returns."""
 
     def mark(self) -> int:
         """Return the current time in nanoseconds."""
         return time.perf_counter_ns()
 
     def sync(self) -> None:
-        """Do nothing, since marks can be read immediately."""
+        """Do nothing: marks can be read immediately."""
 
     def seconds(self, start: int, end: int) -> float:
         """Return the time between two marks, in seconds."""

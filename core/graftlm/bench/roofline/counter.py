@@ -1,4 +1,4 @@
-"""Counting of the cost of each operator in a forward pass, from the inputs and outputs of its modules."""
+"""Counts the cost of each operator in a forward pass, from the inputs and outputs of its modules."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence

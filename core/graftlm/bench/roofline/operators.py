@@ -38,7 +38,7 @@ ROPE: Final = "rope"
 LM_HEAD: Final = "lm_head"
 SAMPLER: Final = "sampler"
 ATTENTION_PLAN: Final = "attention plan"
-#: The part of a step that is in no operator.
+#: The part of a step that belongs to no operator.
 REST: Final = "everything else"
 
 #: Attribute name of a linear layer -> name of the operator. Other layers keep their attribute name.
@@ -97,5 +97,5 @@ def _name(attribute: str, module: nn.Module) -> str | None:
     if isinstance(module, Experts):
         return ACTIVATION  # everything in the module except its projections, including the sorting of rows
     if isinstance(module, RotaryEmbedding) or any(isinstance(child, Attention) for child in module.children()):
-        return ROPE  # except projections and attention, an attention block does only the rotation
+        return ROPE  # without projections and attention, only the rotation is left of an attention block
     return None

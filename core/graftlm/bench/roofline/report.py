@@ -44,8 +44,8 @@ class CaseFigures:
         case: the kind of step.
         step_s: median time of steps without hooks, as the engine runs them, in seconds.
         num_steps: number of these steps.
-        apart_s: time of all operators, measured in other steps. It is larger than `step_s`, since it contains the time
-            of the hooks, and on a GPU the time that graphs save.
+        apart_s: time of all operators, measured in other steps. It is larger than `step_s`, because it contains the
+            time of the hooks, and on a GPU the time that graphs save.
         operators: the operators. The last one, "everything else", is the rest of the step.
         model_bytes: bytes of weights and KV, each counted once, without activations.
         flops: operations of all operators.

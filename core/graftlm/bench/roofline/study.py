@@ -1,4 +1,4 @@
-"""A roofline run. It measures ceilings and steps alternately, so that changes in the machine's state affect all."""
+"""A roofline run. Ceilings and steps are measured alternately, so that changes of the machine's speed affect all."""
 
 import time
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Timing of each operator in a forward pass, with hooks that exist only during the measurement."""
+"""Times each operator in a forward pass, with hooks that exist only during the measurement."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +22,7 @@ class _Span:
 
     Attributes:
         name: name of the operator.
-        enters, starts, ends, leaves: marks, as in the line above.
+        enters, starts, ends, leaves: marks, in the order of the line above.
         inside: calls of other operators during this call.
     """
 
