@@ -29,7 +29,7 @@ class LoadPlan:
     concurrency: int | None = None
 
     def due_s(self, index: int) -> float | None:
-        """Return the due time of a request in seconds; None in a closed loop, where a request waits for another's end."""
+        """Return the due time of a request in seconds; None in a closed loop, where it waits for another request."""
         if self.arrivals_s is not None:
             return float(self.arrivals_s[index])
         return 0.0 if self.concurrency is None else None

@@ -3,9 +3,9 @@
     magic 8 | version 4 | 4 zeros | fingerprint 32 | key 32 | data length 8 | checksum 32 | data
     └──────────────────── identity ──────────────────────┘
 
-The checksum is SHA-256 over identity and data. A cryptographic hash detects also a block that another process has
-changed. SHA-256 is the fastest of those in the standard library on processors that have instructions for it. Hashing
-releases the interpreter's lock.
+The checksum is SHA-256 over identity and data. A cryptographic hash also detects a block that another process has
+changed. SHA-256 is the fastest cryptographic hash of the standard library on processors with instructions for it.
+Hashing releases the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class BlockFormat:
     """Writes and reads the blocks of one fingerprint and size.
 
     Args:
-        fingerprint: of the model; of any length.
+        fingerprint: fingerprint of the model, of any length.
         block_bytes: size of a block's data in bytes.
     """
 
@@ -68,7 +68,7 @@ class BlockFormat:
 
         Args:
             fd: file descriptor, open for writing.
-            key: of the block.
+            key: key of the block.
             data: uint8 [block_bytes], contiguous.
 
         Raises:
@@ -87,7 +87,7 @@ class BlockFormat:
 
         Args:
             fd: file descriptor, open for reading, at its start.
-            key: of the expected block.
+            key: key of the expected block.
             out: uint8 [block_bytes], contiguous; its content is valid only if the result is `INTACT`.
 
         Raises:
@@ -115,7 +115,7 @@ def _checksum(identity: bytes, content: memoryview) -> bytes:  # SHA-256, 32 byt
 
 
 def _read_fully(fd: int, content: memoryview) -> bool:
-    """Fill `content` from a file. Returns False if the file ends before."""
+    """Fill `content` from a file. Return False if the file ends before."""
     done = 0
     while done < len(content):
         count = os.readv(fd, [content[done:]])

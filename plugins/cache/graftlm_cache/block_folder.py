@@ -27,7 +27,7 @@ def block_name(kind: str, key: bytes) -> str:
 
     Args:
         kind: name of the folder for blocks of one model, layout and format.
-        key: of any length; names have equal length and are evenly distributed over the subfolders.
+        key: key of any length; names have equal length and are evenly distributed over the subfolders.
     """
     digest = hashlib.sha256(key).hexdigest()
     return f"{kind}/{digest[:2]}/{digest[:40]}.kv"
@@ -38,7 +38,7 @@ class Entry:
     """Size and last use of a file.
 
     Attributes:
-        num_bytes: its size.
+        num_bytes: size of the file in bytes.
         last_use_s: time when it was written or last read, in seconds since 1970.
     """
 
@@ -51,8 +51,8 @@ class Listing:
     """The files that one walk through the folder found.
 
     Attributes:
-        blocks: by path relative to the root.
-        temporary: by path relative to the root; files that a writer has not finished, or has abandoned.
+        blocks: path relative to the root -> entry.
+        temporary: path relative to the root -> entry, for files that a writer has not finished or has abandoned.
     """
 
     blocks: dict[str, Entry]
@@ -60,7 +60,7 @@ class Listing:
 
 
 def list_blocks(root: str, kind: str | None = None) -> Listing:
-    """List the block files under a root, without reading their contents. Files that disappear meanwhile are left out.
+    """List the block files under a root without reading their contents. Files that disappear meanwhile are left out.
 
     Args:
         root: the folder; the listing is empty if it does not exist.
@@ -152,8 +152,8 @@ class BlockFolder:
         Args:
             blocks: the files that the walk found.
             since_s: time when the walk began. Files used since then stay in the index, because the walk may have missed
-                them. If a file's time is later than `since_s`, perhaps by years, the time of the first walk that found
-                it counts as its last use, so that it can become the oldest like other files.
+                them. A file's time may be later than `since_s`, perhaps by years. Then the time of the first walk that
+                found the file counts as its last use, so that it can become the oldest like other files.
         """
         known, self._entries = self._entries, {}
         self.total_bytes = self.own_bytes = self.num_own = 0

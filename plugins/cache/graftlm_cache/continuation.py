@@ -15,18 +15,18 @@ __all__ = ["NO_TOKENS", "find_continuation"]
 NO_TOKENS: Final[TokenIds] = np.empty(0, dtype=np.int32)
 NO_TOKENS.flags.writeable = False
 
-#: Number of children of a node that are compared, the latest ones; a node with more of them predicts little.
+#: Maximum number of children of a node that are compared, the latest ones; if there are more, a prediction is unlikely.
 _MAX_COMPARED: Final = 256
 
 
 def find_continuation(root: RadixNode, tokens: bytes, num_tokens: int, page_bytes: int) -> TokenIds:
-    """Return up to `num_tokens` tokens that follow others in the tree; change nothing.
+    """Return up to `num_tokens` tokens that follow a prefix in the tree; change nothing.
 
-    Where several continuations exist, it follows the most recently used node.
+    If there are several continuations, it follows the most recently used node.
 
     Args:
-        tokens: int32 as bytes, from the start of the prompt; they may end inside a page.
-        page_bytes: bytes of the tokens of one page.
+        tokens: bytes of int32 token ids, from the start of the prompt; they may end inside a page.
+        page_bytes: number of bytes of a page's token ids.
 
     Returns: int32 [m], read-only; empty if the tree does not contain the tokens, or nothing after them.
     """
@@ -42,7 +42,7 @@ def find_continuation(root: RadixNode, tokens: bytes, num_tokens: int, page_byte
 
 
 def _descend(node: RadixNode, tokens: bytes, page_bytes: int) -> tuple[RadixNode | None, bytes]:
-    """Return the node in which some tokens end, and the rest of its run; (None, b"") if the tree lacks them."""
+    """Return the node in which the tokens end, and the rest of its run; (None, b"") if the tree lacks the tokens."""
     offset, end = 0, len(tokens)
     while offset < end:
         if end - offset >= page_bytes:
@@ -68,5 +68,5 @@ def _recent(node: RadixNode) -> Iterator[RadixNode]:
 
 
 def _latest(nodes: Iterable[RadixNode]) -> RadixNode | None:
-    """Return the most recently used of some nodes; None if there are none."""
+    """Return the most recently used of the nodes; None if there are none."""
     return max(nodes, key=lambda node: node.stats.last_access, default=None)

@@ -1,4 +1,4 @@
-"""The events of the radix tree, for mirrors of the tree."""
+"""The events of the radix tree, from which an observer can mirror the tree."""
 
 from graftlm.records import CacheEvent
 from graftlm_cache.node import RadixNode

@@ -2,7 +2,7 @@
 
 A block is one file. It is written under a temporary name and then renamed, so it appears complete or not at all. A
 block can be found without any state in memory: other processes may add and remove files at any time. An index in memory
-counts bytes for the size limit; a walk through the folder renews it at the latest after `max_bytes / 20` were written.
+counts bytes for the size limit. A walk through the folder renews it, at the latest after `max_bytes / 20` were written.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ __all__ = ["FileStorage", "FileStorageOptions"]
 _logger = logging.getLogger(__name__)
 
 _SLACK = 20  # at most 1/20 of the limit is written between two walks; an eviction frees as much in addition
-_TOUCH_S = 60.0  # a file's time is set at most once in this time
-_ABANDONED_S = 600.0  # a temporary file that is older than this is removed; no writer needs this long
+_TOUCH_S = 60.0  # a file's time is set at most once in this time, in seconds
+_ABANDONED_S = 600.0  # a temporary file older than this is removed; no writer needs so long
 
 
 _NO_VECTOR_IO = "cannot be used: it needs os.writev, which only Linux and macOS have"
@@ -103,7 +103,7 @@ class FileStorage(KVStorage):
     Args:
         options: folder and size limit.
         context: fingerprint of the model, and size of a block.
-        clock: seconds since 1970, comparable with the times of files.
+        clock: clock in seconds since 1970, comparable with the times of files.
 
     Raises:
         ConfigError: the limit is smaller than one block, or the operating system is Windows.
@@ -148,7 +148,7 @@ class FileStorage(KVStorage):
         return len(keys)
 
     def get(self, key: bytes, out: NDArray[np.uint8]) -> bool:
-        """Read one block into `out`, uint8 [block_bytes]. Returns False if it is missing, damaged or unreadable."""
+        """Read one block into `out`, uint8 [block_bytes]. Return False if it is missing, damaged or unreadable."""
         name = block_name(self._format.folder, key)
         result = self._read(name, key, out)
         with self._lock:
@@ -161,7 +161,7 @@ class FileStorage(KVStorage):
         return False
 
     def put(self, key: bytes, data: NDArray[np.uint8]) -> bool:
-        """Store one block, unless it is stored already. Returns False if the write failed or there is no room."""
+        """Store one block, unless it is stored already. Return False if the write failed or there is no room."""
         name = block_name(self._format.folder, key)
         if self._adopt(name):
             return True
@@ -200,7 +200,7 @@ class FileStorage(KVStorage):
         """Do nothing: every write is finished when `put` returns, and no file stays open."""
 
     def _read(self, name: str, key: bytes, out: NDArray[np.uint8]) -> ReadResult | None:
-        """Read a file. Returns None if there is none or the read failed."""
+        """Read a file. Return None if there is no such file or the read failed."""
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW  # opening a pipe would otherwise block
         try:
             fd = os.open(self._path(name), flags)
@@ -267,7 +267,7 @@ class FileStorage(KVStorage):
         return True
 
     def _use(self, name: str) -> None:
-        """Record a hit in the index; set also the file's time, for other processes, at most every `_TOUCH_S`."""
+        """Record a hit in the index. At most every `_TOUCH_S`, also set the file's time, for other processes."""
         now = self._clock()
         with self._lock:
             before = self._folder.last_use_s(name)
@@ -296,7 +296,7 @@ class FileStorage(KVStorage):
         return os.path.exists(self._path(name))
 
     def _reserve(self) -> bool:
-        """Reserve room for one file until its writer has finished. Returns False if no room can be made."""
+        """Reserve room for one file until its writer has finished. Return False if no room can be made."""
         need = self._format.file_bytes
         with self._walking:
             with self._lock:
@@ -341,7 +341,7 @@ class FileStorage(KVStorage):
         for name, entry in listing.temporary.items():
             if began - entry.last_use_s > _ABANDONED_S and self._unlink(self._path(name)) is not None:
                 continue
-            if f".{self._writer_id}-" not in name:  # for this object's own files, room is reserved
+            if f".{self._writer_id}-" not in name:  # room is reserved for this object's own files
                 temporary_bytes += entry.num_bytes
         with self._lock:
             self._temporary_bytes = temporary_bytes
@@ -353,14 +353,14 @@ class FileStorage(KVStorage):
         self._remove(name)
 
     def _remove(self, name: str) -> bool:
-        """Remove a file. Returns whether this call removed it."""
+        """Remove a file. Return whether this call removed it."""
         removed = self._unlink(self._path(name))
         if removed is not None:
             self._forget(name)
         return bool(removed)
 
     def _unlink(self, path: str) -> bool | None:
-        """Remove a file. Returns False if it did not exist, None if the removal failed."""
+        """Remove a file. Return False if it did not exist, None if the removal failed."""
         try:
             os.unlink(path)
         except FileNotFoundError:
@@ -400,7 +400,7 @@ class FileStorage(KVStorage):
 
 
 def _create(path: str) -> int:
-    """Open a new file for writing, and create its folder if necessary. Returns the file descriptor.
+    """Open a new file for writing, and create its folder if necessary. Return the file descriptor.
 
     Only the file's owner may read it, because prompts can be reconstructed from keys and values.
     """

@@ -23,7 +23,7 @@ _Head: TypeAlias = tuple[tuple[float, ...], int, RadixNode, list[_Entry]]
 #: The types of the numbers of a priority; all of them can be compared with each other.
 _NUMBERS = (int, float, np.integer, np.floating)
 
-#: With fewer stale entries than this, no sweep is made.
+#: Stale entries are removed only if there are more than this number.
 _SLACK = 64
 
 #: Minimum number of touched leaves for `settle_many` to create entries, and of entries for a run.
@@ -53,7 +53,7 @@ class LeafHeap:
         self._stamps = itertools.count()
         self._num_entries = 0
         self._num_valid = 0
-        self._logged_faults: set[str] = set()  # of the strategy, by kind
+        self._logged_faults: set[str] = set()  # kinds of faults of the strategy
 
     @property
     def num_entries(self) -> int:
@@ -88,12 +88,12 @@ class LeafHeap:
         return None
 
     def settle_many(self) -> None:
-        """Create the entries of touched leaves if there are many. The leaves' stats must be up to date."""
+        """Create the entries of touched leaves if there are many. The statistics of the leaves must be up to date."""
         if len(self._awaiting) >= _MANY:
             self._settle()
 
     def _take_lowest(self) -> tuple[int, RadixNode]:
-        """Remove the lowest entry, stale or not. Returns its stamp and node."""
+        """Remove the lowest entry, stale or not. Return its stamp and node."""
         self._num_entries -= 1
         if self._young and (not self._heads or self._young[0] < self._heads[0]):
             return heappop(self._young)[1:]
@@ -123,7 +123,7 @@ class LeafHeap:
                 self._add_run(young)
 
     def _sweep(self, fresh: list[_Entry]) -> None:
-        """Put all valid entries into one run. Apart from the sort, the cost is linear in the stale entries."""
+        """Put all valid entries into one run. Apart from the sort, the cost is linear in the stale entries' number."""
         entries = self._young + fresh
         for priority, stamp, node, run in self._heads:
             entries.append((priority, stamp, node))

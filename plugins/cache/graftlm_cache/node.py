@@ -9,7 +9,7 @@ from graftlm.types import PageIds, TokenIds
 
 __all__ = ["ITEM_BYTES", "RadixNode", "common_pages", "join_pages"]
 
-#: Bytes of a token id, and of a page id.
+#: Number of bytes of a token id, and of a page id.
 ITEM_BYTES = 4
 
 
@@ -33,15 +33,15 @@ class RadixNode:
         parent: None for a root, and for a node that was removed from the tree.
         run: the tokens of the node's own pages.
         pages: the ids of the node's own pages.
-        num_own_pages: the number of these.
+        num_own_pages: number of the node's own pages.
         num_pages: number of pages from the start of the prompt to this node's end. It never changes: a split moves the
             upper part of the run to a new node.
-        children: by the bytes of their first page's tokens. Only `adopt` and `disown` change it.
-        num_holds: locks of this node's own handle.
-        num_locks: locks of handles on or below this node.
-        num_pins: pins that end at this node; a pinned leaf is evicted only if no other leaf is left.
-        stats: read by the eviction strategy.
-        heap_stamp: the stamp of its valid heap entry, or None. Only `LeafHeap` writes it.
+        children: bytes of a child's first page of tokens -> child. Only `adopt` and `disown` change it.
+        num_holds: number of locks of this node's own handle.
+        num_locks: number of locks of handles on or below this node.
+        num_pins: number of pins that end at this node; a pinned leaf is evicted only if no other leaf is left.
+        stats: the node's statistics, which the eviction strategy reads.
+        heap_stamp: stamp of the node's valid heap entry, or None. Only `LeafHeap` writes it.
         awaits_entry: whether `LeafHeap` will compute its priority before the next pop. Only `LeafHeap` writes it.
     """
 

@@ -11,10 +11,10 @@ from graftlm_cache.node import RadixNode
 
 __all__ = ["MAX_PINS", "Pins"]
 
-#: Maximum number of pins at a time; limited, because evicting window pages visits each pin.
+#: Maximum number of pins at a time. It is limited because the eviction of window pages visits each pin.
 MAX_PINS: Final = 4096
 
-#: With fewer stale ends than this, no sweep is made.
+#: Stale ends are removed only if there are more than this number.
 _SLACK: Final = 64
 
 
@@ -66,10 +66,10 @@ class Pins:
         """Pin a node, replacing an earlier pin of the same tokens.
 
         Args:
-            namespace: of the tokens.
-            tokens: int32 as bytes.
+            namespace: namespace of the tokens.
+            tokens: bytes of the token ids, int32.
             node: the node at whose end the pin ends.
-            ends_s: clock reading at which the pin ends.
+            ends_s: clock reading at which the pin ends, in seconds.
 
         Returns: the node of the earlier pin, or None.
         """
@@ -81,16 +81,16 @@ class Pins:
         return previous
 
     def remove(self, namespace: str, tokens: bytes) -> RadixNode | None:
-        """End a pin. Returns its node, or None if there is no such pin."""
+        """End a pin. Return its node, or None if there is no such pin."""
         return self._remove(_key(namespace, tokens))
 
     def pop_ended(self, now: float) -> RadixNode | None:
-        """End the pin that ends first, if its end time has passed. Returns its node, or None."""
+        """End the pin that ends first, if its end time has passed. Return its node, or None."""
         self._drop_stale()
         return self.pop_first() if self._ends and self._ends[0][0] <= now else None
 
     def pop_first(self) -> RadixNode | None:
-        """End the pin that ends first, even before its end time. Returns its node, or None if there are no pins."""
+        """End the pin that ends first, even before its end time. Return its node, or None if there are no pins."""
         self._drop_stale()
         return self._remove(heappop(self._ends)[2].key) if self._ends else None
 

@@ -6,7 +6,7 @@ __all__ = ["Place", "find_place"]
 
 
 class Place:
-    """The end of a probe: below `node`, after a part of its child at `edge`, if there was a child.
+    """The end of a probe: after `node`, and after a part of its child at `edge` if there is such a child.
 
     Attributes:
         node: the last node that matched in full.
@@ -39,9 +39,9 @@ def find_place(node: RadixNode, tokens: bytes, page_bytes: int) -> Place:
     """Return the place where a match from `node` on would end; change nothing.
 
     Args:
-        node: its path is a prefix of the key.
-        tokens: int32 as bytes; whole pages, from the start of the prompt.
-        page_bytes: bytes of a page's token ids.
+        node: a node whose path is a prefix of the key.
+        tokens: bytes of int32 token ids; whole pages, from the start of the prompt.
+        page_bytes: number of bytes of a page's token ids.
     """
     offset = node.num_pages * page_bytes
     while True:

@@ -1,6 +1,6 @@
 """The radix prefix cache: a tree of token runs, shared by all requests with a common prefix.
 
-After RadixAttention (Zheng et al., "SGLang: Efficient Execution of Structured Language Model Programs",
+The design follows RadixAttention (Zheng et al., "SGLang: Efficient Execution of Structured Language Model Programs",
 arXiv:2312.07104, section 3).
 
     root("") ── [system prompt] ─┬─ [question 1] ── [answer 1]
@@ -45,7 +45,7 @@ _TOKEN_DTYPE = np.dtype(np.int32)
 
 
 class RadixCache(PrefixCache):
-    """A prefix cache over a radix tree per namespace. Eviction takes whole leaves.
+    """A prefix cache with a radix tree per namespace. Eviction removes whole leaves.
 
     A handle is the node at which a match ends. If a match ends within a node's run, the run is split there, at a page
     boundary. The old node becomes the lower part, so handles on it stay valid.
@@ -56,9 +56,9 @@ class RadixCache(PrefixCache):
         self._page_size = context.page_size
         self._clock = context.clock
         self._on_event = context.on_event
-        # None for hooks that the strategy does not override, so that they cost nothing.
+        # None for hooks that the strategy does not override, so that they cost no time.
         self._on_insert, self._on_hit, self._on_evict = _hooks(context.eviction)
-        self._roots: dict[str, RadixNode] = {}  # by namespace; only roots that have children
+        self._roots: dict[str, RadixNode] = {}  # namespace -> root; only roots with children
         self._leaves = LeafHeap(context.eviction)
         self._pins = Pins()
         self._node_ids = itertools.count()
@@ -93,7 +93,7 @@ class RadixCache(PrefixCache):
         """Return where a match would end; see `PrefixCache.probe_again`. O(1) if nothing changed at that place."""
         if isinstance(place, Place):
             node = place.node
-            # Start again from the root if the node was evicted, or is a root that was removed with its last child.
+            # Start from the root if the node was evicted, or is a root that was removed with its last child.
             if node.parent is not None or self._roots.get(key.namespace) is node:
                 return place if place.is_current else find_place(node, self._whole_pages(key), self._page_bytes)
         root = self._roots.get(key.namespace)
@@ -140,7 +140,7 @@ class RadixCache(PrefixCache):
                 break
             if not tokens.startswith(child.run, offset):
                 child = self._split(child, common_pages(child.run, tokens, offset, page_bytes))
-                end = 0  # nothing further is shared
+                end = 0  # the rest is not shared
             stats = child.stats
             stats.last_access = now
             if priority > stats.priority:
@@ -308,7 +308,7 @@ class RadixCache(PrefixCache):
         return leaf
 
     def reset(self) -> PageIds:
-        """Remove all nodes that are not locked, also pinned ones.
+        """Remove all nodes that are not locked, including pinned ones.
 
         Returns: int32, the removed page ids.
         """
@@ -378,7 +378,7 @@ class RadixCache(PrefixCache):
             )
 
     def _nodes(self) -> Iterator[RadixNode]:
-        """Yield every node but the roots, parents before children."""
+        """Yield every node except the roots, parents before children."""
         waiting = [child for root in self._roots.values() for child in root.children.values()]
         while waiting:
             node = waiting.pop()

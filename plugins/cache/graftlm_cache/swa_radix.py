@@ -44,14 +44,13 @@ class SWARadixCache(RadixCache):
         pages                    0           8               24         27         29
         a match may end at       0 ....... 8                                28, 29
 
-    So under memory pressure a long prompt keeps one window at its end, and one at each place where prompts branch.
-    Window pages are evicted in the order of the last use of their windows; within a run, pages before its last window
-    are evicted first. A leaf without a window is removed from the cache, together with ancestors at which no match can
-    end any more.
+    So under memory pressure a long prompt keeps one window at its end, and one at each place where prompts branch. The
+    least recently used windows are evicted first; within a run, the pages before its last window are evicted first. A
+    leaf without a window is removed from the cache, together with the ancestors at which no match can end any more.
 
     Args:
         context: see `CacheContext`.
-        window: returns which pages have window pages.
+        window: view of the window memory, which returns the pages that have window pages.
     """
 
     def __init__(self, context: CacheContext, window: WindowView) -> None:
@@ -81,7 +80,7 @@ class SWARadixCache(RadixCache):
     def probe_again(self, key: PrefixKey, place: ProbePlace | None) -> ProbePlace | None:
         """Return where a match would end: in O(1) if nothing changed, otherwise by a probe from the start.
 
-        It cannot continue from an old result, because window pages before that place may have been freed.
+        The probe cannot continue from an old result, because window pages before that place may have been freed.
         """
         if isinstance(place, _Probed) and place.version == self._version:
             return place
@@ -126,7 +125,7 @@ class SWARadixCache(RadixCache):
     def _usable_pages(self, node: RadixNode, tokens: bytes) -> int:
         """Return the number of pages of a key that a match from `node` on could use; change nothing.
 
-        `node` is the end of a match or of a request's computed tokens, so it can be used itself.
+        `node` is the end of a match or of a request's computed tokens, so its own pages can be used.
         """
         page_bytes, reach = self._page_bytes, self._reach
         usable = end = node.num_pages
@@ -191,7 +190,7 @@ class SWARadixCache(RadixCache):
     # -- Evicting pages -------------------------------------------------------------------------------------------
 
     def evict(self, num_pages: int) -> PageIds:
-        """Evict whole leaves, lowest priority first, and bare nodes that become leaves by that.
+        """Evict whole leaves, lowest priority first, and the bare nodes that thereby become leaves.
 
         Returns: int32, the evicted page ids.
         """
@@ -200,7 +199,7 @@ class SWARadixCache(RadixCache):
         return np.concatenate((pages, join_pages(bare))) if bare else pages
 
     def reset(self) -> PageIds:
-        """Remove all nodes that are not locked, also pinned ones.
+        """Remove all nodes that are not locked, including pinned ones.
 
         Returns: int32, the removed page ids.
         """
@@ -246,7 +245,7 @@ class SWARadixCache(RadixCache):
             self._on_event(removed_event(leaf))
 
     def _drop_left_bare(self) -> list[bytes]:
-        """Remove the bare nodes that have become leaves, because no match can end there. Returns their pages."""
+        """Remove the bare nodes that have become leaves, because no match can end there. Return their pages."""
         dropped = []
         while self._left_bare:
             node = self._left_bare.pop()
@@ -271,7 +270,7 @@ class SWARadixCache(RadixCache):
 
 
 def _path_up(node: RadixNode, num_pages: int) -> Iterator[RadixNode]:
-    """Yield the node and its ancestors, as far as they end after the first `num_pages` pages of the prompt."""
+    """Yield the node and its ancestors that end after the first `num_pages` pages of the prompt."""
     while node.num_pages > num_pages and (parent := node.parent) is not None:
         yield node
         node = parent

@@ -12,7 +12,7 @@ __all__ = ["WindowCover"]
 #: Time of the last use of the node's window, number of pages up to the node's end, its id, the node.
 _Entry: TypeAlias = tuple[int, int, int, RadixNode]
 
-#: With fewer stale entries than this, the heap is not compacted.
+#: The heap is compacted only if it has more than this number of stale entries.
 _SLACK = 64
 
 
@@ -42,7 +42,7 @@ class WindowCover:
         return node in self._covered
 
     def tick(self) -> None:
-        """Advance the time that later uses are recorded with."""
+        """Advance the time with which later uses are recorded."""
         self._now += 1
 
     def add(self, node: RadixNode) -> None:
@@ -59,7 +59,7 @@ class WindowCover:
             self._covered.remove(node)
 
     def lock(self, node: RadixNode) -> None:
-        """Protect a node's window pages from eviction; the lock is counted also for a bare node."""
+        """Protect a node's window pages from eviction; the lock is also counted for a bare node."""
         num_locks = self._num_locks.get(node, 0)
         if num_locks == 0 and node in self._covered:
             self._dequeue(node)

@@ -1,4 +1,4 @@
-"""First in, first out: the leaf that was inserted first is evicted first, independent of hits."""
+"""First in, first out: the leaf that was inserted first is evicted first, regardless of hits."""
 
 from graftlm.contracts import EvictionStrategy, NodeStats
 

@@ -6,9 +6,9 @@ __all__ = ["LFU"]
 
 
 class LFU(EvictionStrategy):
-    """Orders leaves by the number of matches that included them; equal ones by their last access.
+    """Orders leaves by the number of matches that included them; leaves with equal numbers, by their last access.
 
-    Counts never decrease: a leaf that was popular once stays until all other leaves have more hits.
+    Counts never decrease: a leaf that was once popular stays until all other leaves have more hits.
     """
 
     def priority(self, node: NodeStats) -> tuple[float, ...]:

@@ -1,4 +1,4 @@
-"""Request priority: the leaf that was used only by requests of low priority is evicted first."""
+"""Request priority: leaves that were used only by requests of low priority are evicted first."""
 
 from graftlm.contracts import EvictionStrategy, NodeStats
 
@@ -6,7 +6,7 @@ __all__ = ["RequestPriority"]
 
 
 class RequestPriority(EvictionStrategy):
-    """Orders leaves by the highest priority of the requests that used them; equal ones by their last access.
+    """Orders leaves by the highest priority of the requests that used them; among equals, by their last access.
 
     The priority is the one that the scheduler uses, from `SamplingParams` or the request's body. Leaves of higher
     priority are kept longer.

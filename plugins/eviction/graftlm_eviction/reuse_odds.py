@@ -10,21 +10,21 @@ from graftlm.contracts import EvictionContext, EvictionStrategy, NodeStats, Opti
 
 __all__ = ["ReuseOdds", "ReuseOddsOptions"]
 
-#: Nodes of a kind are counted together: octave of 1 + hits, and pairs of octaves of tokens and of end / tokens.
+#: Nodes of one kind are counted together: octave of 1 + hits, and pairs of octaves of tokens and of end / tokens.
 _Kind: TypeAlias = tuple[int, int, int]
 
 #: Weight of the prior of a kind, as a number of stays.
 _PRIOR_STAYS: Final = 20.0
 
-#: When this many stays of a kind have ended with a hit, or with an eviction, its counts are halved, so that older
-#: observations lose weight.
+#: If this number of stays of a kind has ended with a hit, or with an eviction, the kind's counts are halved, so that
+#: older observations lose weight.
 _MAX_STAYS: Final = 500.0
 
 #: The prior of the return time, in seconds, and its weight, as a share of the capacity in tokens.
 _PRIOR_RETURN_S: Final = 100.0
 _PRIOR_SHARE: Final = 0.05
 
-#: When the tokens of first hits exceed this multiple of the capacity, sums are halved.
+#: If the tokens of first hits exceed this multiple of the capacity, the sums are halved.
 _MEMORY_SHARE: Final = 2.0
 
 #: T in units of the mean observed return time. It is not 1 because returns after an eviction are not observed, early
@@ -200,7 +200,7 @@ class _ReturnTime:
 
         Args:
             seconds: time from insert to hit.
-            tokens: of the node.
+            tokens: number of tokens in the node.
         """
         self._token_seconds += seconds * tokens
         self._tokens += tokens

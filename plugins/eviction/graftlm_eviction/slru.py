@@ -25,7 +25,8 @@ class SegmentedLRUOptions(Options):
 class SegmentedLRU(EvictionStrategy):
     """Evicts from a probationary segment first. A hit moves a node to a protected segment of limited size.
 
-    After Karedla, Love and Wherry, "Caching strategies to improve disk system performance" (IEEE Computer 27(3), 1994).
+    The strategy follows Karedla, Love and Wherry, "Caching strategies to improve disk system performance" (IEEE
+    Computer 27(3), 1994).
     A scan of any length passes only through the probationary segment, and evicts no protected node.
 
     In that paper, a node that enters a full protected segment moves the least recently used node of that segment to the
@@ -45,7 +46,7 @@ class SegmentedLRU(EvictionStrategy):
 
     A node that enters again leaves its old range empty, so the segment then contains fewer than S tokens. To limit
     this, a node in the newest quarter of the segment keeps its position at a hit (InnoDB does the same with young
-    pages). So a prompt that every request uses does not displace the others.
+    pages). So a prompt that every request uses does not displace other prompts.
 
     Args:
         options: see `SegmentedLRUOptions`.

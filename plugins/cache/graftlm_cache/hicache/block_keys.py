@@ -17,7 +17,7 @@ _MEMO_SIZE = 64
 
 @dataclass(slots=True)
 class _Chain:
-    """The keys of a token sequence, and a copy of its tokens: whole blocks."""
+    """The keys of a token sequence, and a copy of its tokens, as whole blocks."""
 
     token_ids: TokenIds
     keys: list[bytes]
@@ -33,12 +33,12 @@ class BlockKeys:
     The most recent chains are kept. If a prompt comes again with more tokens, only the new blocks are hashed.
 
     Args:
-        block_tokens: tokens in a block.
+        block_tokens: number of tokens in a block.
     """
 
     def __init__(self, block_tokens: int) -> None:
         self._block_tokens = block_tokens
-        self._memo: OrderedDict[bytes, _Chain] = OrderedDict()  # by first block's key
+        self._memo: OrderedDict[bytes, _Chain] = OrderedDict()  # key of the first block -> chain
 
     def of(self, key: PrefixKey) -> list[bytes]:
         """Return the keys of a prefix's whole blocks, in order. The caller must not change the list."""

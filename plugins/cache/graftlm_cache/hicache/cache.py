@@ -37,7 +37,7 @@ class _Offer:
     """Pinned host blocks that continue a match.
 
     Attributes:
-        blocks: in the order of the prompt.
+        blocks: the blocks, in the order of the prompt.
         first_page: index, within the first block, of the first page to load.
         num_pages: number of pages to load.
     """
@@ -50,9 +50,9 @@ class _Offer:
 class HierarchicalCache(TieredPrefixCache):
     """Combines a device cache with lower tiers, which are maps from content hashes to blocks.
 
-        device    any prefix cache   pages, a tree        matched, locked, evicted as without lower tiers
+        device    any prefix cache   pages in a tree      matched, locked and evicted as without lower tiers
         host      HostTier           blocks by hash       filled with copies from the device and from storage
-        storage   StorageTier        blocks by hash       written from host memory, prefetched into it
+        storage   StorageTier        blocks by hash       written from host memory, prefetched into host memory
 
     A lower tier needs no tree, because a block's hash depends on all tokens up to the block's end. The longest prefix
     in a tier is found by looking up a request's hashes in order, and the tier may lose any block at any time.
@@ -65,9 +65,9 @@ class HierarchicalCache(TieredPrefixCache):
         writing: decides which blocks are copied to the host, and when.
         wait_s: maximum time that a waiting request waits for storage, in seconds, from the start of its prefetch; None:
             until the prefetch is complete.
-        page_size: tokens in a page.
-        block_tokens: tokens in a block, a multiple of `page_size`.
-        clock: monotonic, in seconds.
+        page_size: number of tokens in a page.
+        block_tokens: number of tokens in a block, a multiple of `page_size`.
+        clock: monotonic clock in seconds.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class HierarchicalCache(TieredPrefixCache):
         return pages
 
     def reset(self) -> PageIds:
-        """Remove all nodes that are not locked on the device, and all host blocks. Storage does not change.
+        """Remove all nodes on the device that are not locked, and all host blocks. Storage does not change.
 
         Returns: int32, the removed page ids.
         """
@@ -184,7 +184,7 @@ class HierarchicalCache(TieredPrefixCache):
     # -- Device to host -------------------------------------------------------------------------------------------
 
     def store(self, key: PrefixKey, pages: PageIds) -> None:
-        """Copy those blocks of a key to the host that the write policy selects; see `TieredPrefixCache.store`."""
+        """Copy the blocks of a key that the write policy selects to the host; see `TieredPrefixCache.store`."""
         keys = self._keys.of(key)[: self._host.num_slots]
         if self._queue is None or not keys:
             return
@@ -202,7 +202,7 @@ class HierarchicalCache(TieredPrefixCache):
             self._host.touch(keys)
 
     def _copy_to_host(self, key: bytes, pages: PageIds, queue: Callable[[BlockCopy], None]) -> bool:
-        """Queue a copy of a block, unless the host has it already or has no room. Returns whether it was queued."""
+        """Queue a copy of a block, unless the host has it already or has no room. Return whether it was queued."""
         block = self._host.reserve(key)
         if block is None:
             self._num_skipped += key not in self._host
@@ -224,7 +224,7 @@ class HierarchicalCache(TieredPrefixCache):
             self._num_loaded += 1
 
     def copies_lost(self, copies: StepCopies) -> None:
-        """Drop the blocks of copies to the host that were not made, and unpin those of copies to the device."""
+        """Drop the host blocks of copies that were not made, and unpin the blocks of copies to the device."""
         for copy in (*copies.early_stores, *copies.stores):
             block = self._host.at(copy.slot)
             self._host.drop(block)
@@ -235,7 +235,7 @@ class HierarchicalCache(TieredPrefixCache):
             self._num_lost += 1
 
     def flush(self) -> None:
-        """If there is a storage, queue copies to the host of all blocks that would be copied at their eviction."""
+        """If there is a storage, queue copies to the host for all blocks that would be copied at their eviction."""
         if self._storage is None or self._queue is None:
             return
         self._storage.write_everything()
@@ -256,7 +256,7 @@ class HierarchicalCache(TieredPrefixCache):
     def load(self, offer: LoadOffer, pages: PageIds) -> LoadedPages:
         """Queue copies of the offered blocks into pages; see `TieredPrefixCache.load`."""
         offer, queue = self._own(offer), self._transfer
-        num_loaded = {True: 0, False: 0}  # by whether it is from storage
+        num_loaded = {True: 0, False: 0}  # is it from storage -> number of pages
         at, first_page = 0, offer.first_page
         for block in offer.blocks:
             num_pages = self._block_pages - first_page
@@ -301,7 +301,7 @@ class HierarchicalCache(TieredPrefixCache):
 
     @property
     def tier_stats(self) -> TierStats:
-        """Counts of the lower tiers."""
+        """Return counts of the lower tiers."""
         storage = self._storage
         held = StorageStats() if storage is None else storage.stats()
         return TierStats(
@@ -328,7 +328,7 @@ class HierarchicalCache(TieredPrefixCache):
         )
 
     def close(self) -> None:
-        """Finish the writes to storage, and close it."""
+        """Finish the writes to storage, and close the storage."""
         if self._storage is not None:
             self._storage.close()
 

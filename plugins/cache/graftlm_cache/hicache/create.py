@@ -52,7 +52,7 @@ def _block_tokens(options: HicacheOptions, page_size: int) -> int:
 def _host_memory(
     options: HicacheOptions, context: CacheContext, block_tokens: int
 ) -> "np.ndarray[tuple[int, int], np.dtype[np.uint8]]":
-    """Return uint8 [num_blocks, block_bytes]."""
+    """Allocate the host memory: uint8 [num_blocks, block_bytes]."""
     transfer: KVTransfer | None = context.transfer
     if transfer is None:
         return np.empty((0, 0), dtype=np.uint8)
@@ -78,7 +78,7 @@ def _storage(options: StorageOptions | None, context: CacheContext, host: HostTi
 
 
 def _wait_s(options: StorageOptions) -> float | None:
-    """Return the maximum time that a waiting request waits for storage; None: until its prefetch is complete."""
+    """Return the maximum time that a request waits for storage, in seconds; None: until its prefetch is complete."""
     if options.prefetch == "best_effort":
         return 0.0
     return options.prefetch_timeout_s if options.prefetch == "timeout" else None

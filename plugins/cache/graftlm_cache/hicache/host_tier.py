@@ -18,12 +18,13 @@ class HostBlock:
     """One block in host memory.
 
     Attributes:
-        key: its content hash.
-        slot: its row in host memory.
-        num_pins: number of its current readers and writers; a pinned block is not evicted.
+        key: content hash of the block.
+        slot: row of the block in host memory.
+        num_pins: number of current readers and writers; a pinned block is not evicted.
         is_filled: whether its content is complete; before that, it must not be read.
-        is_dropped: whether it was removed from the tier. If it was pinned, its slot becomes free with its last unpin.
-        from_storage: whether it was read from storage, and no request has used it since.
+        is_dropped: whether it was removed from the tier. If it was pinned then, its slot becomes free with the last
+            unpin.
+        from_storage: whether it was read from storage, and no request has used it since then.
     """
 
     key: bytes

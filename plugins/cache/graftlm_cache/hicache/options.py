@@ -12,7 +12,7 @@ __all__ = ["HicacheOptions", "StorageOptions"]
 
 
 class StorageOptions(Options):
-    """The storage tier, and how long requests wait for it."""
+    """The storage tier, and the time that requests wait for it."""
 
     name: str = Field(description="Name of a KV storage, such as `file`.")
     options: dict[str, Any] = Field(default_factory=dict, description="Options of that storage.")

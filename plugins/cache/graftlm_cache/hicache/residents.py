@@ -14,13 +14,13 @@ class Residents:
     """Finds the blocks of evicted pages.
 
     A block is stored under its last page, for two reasons. Leaves are evicted first, so the last page is evicted no
-    later than the other pages of its block. And it belongs to one block only, whereas earlier pages may be shared by
-    several blocks whose tokens differ later.
+    later than the other pages of its block. And the last page belongs to one block only, whereas earlier pages may be
+    shared by several blocks whose tokens differ later.
     """
 
     def __init__(self) -> None:
         self._by_last_page: dict[int, tuple[bytes, PageIds]] = {}
-        self._is_last: NDArray[np.bool_] = np.zeros(1024, dtype=np.bool_)  # by page id
+        self._is_last: NDArray[np.bool_] = np.zeros(1024, dtype=np.bool_)  # index: page id
 
     def __len__(self) -> int:
         return len(self._by_last_page)
@@ -39,7 +39,7 @@ class Residents:
         self._by_last_page[last] = (key, pages.copy())
 
     def take(self, pages: PageIds) -> list[tuple[bytes, PageIds]]:
-        """Remove the blocks whose last page is among `pages`. Returns the key and all pages of each."""
+        """Remove the blocks whose last page is among `pages`. Return the key and all pages of each block."""
         known = pages[pages < len(self._is_last)]
         last = known[self._is_last[known]]
         self._is_last[last] = False

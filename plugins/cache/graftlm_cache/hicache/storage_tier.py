@@ -1,4 +1,4 @@
-"""The storage tier: reads and writes blocks in threads of its own."""
+"""The storage tier: reads and writes blocks in separate threads."""
 
 import logging
 import threading
@@ -18,11 +18,11 @@ __all__ = ["Prefetch", "StorageTier"]
 
 logger = logging.getLogger(__name__)
 
-#: At most this share of the host blocks waits to be written, and at most this share is pinned for waiting requests.
+#: Maximum share of the host blocks that wait to be written, and maximum share that is pinned for waiting requests.
 _MAX_SHARE = 0.5
-#: `close` stops waiting if storage finishes no block for this time.
+#: `close` stops waiting if storage finishes no block for this time, in seconds.
 _CLOSE_TIMEOUT_S = 10.0
-#: Maximum time that `abandon` waits.
+#: Maximum time that `abandon` waits, in seconds.
 _ABANDON_TIMEOUT_S = 0.5
 #: Unsigned type and exponent bits of each dtype; a number is not finite if all its exponent bits are set.
 _EXPONENTS = {"float32": ("<u4", 0x7F80_0000), "float16": ("<u2", 0x7C00), "bfloat16": ("<u2", 0x7F80)}
@@ -66,7 +66,7 @@ class StorageTier:
     Args:
         storage: the KV storage.
         host: the host tier.
-        dtype: of the numbers in blocks; a block with a number that is not finite is not written.
+        dtype: dtype of the numbers in blocks; a block with a number that is not finite is not written.
         close_timeout_s: `close` stops waiting if no block is finished for this time, in seconds.
 
     Attributes:
@@ -107,7 +107,7 @@ class StorageTier:
         self._writer.submit(partial(self._write, block))
 
     def write_everything(self) -> None:
-        """Skip no block from now on, whatever the number of queued blocks. Called before the cache is closed."""
+        """Skip no block from now on, even if many blocks are queued. Called before the cache is closed."""
         self._max_writing = self._host.num_slots
 
     def _write(self, block: HostBlock) -> None:
@@ -126,10 +126,10 @@ class StorageTier:
     # -- From storage ---------------------------------------------------------------------------------------------
 
     def prefetch(self, keys: Sequence[bytes], deadline_s: float | None) -> Prefetch:
-        """Start to copy the leading blocks of a sequence to host memory, as many as storage has.
+        """Start to copy the leading blocks of a sequence that storage has to host memory.
 
         Args:
-            keys: of the sequence's blocks.
+            keys: keys of the sequence's blocks.
             deadline_s: see `Prefetch`.
         """
         prefetch = Prefetch(deadline_s)
@@ -165,7 +165,7 @@ class StorageTier:
             prefetch.ended.set_result(None)
 
     def _fetch(self, prefetch: Prefetch, key: bytes) -> bool:
-        """Pin one block for the prefetch, and read it from storage if necessary. Returns whether to continue."""
+        """Pin one block for the prefetch, and read it from storage if necessary. Return whether to continue."""
         with self._lock:
             if prefetch.is_released or self._is_closing or self._num_held >= self._limit:
                 return False
@@ -176,7 +176,7 @@ class StorageTier:
         return bool(held)
 
     def _read_block(self, key: bytes) -> list[HostBlock]:
-        """Read one block from storage. Returns the pinned block, or an empty list if it is missing or has no room."""
+        """Read one block from storage. Return the pinned block, or an empty list if it is missing or has no room."""
         block = self._host.reserve(key)
         if block is None:
             return []
@@ -223,7 +223,7 @@ class StorageTier:
                 return
 
     def abandon(self) -> None:
-        """Stop reading and writing, and close the storage as soon as its last call returns; wait at most 0.5 s."""
+        """Stop reading and writing, and close the storage when its last call returns; wait at most 0.5 s."""
         self._is_closing = self._is_abandoned = True
         self._begin_end().join(_ABANDON_TIMEOUT_S)
 

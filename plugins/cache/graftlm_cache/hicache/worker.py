@@ -24,7 +24,7 @@ class Worker:
         self._thread.start()
 
     def submit(self, task: Callable[[], None]) -> None:
-        """Queue a task. It never runs if `end` was called before."""
+        """Queue a task. It does not run if `end` was called before."""
         self._tasks.put(task)
 
     def end(self) -> None:
@@ -35,5 +35,5 @@ class Worker:
     def _run(self) -> None:
         while (task := self._tasks.get()) is not None:
             task()
-            del task  # release its objects before waiting for the next task
+            del task  # so that its objects are freed before the next task arrives
             self.num_done += 1

@@ -29,7 +29,7 @@ class WritePolicy(ABC):
 
 class _WriteThrough(WritePolicy):
     def copies_now(self, key: bytes) -> bool:
-        """Return True: every block."""
+        """Return True: every block is copied."""
         return True
 
 
