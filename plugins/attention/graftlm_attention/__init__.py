@@ -46,7 +46,7 @@ def _flashinfer_obstacle(platform: Platform) -> str | None:
 
 
 def _package_obstacle() -> str | None:
-    """Return why FlashInfer cannot be imported, or None if it can. Does not import it."""
+    """Return why FlashInfer cannot be imported, or None if it can. Does not import FlashInfer."""
     try:
         found = version("flashinfer-python")
     except PackageNotFoundError:
@@ -57,7 +57,7 @@ def _package_obstacle() -> str | None:
 
 
 def _interprets_triton(environment: Mapping[str, str]) -> bool:
-    """Return whether Triton will interpret its kernels in Python: it reads `TRITON_INTERPRET` when it is imported."""
+    """Return whether Triton will interpret its kernels in Python. Triton reads `TRITON_INTERPRET` at its import."""
     return environment.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes", "y")
 
 
@@ -85,8 +85,8 @@ def _triton(interpreted: bool) -> Provider[AttentionBackend]:
     """Return the provider of `triton`.
 
     Args:
-        interpreted: whether kernels are interpreted, for tests. Then only float32 is offered, because the interpreter
-            computes other dtypes incorrectly, and `auto` never chooses the provider.
+        interpreted: whether kernels are interpreted, for tests. If so, only float32 is supported, because the
+            interpreter computes other dtypes incorrectly, and `auto` never chooses the provider.
     """
     return Provider(
         name="triton",
@@ -109,7 +109,7 @@ def _triton(interpreted: bool) -> Provider[AttentionBackend]:
 
 @hookimpl
 def provide_attention_backends() -> Iterable[Provider[AttentionBackend]]:
-    """Offer `torch_native`, `triton` and `flashinfer`."""
+    """Return `torch_native`, `triton` and `flashinfer`."""
     return [
         Provider(
             name="torch_native",
@@ -137,6 +137,6 @@ def provide_attention_backends() -> Iterable[Provider[AttentionBackend]]:
                 cascade=True,
                 graph=True,
             ),
-            rank=-5,  # chosen by name only, until it has been compared with the others by measurement
+            rank=-5,  # chosen by name only, until its speed has been compared with that of the other backends
         ),
     ]

@@ -12,21 +12,21 @@ from graftlm.contracts import ForwardBatch
 
 __all__ = ["RaggedPages", "on_host", "ragged_pages", "shared_pages", "shared_prefix"]
 
-#: Columns of the page table in the first comparison; the number doubles as long as all columns are equal.
+#: Number of columns of the page table in the first comparison; it doubles as long as all columns are equal.
 _FIRST_COLUMNS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class RaggedPages:
-    """Pages of n requests: request i reads indices[indptr[i] : indptr[i + 1]].
+    """The pages of n requests: request i reads indices[indptr[i] : indptr[i + 1]].
 
-    It reads every page in full, except the last, of which it reads `last_page_len[i]` tokens. FlashInfer reads `indptr`
-    and `last_page_len` on the host; both are computed there, without waiting for the device.
+    A request reads its pages in full, except the last page, of which it reads `last_page_len[i]` tokens. FlashInfer
+    reads `indptr` and `last_page_len` on the host. Both are computed there, without waiting for the device.
 
     Attributes:
         indptr: int32 [n + 1], on the host.
         indices: int32 [N], page ids; on the device.
-        last_page_len: int32 [n], tokens in the last page, 1 to page_size; on the host.
+        last_page_len: int32 [n], number of tokens in the last page, 1 to page_size; on the host.
     """
 
     indptr: Tensor
@@ -42,10 +42,10 @@ def ragged_pages(
     Args:
         batch: the step's batch.
         requests: the range of requests.
-        page_size: tokens in a page.
+        page_size: number of tokens in a page.
         window: sliding window in tokens, or None. Pages outside every query's window are left out. This does not change
             the mask, because the mask counts positions from a request's last token.
-        num_shared: number of pages at the start of every request that are left out.
+        num_shared: number of pages at the start of every request to leave out.
     """
     seq_lens = batch.seq_lens_cpu[requests].astype(np.int64)
     first_pages = np.full(len(seq_lens), num_shared, dtype=np.int64)
@@ -68,8 +68,8 @@ def _compact(table: Tensor, first_columns: NDArray[np.int64], indptr: NDArray[np
 
     Args:
         table: int32 [n, P], page ids; on the device.
-        first_columns: [n].
-        indptr: [n + 1], where each row's entries start in the result.
+        first_columns: int64 [n], first column of each row.
+        indptr: int32 [n + 1], start of each row's entries in the result.
     """
     total = int(indptr[-1])
     per_row = np.stack([np.diff(indptr), first_columns - indptr[:-1]])

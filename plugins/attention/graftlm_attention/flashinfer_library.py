@@ -26,19 +26,19 @@ class PagedWrapper(Protocol):
         ...
 
     def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor], **outputs: Any) -> Tensor:
-        """Attend: q [n, H, D], keys and values [pages, page_size, H_kv, D]; return [n, H, D]."""
+        """Compute attention for q [n, H, D], keys and values [pages, page_size, H_kv, D]; return [n, H, D]."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FlashInferLibrary:
-    """Constructors of FlashInfer's wrappers, and the kernel that writes the cache.
+    """The constructors of FlashInfer's wrappers, and the kernel that writes the cache.
 
     Attributes:
         decode: BatchDecodeWithPagedKVCacheWrapper.
         prefill: BatchPrefillWithPagedKVCacheWrapper.
         cascade: MultiLevelCascadeAttentionWrapper; its `run` has no `out` argument.
-        write_kv: write_kv(k, v, keys, values, out_slots), as in `triton_kv_write`.
+        write_kv: write_kv(k, v, keys, values, out_slots); see `triton_kv_write`.
     """
 
     decode: Callable[..., PagedWrapper]
@@ -48,7 +48,7 @@ class FlashInferLibrary:
 
 
 def load_flashinfer() -> FlashInferLibrary:
-    """Import FlashInfer, which takes seconds, and Triton."""
+    """Import FlashInfer and Triton; importing FlashInfer takes seconds."""
     import flashinfer
 
     from graftlm_attention.triton_kv_write import write_kv

@@ -18,10 +18,10 @@ __all__ = ["FlashInferAttention"]
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """The data of one layer that `forward` needs and that is the same in every step.
+    """The data of one layer that `forward` needs; they are the same in every step.
 
     Attributes:
-        kind: the key of the layer's planner.
+        kind: key of the layer's planner.
         keys, values: [pages, page_size, H_kv, D].
     """
 
@@ -38,8 +38,8 @@ class FlashInferAttention(AttentionBackend):
 
     Args:
         options: see `FlashInferOptions`.
-        context: layers and cache; the cache has the layers' dtype.
-        library: FlashInfer.
+        context: layers and cache; the dtype of the cache is that of the layers.
+        library: FlashInfer's constructors.
         make_fence: creates the fence of each wrapper; None: `CudaFence` on a GPU, `NoFence` on a CPU.
 
     Raises:
@@ -73,7 +73,7 @@ class FlashInferAttention(AttentionBackend):
         self._batch = batch
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer) -> Tensor:
-        """Write keys and values, then attend; shapes as in the contract.
+        """Write keys and values, then compute attention; the contract defines the shapes.
 
         Raises:
             InvariantError: called before `prepare`, or with tensors that do not fit the batch and the layer.

@@ -29,7 +29,7 @@ class Fence(Protocol):
     """A point in the device's queue of work that the host can wait for."""
 
     def wait(self) -> None:
-        """Wait until the device has reached the last recorded point; return at once if none was recorded."""
+        """Wait until the device has reached the last recorded point; return immediately if none was recorded."""
         ...
 
     def record(self) -> None:
@@ -44,7 +44,7 @@ class CudaFence:
         self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
-        """Wait for the event. It is always complete if step n is committed before step n + 2 is planned, as here."""
+        """Wait for the event. It is complete if step n is committed before step n + 2 is planned, as in the engine."""
         self._event.synchronize()
 
     def record(self) -> None:
@@ -83,10 +83,10 @@ class LayerKind:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Tokens of a batch that one wrapper serves.
+    """Tokens of a batch that one wrapper computes.
 
     Attributes:
-        tokens: their range in the batch; n tokens.
+        tokens: range of the n tokens in the batch.
         attend: attend(q, (keys, values), out) writes the result, [n, H, D], to `out`.
     """
 
@@ -109,12 +109,12 @@ class _Fenced:
 
 @dataclass(slots=True)
 class _GraphBuffers:
-    """Buffers that the wrappers of all graph sizes share: one graph runs at a time, and is planned just before it runs.
+    """Buffers that the wrappers of all graph sizes share: only one graph runs at a time, and is planned just before.
 
     Attributes:
-        indices: int32, page ids; as many as the largest batch has.
+        indices: int32, page ids; has room for the largest batch.
         plan: uint8, the integers of a plan.
-        wrappers: by the number of requests in the graph.
+        wrappers: number of requests in the graph -> wrapper.
     """
 
     indices: Tensor
@@ -125,17 +125,17 @@ class _GraphBuffers:
 class LayerPlanner:
     """Chooses and plans the wrappers of a step, for layers of one kind.
 
-    The decode wrapper serves one-token requests; the prefill wrapper serves the others. If all requests of a batch
-    start with the same pages, the cascade wrapper serves the batch: it reads the shared pages once for all queries, and
-    merges the result with that of the other pages. For a batch that a graph replays, the planner uses the decode
-    wrapper that was captured with that batch size.
+    The decode wrapper computes one-token requests; the prefill wrapper computes all other requests. If all requests of
+    a batch start with the same pages, the cascade wrapper computes the batch: it reads the shared pages once for all
+    queries, and merges the result with that of the other pages. For a batch that a graph replays, the planner uses the
+    decode wrapper that was captured with that batch size.
 
     Args:
         kind: the kind of the layers.
-        library: creates wrappers.
-        workspace: uint8, for partial results; wrappers that run one after the other may share it.
-        page_size: tokens in a page.
-        dtype: of queries, keys and values.
+        library: constructors of the wrappers.
+        workspace: uint8, buffer for partial results; wrappers that run one after the other may share it.
+        page_size: number of tokens in a page.
+        dtype: dtype of queries, keys and values.
         options: see `FlashInferOptions`.
         make_fence: creates a fence; called once per wrapper.
     """
@@ -168,7 +168,7 @@ class LayerPlanner:
         self._graphs: _GraphBuffers | None = None
 
     def plan(self, batch: ForwardBatch) -> tuple[Part, ...]:
-        """Plan a step. Returns parts that cover the batch's tokens in order."""
+        """Plan a step. Return parts that cover the batch's tokens in order."""
         if batch.in_graph:
             return (self._plan_decodes(batch, self._graph_wrapper(batch)),)
         num_shared = self._num_cascaded(batch)
@@ -182,7 +182,7 @@ class LayerPlanner:
         return tuple(parts)
 
     def _num_cascaded(self, batch: ForwardBatch) -> int:
-        """Return the number of shared pages to read once for all requests; 0: do not use the cascade wrapper."""
+        """Return the number of shared pages to read once for all requests; 0 if the cascade wrapper is not used."""
         least = self._options.cascade_tokens
         if least is None or self._kind.sliding_window is not None or batch.num_requests < _MIN_CASCADE_REQUESTS:
             return 0
@@ -215,7 +215,7 @@ class LayerPlanner:
             [shared.indices, rest.indices],
             [shared.last_page_len, rest.last_page_len],
             *self._shape,
-            causal=True,  # for the pages that are not shared; the shared pages are before all queries
+            causal=True,  # for the pages that are not shared; the shared pages come before all queries
             **self._settings,
         )
         return Part(slice(0, batch.num_tokens), _copied(fenced.wrapper))
@@ -224,7 +224,7 @@ class LayerPlanner:
         return ragged_pages(batch, requests, self._page_size, self._kind.sliding_window)
 
     def _token_ends(self, batch: ForwardBatch, first: int) -> Tensor:
-        """Return where the tokens of the requests from `first` on start and end: int32 [n + 1], on the host."""
+        """Return the ends of the tokens of the requests from `first` on, after a 0: int32 [n + 1], on the host."""
         query_lens = batch.query_lens_cpu[first:]
         ends = np.zeros(len(query_lens) + 1, dtype=np.int32)
         np.cumsum(query_lens, out=ends[1:])

@@ -18,14 +18,14 @@ from graftlm_attention.shared_prefixes import find_shared_prefixes
 __all__ = ["NativePagedAttention", "load_kernel", "native_obstacle"]
 
 _SOURCE = Path(__file__).with_name("paged_attention.cpp")
-#: Keys: the dtype of q, k and v, and the dtype of the cache.
+#: (dtype of q, k and v; dtype of the cache) -> name of the function
 _FUNCTIONS = {
     (torch.float32, torch.float32): "graftlm_attend_float32",
     (torch.float32, torch.int8): "graftlm_attend_float32_int8",
     (torch.bfloat16, torch.bfloat16): "graftlm_attend_bfloat16",
     (torch.bfloat16, torch.int8): "graftlm_attend_bfloat16_int8",
 }
-_LANES = 16  # the kernel works on vectors of this many elements
+_LANES = 16  # length of the kernel's vectors, in elements
 _NO_WINDOW = 2**62
 
 
@@ -90,21 +90,21 @@ def native_obstacle(context: AttentionContext) -> str | None:
 
 
 def load_kernel(compiler: str, cache_dir: Path) -> ctypes.CDLL:
-    """Load the kernel; compile it first if no compiled copy exists. It uses the OpenMP runtime that torch has loaded.
+    """Load the kernel; compile it first if there is no compiled copy. It uses the OpenMP runtime that torch has loaded.
 
     Args:
         compiler: a name on PATH or a path.
-        cache_dir: the directory of compiled kernels.
+        cache_dir: folder of compiled kernels.
 
     Raises:
-        KernelBuildError: it cannot be compiled or loaded.
+        KernelBuildError: the kernel cannot be compiled or loaded.
     """
     return load_library(_SOURCE, compiler, cache_dir)
 
 
 @dataclass(frozen=True, slots=True)
 class _PreparedStep:
-    """The prepared batch: its number of tokens, and the tensors that own the memory that `_Step` points to."""
+    """The prepared batch: its number of tokens, and the tensors whose memory `_Step` points to."""
 
     num_tokens: int
     keep: tuple[object, ...]
@@ -115,12 +115,12 @@ class NativePagedAttention(AttentionBackend):
 
     `head_dim` is a multiple of 16.
 
-    One call per layer writes keys and values and attends, on as many threads as torch uses. The call releases the
-    interpreter lock.
+    One call per layer writes keys and values and computes attention, with torch's number of threads. The call
+    releases the interpreter lock.
 
     Args:
-        context: layers and cache; `native_obstacle(context)` is None.
-        kernel: from `load_kernel`.
+        context: layers and cache, for which `native_obstacle` must return None.
+        kernel: the library that `load_kernel` returns.
         matrix_units: whether bfloat16 queries are multiplied on the CPU's matrix units (AMX), if it has any.
     """
 
@@ -145,7 +145,7 @@ class NativePagedAttention(AttentionBackend):
         out_slots, seq_lens, page_table = (
             batch.out_slots.contiguous(), batch.seq_lens.contiguous(), batch.page_table.contiguous()
         )  # fmt: skip
-        step = self._step  # its address must not change: recorded steps repeat the call and read it again
+        step = self._step  # its address must not change, because recorded steps repeat the call and read it again
         num_tokens = batch.num_tokens
         step.num_requests = batch.num_requests
         step.num_tokens = num_tokens
@@ -164,8 +164,8 @@ class NativePagedAttention(AttentionBackend):
         self._prepared = _PreparedStep(num_tokens, (out_slots, seq_lens, page_table, *groups))
 
     def _query_lens_of(self, batch: ForwardBatch) -> Tensor:
-        """Return a batch's query lengths as a tensor: numpy takes ten times as long to return an array's address."""
-        if batch.query_lens_cpu is not self._query_lens:  # while the same requests decode, it is the same array
+        """Return a batch's query lengths as a tensor. numpy takes ten times as long to return an array's address."""
+        if batch.query_lens_cpu is not self._query_lens:  # the array is the same object while the same requests decode
             self._query_lens = batch.query_lens_cpu
             self._query_lens_tensor = torch.from_numpy(np.ascontiguousarray(self._query_lens, dtype=np.int32))
         return self._query_lens_tensor
@@ -176,7 +176,7 @@ class NativePagedAttention(AttentionBackend):
         return True
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer) -> Tensor:
-        """Write keys and values, then attend; shapes as in the contract.
+        """Write keys and values, then compute attention; the contract defines the shapes.
 
         Raises:
             InvariantError: called before `prepare`, or with tensors that do not fit the batch and the context's dtype.

@@ -1,4 +1,4 @@
-"""The options of this package's attention backends, as set in the YAML configuration."""
+"""Options of this package's attention backends."""
 
 from pathlib import Path
 from typing import Literal

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 __all__ = ["SharedPrefixes", "find_shared_prefixes"]
 
-#: For fewer requests or fewer shared tokens, merging two partial results costs more time than reading once saves.
+#: With fewer requests or fewer shared tokens, merging two partial results costs more time than one common read saves.
 _MIN_REQUESTS: Final = 4
 _MIN_TOKENS: Final = 256
 #: Pages per request in the first comparison, and the maximum per group in one comparison. Small values let the search
@@ -21,8 +21,8 @@ class SharedPrefixes(NamedTuple):
 
     Attributes:
         starts: [G + 1], index in `members` of each group's first request.
-        members: indices of requests, group after group.
-        lens: [G], tokens that a group shares: whole pages, and fewer than the context of any of its requests.
+        members: indices of the requests, ordered by group.
+        lens: [G], number of tokens that a group shares: whole pages, and fewer tokens than any of its contexts.
     """
 
     starts: NDArray[np.int32]
@@ -43,7 +43,7 @@ def find_shared_prefixes(
         page_table: int32 [B, P], page ids.
         seq_lens: int32 [B], context lengths in tokens.
         num_decodes: number of one-token requests; they are the first requests of the batch.
-        page_size: tokens in a page.
+        page_size: number of tokens in a page.
     """
     column = -(-_MIN_TOKENS // page_size) - 1
     if num_decodes < _MIN_REQUESTS or page_table.shape[1] <= column:

@@ -22,7 +22,7 @@ def create_torch_native(
     Effects: may compile the kernel, once per machine (a few seconds).
 
     Raises:
-        KernelBuildError: `options.kernel` is "native", and the kernel cannot be built or does not fit the model.
+        KernelBuildError: `options.kernel` is "native", and the kernel cannot be built or does not support the model.
     """
     if options.kernel == "torch":
         return TorchPagedAttention(context)

@@ -18,10 +18,10 @@ from graftlm.layers import cache_rows
 
 __all__ = ["TorchPagedAttention"]
 
-# Queries of a chunk that are attended together. This limits the size of the mask, and early blocks do not read keys
+# Number of queries of a chunk that are computed together. It limits the size of the mask. Early blocks do not read keys
 # that come after all their queries.
 _BLOCK_TOKENS = 256
-# Context tokens that are gathered together for one-token requests. This limits the size of the gathered copy.
+# Number of context tokens that are gathered together for one-token requests. It limits the size of the gathered copy.
 _GROUP_TOKENS = 16384
 # Lower limit of a group's shortest context relative to its longest. This limits the padding.
 _GROUP_FILL = 0.75
@@ -29,13 +29,13 @@ _GROUP_FILL = 0.75
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Queries that are attended together: n consecutive tokens of one request, or one token each of b requests.
+    """Queries that are computed together: n consecutive tokens of one request, or one token each of b requests.
 
     Attributes:
-        tokens: indices in the batch of the b * n tokens.
+        tokens: indices of the b * n tokens in the batch.
         slots: the b * S slots of their contexts: a slice if they are consecutive, otherwise int64 [b * S]. Padding
             repeats a slot that the request attends to; the mask excludes it.
-        num_requests: b.
+        num_requests: b, the number of requests.
         mask: added to the scores, [b, 1, n, S]; None if every query attends to all S positions, or if `causal` is true.
         causal: query i attends to the first i + 1 of S = n positions.
     """
@@ -48,10 +48,11 @@ class _Piece:
 
 
 class TorchPagedAttention(AttentionBackend):
-    """Attention by `scaled_dot_product_attention` over gathered pages.
+    """Attention with `scaled_dot_product_attention` over gathered pages.
 
-    Chunks are computed one request at a time. One-token requests of similar length are computed together: the query
-    heads of a key/value head take the dimension of query positions, so that keys and values are not repeated per head.
+    Chunks are computed one request at a time. One-token requests of similar length are computed together. The query
+    heads of a key/value head take the dimension of query positions, so that keys and values are not repeated for each
+    head.
     """
 
     kernel = "torch"
@@ -71,7 +72,7 @@ class TorchPagedAttention(AttentionBackend):
         self._pieces = {window: tuple(self._plan(batch, window)) for window in self._windows}
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer) -> Tensor:
-        """Write keys and values, then attend; shapes as in the contract.
+        """Write keys and values, then compute attention; the contract defines the shapes.
 
         Raises:
             InvariantError: called before `prepare`.
@@ -101,7 +102,7 @@ class TorchPagedAttention(AttentionBackend):
             token += num_tokens
 
     def _plan_block(self, batch: ForwardBatch, b: int, tokens: slice, position: int, window: int | None) -> _Piece:
-        """Plan consecutive tokens of request b; the first of them is at `position` in the context."""
+        """Plan consecutive tokens of request b; `position` is the position of the first one in the context."""
         n = tokens.stop - tokens.start
         start = _oldest(position, window)
         slots = self._slots(batch.page_table_cpu[b], np.arange(start, position + n))
@@ -126,12 +127,12 @@ class TorchPagedAttention(AttentionBackend):
             yield _Piece(self._index(group), self._index(slots.reshape(-1)), len(group), mask)
 
     def _slots(self, pages: NDArray[np.int32], positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Map positions [..., S] to slots through rows of the page table [..., P]."""
+        """Map positions [..., S] to slots with rows of the page table [..., P]."""
         page = np.take_along_axis(pages, positions // self._page_size, axis=-1).astype(np.int64)
         return page * self._page_size + positions % self._page_size
 
     def _index(self, indices: NDArray[np.int64]) -> slice | Tensor:
-        """Return an index into a tensor: a slice for consecutive indices, because slicing does not copy."""
+        """Return an index into a tensor: a slice for consecutive indices, because slices need no copy."""
         first = int(indices[0])
         if (np.diff(indices) == 1).all():
             return slice(first, first + len(indices))
@@ -198,7 +199,7 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, piece: _Piece, layer: Atten
 
 
 def _attend_step_by_step(q: Tensor, k: Tensor, v: Tensor, piece: _Piece, layer: AttentionLayer) -> Tensor:
-    """Attend in float32, for what PyTorch's fused attention lacks: soft caps, sinks, values narrower than keys.
+    """Compute attention in float32, for soft caps, sinks and narrow values, which PyTorch's fused attention lacks.
 
     Args:
         q: [b * n, H, D].

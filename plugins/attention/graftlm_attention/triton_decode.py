@@ -1,4 +1,4 @@
-"""The Triton kernels for one-token requests: pieces of a context are attended in parallel, then merged."""
+"""The Triton kernels for one-token requests: pieces of a context are computed in parallel, then merged."""
 
 from typing import Any
 
@@ -54,10 +54,10 @@ def _decode_kernel(
     BLOCK_N: tl.constexpr,  # noqa: N803
     BLOCK_D: tl.constexpr,  # noqa: N803
 ) -> None:
-    """Attend with the query heads of one key/value head over one piece of one request's context.
+    """Compute attention of the query heads of one key/value head over one piece of one request's context.
 
-    Program (b, h, s) computes request b, key/value head h and piece s. If `lse` is given, the piece's result goes to
-    `out`, [B, splits, H, D], and its log2 of the softmax sum to `lse`. Otherwise there is one piece, and `out` is
+    Program (b, h, s) computes request b, key/value head h and piece s. If `lse` is given, the piece's result is stored
+    in `out`, [B, splits, H, D], and the log2 of its softmax sum in `lse`. Otherwise there is one piece, and `out` is
     [B, H, D].
     """
     request = tl.program_id(0).to(tl.int64)
@@ -69,7 +69,7 @@ def _decode_kernel(
         start = tl.maximum(0, end - WINDOW)
     length = _split_tokens(end - start, num_splits, min_tokens, BLOCK_N)
     start += split * length
-    if (start >= end) & (split > 0):  # a short context has fewer pieces; _merge_kernel reads only those
+    if (start >= end) & (split > 0):  # a short context has fewer pieces; _merge_kernel reads only these
         return
     end = tl.minimum(end, start + length)
 
@@ -174,7 +174,7 @@ def attend_decodes(
     cap_scale: float | None,
     sinks: Tensor | None = None,
 ) -> None:
-    """Attend with the first `num_decodes` requests, which have one token each, and write their rows of `out`.
+    """Compute attention of the first `num_decodes` requests, which have one token each; write their rows of `out`.
 
     The launches depend only on shapes and `splits`, so a captured graph serves contexts of any length.
 
@@ -182,15 +182,15 @@ def attend_decodes(
         q: [T, H, D]; the last dimension is contiguous.
         keys, values: [slots, H_kv, D], contiguous; this step's tokens are already written.
         out: [T, H * D], contiguous, q's dtype.
-        num_decodes: at least 1.
+        num_decodes: number of one-token requests, at least 1.
         seq_lens: int32 [B]; the result of an empty context is 0.
-        page_table: int32 [B, P]; rows are contiguous.
-        shape: from `decode_shape`.
-        splits: from `split_contexts`.
-        page_size: tokens in a page.
+        page_table: int32 [B, P]; its rows are contiguous.
+        shape: result of `decode_shape`.
+        splits: result of `split_contexts`.
+        page_size: number of tokens in a page.
         window: sliding window in tokens, or None.
-        score_scale, cap_scale: as in `attend_range`.
-        sinks: as in `attend_chunks`.
+        score_scale, cap_scale: see `attend_range`.
+        sinks: see `attend_chunks`.
     """
     _, num_heads, head_dim = q.shape
     num_kv_heads, num_splits = keys.stored.shape[1], splits.num_splits

@@ -26,7 +26,7 @@ def _map_kernel(
     TILE_TOKENS: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
 ) -> None:
-    """Write the index of request num_decodes + program_id(0) to the entries of its tiles."""
+    """Write the index of request num_decodes + program_id(0) to the entries of the request's tiles."""
     chunk = tl.program_id(0)
     request = num_decodes + chunk
     start = (tl.load(cu_seqlens_q + request) - num_decodes) // TILE_TOKENS + chunk
@@ -64,7 +64,7 @@ def _extend_kernel(
     BLOCK_N: tl.constexpr,  # noqa: N803
     BLOCK_D: tl.constexpr,  # noqa: N803
 ) -> None:
-    """Attend with one tile of queries for key/value head program_id(1).
+    """Compute attention of one tile of queries for key/value head program_id(1).
 
     Row r of a tile is query head r % GROUP of token r // GROUP. All rows read the same keys.
     """
@@ -94,11 +94,11 @@ def _extend_kernel(
     first_position = past + first_query
     end = past + end_query
 
-    # The tile's context, [start, end): all queries attend to the middle part, only some to the first and last parts.
+    # The tile's context, [start, end): all queries attend to its middle part, only some to its first and last part.
     #
     #     start ─ masked ─ full_start ─────── not masked ─────── full_end ─ masked ─ end
     #
-    # The first part is masked by the sliding window, the last part by causality.
+    # The sliding window masks the first part, and causality masks the last part.
     start = 0
     full_start = 0
     if WINDOW is not None:
@@ -142,15 +142,15 @@ def _extend_kernel(
 
 
 def map_tiles(batch: ForwardBatch, tile_tokens: int) -> Tensor:
-    """Return the request of each tile of queries. It makes one launch and does not synchronise.
+    """Return the index of the request of each tile of queries. Makes one launch, and does not wait for the device.
 
-    The tiles of chunk c start at (number of tokens in chunks before c) // tile_tokens + c, and end where those of
-    chunk c + 1 start. Therefore no prefix sum over chunks is needed, the number of tiles follows from shapes, and at
+    The tiles of chunk c start at (number of tokens in chunks before c) // tile_tokens + c, and end at the start of
+    those of chunk c + 1. Therefore no prefix sum over chunks is needed, the number of tiles follows from shapes, and at
     most one tile per chunk is empty.
 
     Args:
-        batch: with at least one chunk.
-        tile_tokens: tokens in a tile.
+        batch: a batch with at least one chunk.
+        tile_tokens: number of tokens in a tile.
 
     Returns: int32 [tiles], on the batch's device.
     """
@@ -186,20 +186,20 @@ def attend_chunks(
     cap_scale: float | None,
     sinks: Tensor | None = None,
 ) -> None:
-    """Attend with all requests after the first `num_decodes`, and write their rows of `out`.
+    """Compute attention of all requests after the first `num_decodes`, and write their rows of `out`.
 
     Args:
         q: [T, H, D]; the last dimension is contiguous.
         keys, values: [slots, H_kv, D], contiguous; this step's tokens are already written.
         out: [T, H * D], contiguous, q's dtype.
         batch: the step's batch.
-        page_table: int32 [B, P]; rows are contiguous.
-        tile_requests: from `map_tiles`, for tiles of `shape`.
-        shape: from `extend_shape`.
-        page_size: tokens in a page.
+        page_table: int32 [B, P]; its rows are contiguous.
+        tile_requests: result of `map_tiles`, for tiles of `shape`.
+        shape: result of `extend_shape`.
+        page_size: number of tokens in a page.
         window: sliding window in tokens, or None.
-        score_scale, cap_scale: as in `attend_range`.
-        sinks: float32 [H]: per head, a score that takes a share of the softmax and has no value.
+        score_scale, cap_scale: see `attend_range`.
+        sinks: float32 [H]: for each head, a score that takes a share of the softmax and has no value.
     """
     _, num_heads, head_dim = q.shape
     num_kv_heads = keys.stored.shape[1]

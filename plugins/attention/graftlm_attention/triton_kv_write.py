@@ -11,9 +11,9 @@ from graftlm.layers import CacheRows
 
 __all__ = ["scale_bits", "write_kv"]
 
-#: Elements that one program writes, of keys and of values each.
+#: Number of elements that one program writes, for keys and for values.
 _BLOCK = 2048
-#: The largest number of float8_e4m3fn. Larger numbers saturate: the type has no infinity, and NaN would propagate.
+#: The largest number of float8_e4m3fn. Larger numbers saturate, because the type has no infinity, and NaN would spread.
 _E4M3_MAX = tl.constexpr(448.0)
 _INT8_MAX = tl.constexpr(127.0)
 #: 1.5 * 2^23: adding it rounds a float32 to an integer, half to even.
@@ -39,7 +39,7 @@ def _store_rows(
     inside: tl.tensor,
     HEAD_DIM: tl.constexpr,  # noqa: N803
 ) -> None:
-    """Store numbers [R, D] in the cache rows `row_ids` [R]; if the cache has scales, store these too."""
+    """Store numbers [R, D] in the cache rows `row_ids` [R]; if the cache has scales, store them too."""
     if scales is None:
         converted = _convert(numbers, rows.dtype.element_ty)
     else:
@@ -77,7 +77,7 @@ def _write_kernel(
     BLOCK_ROWS: tl.constexpr,  # noqa: N803
     BLOCK_D: tl.constexpr,  # noqa: N803
 ) -> None:
-    """Write block program_id(0) of rows. A row is one head of one token; the heads of a token are consecutive."""
+    """Write block program_id(0) of rows. A row is one head of one token; the heads of a token are consecutive rows."""
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     dims = tl.arange(0, BLOCK_D)[None, :]
     row_inside = row < num_rows
@@ -92,9 +92,9 @@ def _write_kernel(
 
 
 def scale_bits(rows: CacheRows) -> Tensor | None:
-    """Return the bits of a cache's bfloat16 scales as int16 [slots, H_kv], or None if the cache has no scales.
+    """Return the bits of a cache's bfloat16 scales as int16 [slots, H_kv]; None if the cache has no scales.
 
-    The kernels read these bits, compiled as well as interpreted.
+    The kernels read these bits, both compiled and interpreted.
     """
     return None if rows.scales is None else rows.scales.view(torch.int16)
 
@@ -104,8 +104,8 @@ def write_kv(k: Tensor, v: Tensor, keys: CacheRows, values: CacheRows, out_slots
 
     Args:
         k, v: [T, H_kv, D], any floating dtype; the last dimension is contiguous.
-        keys, values: [slots, H_kv, D], contiguous, changed in place; k's dtype or a narrower one. Numbers beyond the
-            range of float8_e4m3fn become its largest number; int8 codes are scaled.
+        keys, values: [slots, H_kv, D], contiguous, changed in place; the dtype is k's or a narrower one. Numbers beyond
+            the range of float8_e4m3fn become its largest number; int8 codes are scaled.
         out_slots: int64 [T].
     """
     num_tokens, num_heads, head_dim = k.shape
@@ -129,5 +129,5 @@ def write_kv(k: Tensor, v: Tensor, keys: CacheRows, values: CacheRows, out_slots
         HEAD_DIM=head_dim,
         BLOCK_ROWS=block_rows,
         BLOCK_D=block_d,
-        enable_fp_fusion=True,  # explicit, because Triton warns that the default will change
+        enable_fp_fusion=True,  # set explicitly, because Triton warns that the default will change
     )

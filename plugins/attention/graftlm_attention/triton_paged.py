@@ -18,18 +18,18 @@ from graftlm_attention.triton_shapes import TileShape, decode_shape, extend_shap
 __all__ = ["Processors", "TritonPagedAttention"]
 
 _LOG2_E = math.log2(math.e)
-#: Assumed number of multiprocessors in Triton's interpreter, for splitting contexts; large enough to test all paths.
+#: Assumed number of multiprocessors in Triton's interpreter, for context splits; large enough to test all paths.
 _INTERPRETED_PROCESSORS = 16
 _FP8_CAPABILITY = (8, 9)
 
 
 @dataclass(frozen=True, slots=True)
 class Processors:
-    """The properties of the device that the launches depend on.
+    """The properties of the device on which the launches depend.
 
     Attributes:
-        count: multiprocessors.
-        capability: the compute capability, (9, 0) for 9.0; None in the interpreter, which converts any dtype.
+        count: number of multiprocessors.
+        capability: compute capability, (9, 0) for 9.0; None in the interpreter, which converts any dtype.
     """
 
     count: int
@@ -46,13 +46,13 @@ class Processors:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """The data of one layer that launches need and that is the same in every step.
+    """The data of one layer that launches need; they are the same in every step.
 
     Attributes:
-        spec: the layer.
+        spec: the layer's specification.
         keys, values: [slots, H_kv, D].
-        score_scale, cap_scale: as in `attend_range`.
-        decode: tiles of one-token requests.
+        score_scale, cap_scale: see `attend_range`.
+        decode: tile shape for one-token requests.
     """
 
     spec: AttentionLayer
@@ -64,7 +64,7 @@ class _Layer:
 
     @property
     def group(self) -> int:
-        """Query heads of a key/value head."""
+        """Number of query heads per key/value head."""
         return self.spec.num_heads // self.spec.num_kv_heads
 
 
@@ -74,9 +74,9 @@ class _Step:
 
     Attributes:
         batch: the batch.
-        page_table: int32 [B, P]; rows are contiguous.
-        chunk_tiles: by (group, head_dim): the shape of the tiles of chunks, and the request of each tile; empty if
-            there are no chunks.
+        page_table: int32 [B, P]; its rows are contiguous.
+        chunk_tiles: (group, head_dim) -> shape of the tiles of chunks, and the request of each tile; empty if there are
+            no chunks.
     """
 
     batch: ForwardBatch
@@ -90,14 +90,14 @@ class TritonPagedAttention(AttentionBackend):
     A layer makes one launch to write keys and values, one for all chunks, and two for all decodes.
 
     A batch of one-token requests may be captured in a CUDA graph. For such a batch, `prepare` makes no launch, and the
-    launches of `forward` depend only on shapes. Replay reads the captured batch's `seq_lens`, `page_table` and
-    `out_slots`: they must keep their addresses, and the page table must have as many columns as the longest context
-    will need. Padding rows of the batch have a context of 0 tokens, and an `out_slots` entry that is never read.
+    launches of `forward` depend only on shapes. A replay reads the captured batch's `seq_lens`, `page_table` and
+    `out_slots`. They must keep their addresses, and the page table must have enough columns for the longest context.
+    Padding rows of the batch have a context of 0 tokens, and an `out_slots` entry that is never read.
 
     Args:
         options: see `TritonOptions`.
         context: layers and cache. The cache's dtype is that of the layers, int8 or float8_e4m3fn.
-        processors: properties of the device; None: read from `context.device`.
+        processors: properties of the device; None: those of `context.device`.
 
     Raises:
         ProviderUnavailableError: the device cannot read this cache.
@@ -124,7 +124,7 @@ class TritonPagedAttention(AttentionBackend):
         self._step = _Step(batch, table, tiles)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer) -> Tensor:
-        """Write keys and values, then attend; shapes as in the contract.
+        """Write keys and values, then compute attention; the contract defines the shapes.
 
         Raises:
             InvariantError: called before `prepare`, or with tensors that do not fit the batch and the layer.

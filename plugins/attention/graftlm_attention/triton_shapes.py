@@ -6,11 +6,12 @@ import torch
 
 __all__ = ["ContextSplits", "TileShape", "decode_shape", "extend_shape", "split_contexts"]
 
-#: Minimum length of a piece of a context: merging shorter pieces costs more time than they save.
+#: Minimum length of a piece of a context in tokens: merging shorter pieces costs more time than they save.
 _MIN_SPLIT_TOKENS = 128
-#: Maximum length of a piece of a context, so that one long request does not take much longer than short ones.
+#: Maximum length of a piece of a context in tokens, so that one long request does not take much longer than short ones.
 _MAX_SPLIT_TOKENS = 8192
-#: Programs of the decode kernel that run on a multiprocessor at once, limited by its registers and shared memory.
+#: Number of programs of the decode kernel that run on a multiprocessor at the same time, limited by its registers and
+#: shared memory.
 _PROGRAMS_PER_PROCESSOR = 4
 
 
@@ -19,10 +20,10 @@ class TileShape:
     """The compile-time constants of a kernel.
 
     Attributes:
-        block_m: rows of queries; a row is one query head of one token.
-        block_n: context positions per iteration of the inner loop.
+        block_m: number of rows of queries; a row is one query head of one token.
+        block_n: number of context positions per iteration of the inner loop.
         block_d: head_dim, rounded up to a power of two.
-        num_warps, num_stages: of the kernel.
+        num_warps, num_stages: launch settings of the kernel.
     """
 
     block_m: int
@@ -34,7 +35,7 @@ class TileShape:
 
 @dataclass(frozen=True, slots=True)
 class ContextSplits:
-    """How contexts are split: each into at most `num_splits` pieces of at least `min_tokens` tokens."""
+    """The split of contexts: each has at most `num_splits` pieces of at least `min_tokens` tokens."""
 
     num_splits: int
     min_tokens: int
@@ -44,10 +45,10 @@ def extend_shape(group: int, head_dim: int, dtype: torch.dtype, max_query_len: i
     """Return the tile shape for chunks.
 
     Args:
-        group: query heads per key/value head.
+        group: number of query heads per key/value head.
         head_dim: D.
-        dtype: of the queries.
-        max_query_len: tokens of the longest chunk; small tiles are chosen if all chunks are short.
+        dtype: dtype of the queries.
+        max_query_len: number of tokens of the longest chunk; small tiles are chosen if all chunks are short.
     """
     block_d = _block_d(head_dim)
     if dtype.itemsize > 2:  # tiles need twice the shared memory
@@ -65,7 +66,7 @@ def extend_shape(group: int, head_dim: int, dtype: torch.dtype, max_query_len: i
 
 
 def decode_shape(group: int, head_dim: int, dtype: torch.dtype) -> TileShape:
-    """Return the tile shape for one-token requests; arguments as in `extend_shape`."""
+    """Return the tile shape for one-token requests; see `extend_shape` for the arguments."""
     block_d = _block_d(head_dim)
     block_m = max(16, _power_of_two(group))  # tensor cores need 16 rows; unused ones cost no time: memory is the limit
     if dtype.itemsize > 2:
@@ -77,16 +78,17 @@ def decode_shape(group: int, head_dim: int, dtype: torch.dtype) -> TileShape:
 def split_contexts(
     num_requests: int, num_kv_heads: int, max_len: int, num_processors: int, split_tokens: int | None
 ) -> ContextSplits:
-    """Return how the contexts of one-token requests are split.
+    """Return the split of the contexts of one-token requests.
 
     The result depends on shapes, which are fixed in a captured graph, and not on the context lengths of a step.
 
     Args:
-        num_requests: one-token requests in the batch.
+        num_requests: number of one-token requests in the batch.
         num_kv_heads: H_kv.
-        max_len: maximum tokens that a query attends to, from the page table's width and the window.
+        max_len: maximum number of tokens that a query attends to, from the page table's width and the window.
         num_processors: number of multiprocessors of the device.
-        split_tokens: tokens of every piece, in every batch; None: as many pieces as fill the device once.
+        split_tokens: number of tokens of every piece, in every batch; None: the number of pieces that fills the device
+            once.
     """
     if split_tokens is not None:
         return ContextSplits(max(1, -(-max_len // split_tokens)), split_tokens)

@@ -39,27 +39,27 @@ def attend_range(
     WINDOW: tl.constexpr,  # noqa: N803
     MASKED: tl.constexpr,  # noqa: N803
 ) -> Any:
-    """Attend to positions start .. end - 1 by online softmax in base 2; return the new acc, peak and total.
+    """Compute attention to positions start .. end - 1 by online softmax in base 2; return the new acc, peak and total.
 
-    Scores are multiplied by log2(e), so that exp2, which is one instruction, replaces exp at no cost.
+    Scores are multiplied by log2(e), so that exp2 replaces exp at no cost; exp2 is one instruction.
 
     Args:
         acc: float32 [M, BLOCK_D], the weighted sum of values so far; the caller divides it by `total` at the end.
         peak: float32 [M], the largest score so far; -inf before the first.
         total: float32 [M], the sum of exp2(score - peak) so far.
         q: [M, BLOCK_D], zero past HEAD_DIM.
-        q_positions: int32 [M].
-        start, end: of the range. Unless MASKED, its length is a multiple of BLOCK_N, and every query attends to all of
-            it.
+        q_positions: int32 [M], position of each query.
+        start, end: ends of the range. Unless MASKED, its length is a multiple of BLOCK_N, and every query attends to
+            all of it.
         keys, values: pointers to the first element of the key/value head in slot 0; a slot has `slot_stride` elements.
         key_scales, value_scales: None, or for int8 codes pointers to the bits of the key/value head's scale in slot 0;
             a slot has slot_stride / HEAD_DIM scales.
         pages: pointer to the request's row of the page table.
-        score_scale: factor from q·k to scores; with a soft cap, to the argument of tanh.
+        score_scale: factor from q·k to scores; with a soft cap, factor from q·k to the argument of tanh.
         cap_scale: None, or the factor of tanh.
         WINDOW: None, or the number of tokens that a query attends to.
-        MASKED: whether some queries attend to only a part of the range. Each position of the range is attended to by at
-            least one query; positions outside are not read.
+        MASKED: whether some queries attend to only a part of the range. At least one query attends to each position of
+            the range; positions outside are not read.
     """
     dims = tl.arange(0, BLOCK_D)
     WHOLE: tl.constexpr = not MASKED and HEAD_DIM == BLOCK_D  # noqa: N806
@@ -74,7 +74,7 @@ def attend_range(
         rows = slots * slot_stride
         k_rows = keys + rows[None, :] + dims[:, None]  # [D, N]
         k = tl.load(k_rows) if WHOLE else tl.load(k_rows, mask=inside[None, :] & (dims < HEAD_DIM)[:, None], other=0.0)
-        # tf32x3: tensor cores round float32 to TF32; three such products restore its precision. Other dtypes ignore it.
+        # tf32x3: tensor cores round float32 to TF32; three such products restore the precision. Other dtypes ignore it.
         scores = tl.dot(q, k.to(q.dtype), input_precision="tf32x3") * score_scale  # [M, N]
         if key_scales is not None:  # codes are exact in every dtype, so one product per score scales all D of them
             scores *= read_scales(key_scales, slots * (slot_stride // HEAD_DIM), inside)[None, :]
@@ -88,7 +88,7 @@ def attend_range(
         new_peak = tl.maximum(peak, tl.max(scores, 1))
         base = new_peak
         if MASKED and WINDOW is not None:
-            base = tl.where(new_peak == float("-inf"), 0.0, new_peak)  # all positions so far are masked for the query
+            base = tl.where(new_peak == float("-inf"), 0.0, new_peak)  # so far, all positions are masked for the query
         weights = tl.exp2(scores - base[:, None])
         decay = tl.exp2(peak - base)
         total = total * decay + tl.sum(weights, 1)
