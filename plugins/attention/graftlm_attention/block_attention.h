@@ -1,6 +1,6 @@
 // Attention of a block of a chunk's tokens over their context, for one KV head.
 //
-// Instruction sets: as vectors.h. With AVX512-BF16, -BW and -VL, bfloat16 is multiplied in pairs (HAS_BF16_PAIRS).
+// Instruction sets: see vectors.h. With AVX512-BF16, -BW and -VL, bfloat16 is multiplied in pairs (HAS_BF16_PAIRS).
 // Everything is local to the source that includes it.
 
 #pragma once
@@ -166,10 +166,10 @@ struct SharedPiece {
     int64_t start, end;
 };
 
-// The attention of `count` tokens for one KV head: tokens of one request's chunk, or of requests that share a piece of
-// context.
+// A task: the attention of `count` tokens for one KV head. The tokens are those of one request's chunk, or of requests
+// that share a piece of context.
 struct BlockTask {
-    int64_t request;  // its row of the page table is read
+    int64_t request;  // the request whose row of the page table is read
     int64_t kv_head;
     int64_t token;     // for a chunk: index in the batch of the block's first token
     int64_t position;  // for a chunk: position of that token in the context

@@ -1,6 +1,6 @@
 // Online softmax: the running maximum and sum of scores, updated tile by tile. Also the scratch memory of a thread.
 //
-// Instruction sets: as vectors.h. Everything is local to the source that includes it.
+// Instruction sets: see vectors.h. Everything is local to the source that includes it.
 
 #pragma once
 
@@ -24,7 +24,7 @@ constexpr int kVectors = 2;
 constexpr int kRows = 6;                 // rows of `gemm_rows`
 constexpr int kPadding = 3 * kLanes;     // also a multiple of kRows
 constexpr int kTile = 64;                // context tokens between two updates of the running maximum
-constexpr int64_t kUnitBlockRows = 768;  // query rows of one chunk task on AMX; many, because they share the packing
+constexpr int64_t kUnitBlockRows = 768;  // query rows of a chunk task on AMX; many, since the rows share packing
 constexpr float kFarBelow = -1e30f;  // the running maximum before the first score; finite, so differences are finite
 
 // The running softmax of R rows; lanes from r * kLanes / R on belong to row r. Scores are in units of ln 2, so that

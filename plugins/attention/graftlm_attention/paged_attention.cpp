@@ -92,8 +92,8 @@ std::vector<Group> groups_of(const GraftlmStep& step, const GraftlmLayer& layer,
     return groups;
 }
 
-// Returns the number of rows per block: as many as possible, since the rows of a block share its packing, but few
-// enough that all threads get blocks.
+// Returns the number of rows per block. Large blocks are better, because the rows of a block share its packing, but all
+// threads must get blocks.
 int64_t block_rows(const GraftlmStep& step, const GraftlmLayer& layer, bool on_units) {
     if (!on_units) return kBlockRows;
     int64_t rows = 0;

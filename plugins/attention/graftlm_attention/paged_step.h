@@ -40,7 +40,7 @@ struct GraftlmLayer {
     void* keys;              // [slots, H_kv, D]
     void* values;            // [slots, H_kv, D]
     uint16_t* key_scales;    // [slots, H_kv] bfloat16 if keys and values are int8 codes; else null
-    uint16_t* value_scales;  // likewise; equals `key_scales` if `values` equals `keys`
+    uint16_t* value_scales;  // the same for values; equals `key_scales` if `values` equals `keys`
 };
 
 // A [T, heads, D] tensor whose last dimension is contiguous; strides in elements.

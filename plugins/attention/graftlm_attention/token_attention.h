@@ -1,7 +1,7 @@
 // Attention of one token over its context, for all heads.
 //
-// Instruction sets: as vectors.h. With AVX512-BF16, -BW and -VL, bfloat16 is multiplied in pairs (HAS_BF16_PAIRS); with
-// AVX512-VNNI and -BW, int8 codes are multiplied as 16-bit integers (HAS_INT16_PAIRS). Everything is local to the
+// Instruction sets: see vectors.h. With AVX512-BF16, -BW and -VL, bfloat16 is multiplied in pairs (HAS_BF16_PAIRS);
+// with AVX512-VNNI and -BW, int8 codes are multiplied as 16-bit integers (HAS_INT16_PAIRS). Everything is local to the
 // source that includes it.
 
 #pragma once
@@ -18,8 +18,8 @@ namespace {
 // The cache rows of N context tokens of a request. Entries past the last token repeat it.
 template <int N>
 struct RowsOf {
-    int64_t offsets[N];  // of each token's row, in elements from the start of the layer's keys or values
-    int64_t scales[N];   // of each token's scales, in elements from the start of the layer's scales
+    int64_t offsets[N];  // offset of each token's row, in elements from the start of the layer's keys or values
+    int64_t scales[N];   // offset of each token's scales, in elements from the start of the layer's scales
     int count;
 
     void find(const GraftlmStep& step, const GraftlmLayer& layer, int64_t request, int64_t start, int64_t end) {
@@ -224,7 +224,8 @@ void mix_all(const float* weights, const float* corrections, const typename C::E
 }
 
 #ifdef HAS_INT16_PAIRS
-// As `mix_rows`, for 64 dimensions of codes. Weights are integers as well, and one instruction multiplies two tokens.
+// Like `mix_rows`, but for 64 dimensions of codes. Weights are integers as well, and one instruction multiplies two
+// tokens.
 //
 //     bytes of tokens t and u = t + 1, interleaved:
 //         low    t0 u0 t1 u1 ... t7 u7 | t16 u16 ...    dimensions 0-7, 16-23, ...
@@ -302,8 +303,8 @@ struct Weaver {
     __m512i weave_high(__m512i even, __m512i odd) const { return _mm512_permutex2var_epi16(even, high, odd); }
 };
 
-// As `mix_rows`, for 2 * V vectors of D_v in bfloat16. Weights are bfloat16 as well, and one instruction multiplies two
-// tokens.
+// Like `mix_rows`, but for 2 * V vectors of D_v in bfloat16. Weights are bfloat16 as well, and one instruction
+// multiplies two tokens.
 template <int R, int V>
 void mix_halves(const uint16_t* weights, const float* corrections, const uint16_t* values, const TileRows& rows,
                 const Ahead<BFloat16>* ahead, int64_t dim, float* mixed) {

@@ -1,7 +1,7 @@
 // Attention of a block of a chunk's tokens on AMX.
 //
-// Instruction sets: as graftlm/matrix_units.h, and AVX512-VL. Without AMX this header is empty, and block_attention.h
-// serves chunks. Everything is local to the source that includes it.
+// Instruction sets: those of graftlm/matrix_units.h, and AVX512-VL. Without AMX this header is empty, and
+// block_attention.h computes chunks. Everything is local to the source that includes it.
 
 #pragma once
 
@@ -130,7 +130,7 @@ inline void multiply_few(const uint32_t* a, int64_t a_stride, const uint32_t* b,
     if constexpr (R > 1 && V > 1) store_tile<3>(c_last, c_stride);
 }
 
-// As `multiply_few`, for 16 or 32 rows and any number of columns that is a multiple of 16.
+// Like `multiply_few`, but for 16 or 32 rows and any number of columns that is a multiple of 16.
 inline void multiply_panel(int64_t rows, const uint32_t* a, int64_t a_stride, const uint32_t* b, int64_t b_stride,
                            int64_t depth, bool add, float* c, int64_t c_stride, int64_t columns) {
     const auto multiply = [&](auto row_tiles) {
@@ -236,7 +236,7 @@ public:
         mixed_ = scratch.take<float>(rows_ * layer.value_dim);
         softmax_ = scratch.take<UnitSoftmax>(rows_ / kUnit);
         spans_ = scratch.take<SpanRows>(2);
-        const float scale = layer.scale == 0.0f ? 1.0f : std::fabs(layer.scale);  // the query has its sign
+        const float scale = layer.scale == 0.0f ? 1.0f : std::fabs(layer.scale);  // the query is multiplied by its sign
         cap_scale_ = scale / layer.soft_cap;
         unit_ = (layer.has_soft_cap ? layer.soft_cap : scale) * kLog2E;
     }
@@ -287,7 +287,7 @@ private:
         }
     }
 
-    // Processes rows [top, top + 32), or as many as there are, and the span's `count` tokens from position `start` on.
+    // Processes up to 32 rows from `top` on, and the span's `count` tokens from position `start` on.
     void attend_panel(int64_t top, int64_t start, int count) {
         const int64_t height = std::min<int64_t>(kPanel, rows_ - top), dim = layer_.value_dim;
         const int64_t newest = position_of(top + height - 1);

@@ -1,7 +1,7 @@
 // Attention of one token on AMX.
 //
-// Instruction sets: as graftlm/matrix_units.h, and AVX512-VL. Without AMX this header is empty, and token_attention.h
-// serves tokens. Everything is local to the source that includes it.
+// Instruction sets: those of graftlm/matrix_units.h, and AVX512-VL. Without AMX this header is empty, and
+// token_attention.h computes tokens. Everything is local to the source that includes it.
 
 #pragma once
 
@@ -164,7 +164,7 @@ public:
         value_scales_ = scratch.take<TileScales>(kHasScales<C> ? kv_heads_ : 0);
         gathered_ = scratch.take<uint16_t>(kTile * layer.head_dim);
         tiles_ = scratch.take<TileRows>(2);
-        const float scale = layer.scale == 0.0f ? 1.0f : std::fabs(layer.scale);  // the query has its sign
+        const float scale = layer.scale == 0.0f ? 1.0f : std::fabs(layer.scale);  // the query is multiplied by its sign
         cap_scale_ = scale / layer.soft_cap;
         unit_ = (layer.has_soft_cap ? layer.soft_cap : scale) * kLog2E;
     }
@@ -327,7 +327,7 @@ private:
         }
     }
 
-    // Turns the scores of 16 heads from `top` on, or as many as there are, into weights.
+    // Turns the scores of up to 16 heads from `top` on into weights.
     void weigh(int64_t top) {
         const int rows = std::min<int64_t>(kUnit, layer_.num_heads - top), high = round_up(tile_->count, kPanel);
         alignas(64) float corrections[kUnit];
