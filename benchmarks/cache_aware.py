@@ -296,7 +296,7 @@ def measure(workload: str, policies: list[str], settings: "Settings") -> Iterato
 
 
 def count_tokens(calls: list[Call] | tuple[Call, ...], before: int) -> int:
-    """Return the tokens of all calls, each with everything before it: the memory in which nothing is ever evicted."""
+    """Return the tokens of all calls, each with everything before it: with this memory, nothing is evicted."""
     total = 0
     for call in calls:
         num_tokens = before + len(call.tokens) + call.num_output_tokens

@@ -96,8 +96,8 @@ class WholePrefixTable(PrefixCache):
     def insert(self, key: PrefixKey, pages: PageIds, handle: PrefixHandle) -> InsertResult:
         """Add an entry for a key, unless there is one; see `PrefixCache.insert`.
 
-        If the key has an entry that does not continue the handle's entry, no pages are inserted: the caller goes on to
-        read the handle's pages, and its lock must protect them.
+        If the key has an entry that does not continue the handle's entry, no pages are inserted: the caller continues
+        to read the handle's pages, and its lock must protect them.
         """
         start = self._own(handle)
         if not len(pages):

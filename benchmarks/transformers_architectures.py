@@ -4,8 +4,8 @@
 
 Each architecture gets a small checkpoint of random float32 weights. An engine serves several requests with a common
 prefix at once, with chunked prefill. It serves them twice, the second time from the prefix cache. Their greedy tokens
-must equal those of `generate` of Transformers with its eager attention. The exit status is 1 if any differ, or if an
-architecture is served or refused although it is listed as the opposite.
+must equal those of `generate` of Transformers with its eager attention. The exit status is 1 if any differ, if an
+architecture that is listed as served is refused, or if one that is listed as refused is served.
 """
 
 import argparse
@@ -190,7 +190,7 @@ class Finding:
 
     @property
     def is_defect(self) -> bool:
-        """Whether its tokens differ, or it is served or refused although it is listed as the opposite."""
+        """Whether its tokens differ, or it is not served or refused as listed."""
         return (self.refusal is None) != self.architecture.is_served or (self.refusal is None and not self.is_equal)
 
     def row(self) -> str:

@@ -75,8 +75,8 @@ class _Running:
 class Simulator:
     """Performs the cache operations of an engine for each request: match, lock, evict, insert, and later unlock.
 
-    A request allocates the whole pages of all its known tokens at once. Partial pages and unrecorded outputs need no
-    room. The offline optimum makes the same assumptions.
+    A request allocates the whole pages of all its known tokens at the same time. Partial pages and unrecorded outputs
+    need no room. The offline optimum makes the same assumptions.
 
     Attributes:
         cache: the cache under test; it must be empty.

@@ -353,7 +353,7 @@ class Interpreter:
         return Snapshot(self.feed.text, messages, self._role, self._cached_len)
 
     async def _hint(self, text: str) -> None:
-        """Ask the backend to cache the text. A refusal is not an error: the next request will report the cause."""
+        """Let the backend cache the text. A refusal is not an error: the next request will report the cause."""
         try:
             await self._backend.cache_prefix(text)
         except GraftlmError as error:

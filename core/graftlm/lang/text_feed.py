@@ -12,21 +12,21 @@ __all__ = ["TextFeed", "waker"]
 
 
 class TextFeed:
-    """Grows by `append` until `end`. One thread at a time may call these two; any thread may follow the text."""
+    """A text that grows by `append` until `end`. One thread at a time may call these methods; any thread may read."""
 
     def __init__(self, text: str = "") -> None:
-        self._now: tuple[str, Any] = (text, {})  # text and meta information, replaced together: readers take no lock
+        self._now: tuple[str, Any] = (text, {})  # text and meta information, replaced together: readers need no lock
         self._ended = False
         self._error: ProgramError | None = None
         self._listeners: list[Callable[[], None]] = []
 
     @property
     def text(self) -> str:
-        """Everything so far."""
+        """The text so far."""
         return self._now[0]
 
     def append(self, text: str, meta_info: Any = None) -> None:
-        """Add text; `meta_info` is the meta information of the whole text so far; None leaves it unchanged."""
+        """Add text. `meta_info` is the meta information of the whole text so far; None leaves it unchanged."""
         old_text, old_meta_info = self._now
         self._now = (old_text + text, old_meta_info if meta_info is None else meta_info)
         if text:
@@ -37,7 +37,7 @@ class TextFeed:
         self.append(text[len(self.text) :], meta_info)
 
     def end(self, error: ProgramError | None = None) -> None:
-        """End the text. Followers get the error, if any, after the text. Later calls have no effect."""
+        """End the text. Readers get the error, if any, after the text. Later calls have no effect."""
         if not self._ended:
             self._error = error
             self._ended = True

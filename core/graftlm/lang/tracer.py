@@ -163,7 +163,7 @@ def _record(
 
 
 def _of_function(error: Exception, filename: str) -> TraceError:
-    """Return the TraceError for an exception of the function, which a placeholder may have caused."""
+    """Return the TraceError for an exception of the function; a placeholder may have caused it."""
     made = _error(
         f"it raised {type(error).__name__}: {error}\n  in a trace, free arguments and generated texts are "
         "placeholders, which other code may not accept",
@@ -201,7 +201,7 @@ class _Recorder:
         return [_Recorder(self._recording, branch) for branch in branches]
 
     def submit(self, action: Step, site: CallSite | None = None, cell: Cell | None = None) -> None:
-        """Record an expression; its variable can be read at once, as a placeholder."""
+        """Record an expression; its variable can immediately be read, as a placeholder."""
         site = site or call_site()
         match action:
             case Take(taken):

@@ -105,14 +105,14 @@ class Promise:
 
 
 class Variables:
-    """The cells of one state, by variable name.
+    """The cells of one state; each has the name of a variable.
 
-    In the program's own thread, an unknown name is an error at once, because this thread creates the variables. Other
-    threads wait until the program creates the variable or ends.
+    In the program's own thread, an unknown name is immediately an error, because this thread creates the variables.
+    Other threads wait until the program creates the variable or ends.
     """
 
     def __init__(self, inherited: Mapping[str, Cell] | None = None, *, is_open: bool = False) -> None:
-        """Begin with the variables of the state that this one continues; with `is_open`, reads wait until `end`."""
+        """Begin with the variables of the state that this one continues. If `is_open`, reads wait until `end`."""
         self._cells = dict(inherited or {})
         self._changed = threading.Condition()
         self._listeners: list[Callable[[], None]] = []
@@ -125,7 +125,7 @@ class Variables:
         self._writer = threading.get_ident()
 
     def end(self, error: ProgramError | None = None) -> None:
-        """Note that the program creates no more variables; reads of unknown names then raise `error`, if given."""
+        """Record that the program creates no more variables. Reads of unknown names then raise `error`, if given."""
         with self._changed:
             self._is_open = False
             self._error = error

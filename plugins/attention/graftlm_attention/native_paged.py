@@ -76,7 +76,7 @@ class _Tensor(ctypes.Structure):
 
 
 def native_obstacle(context: AttentionContext) -> str | None:
-    """Return why the kernel cannot serve these layers, or None."""
+    """Return why the kernel does not support these layers; None if it does."""
     if context.device.type != "cpu":
         return f"the kernel runs on the CPU, but the engine runs on {context.device.type!r}"
     if (context.dtype, context.dtype) not in _FUNCTIONS:

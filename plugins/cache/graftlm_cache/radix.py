@@ -390,7 +390,7 @@ class RadixCache(PrefixCache):
     def _start(self, handle: PrefixHandle | None, namespace: str) -> RadixNode:
         """Return the node to continue from: the handle's node, or the root of the namespace.
 
-        A root is removed with its last child, so a handle without pages stands for the current root. A new root is
+        A root is removed with its last child, so a handle without pages means the current root. A new root is
         added to the tree with its first child.
 
         Raises:

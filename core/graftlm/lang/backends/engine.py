@@ -232,7 +232,7 @@ def _check_max_tokens(value: object) -> None:
 def _without_output(completion: Completion) -> Completion:
     """Return a completion without tokens, as a server returns it for `max_new_tokens=0`.
 
-    Its log-probabilities are kept: they are those of the token that would come next.
+    Its log-probabilities do not change: they are those of the next token.
     """
     ended = None if completion.finish_reason is None else FinishReason.LENGTH
     return replace(completion, text="", token_ids=(), finish_reason=ended, matched_stop=None)

@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 
 def run_unless_in_loop(coroutine: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
-    """Return the coroutine, if the caller runs in the language's event loop; it must await it.
+    """Return the coroutine if the caller runs in the language's event loop; this caller must await it.
 
-    Any other caller waits here until the coroutine has run. The result is a coroutine that is already finished, so the
-    caller may await it, but need not.
+    For any other caller, this function runs the coroutine and waits for its end. The result is then a finished
+    coroutine, which the caller may await, but need not.
     """
     if is_in_shared_loop():
         return coroutine
