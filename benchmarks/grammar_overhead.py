@@ -39,7 +39,7 @@ RECORD = {
     "properties": {f"field_{i:02}": {"type": ("string", "integer", "boolean")[i % 3]} for i in range(20)},
     "required": [f"field_{i:02}" for i in range(20)],
 }
-LIST = {"type": "array", "items": {"type": "string"}, "minItems": 4}  # most others would end within a few steps
+LIST = {"type": "array", "items": {"type": "string"}, "minItems": 4}  # most other grammars would end within a few steps
 GRAMMARS: dict[str, dict[str, Any]] = {
     "20-field record": {"json_schema": RECORD},
     "list of strings": {"json_schema": LIST},

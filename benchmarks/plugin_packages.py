@@ -2,7 +2,6 @@
 
 For each family, the package is written and installed by pip in a new virtual environment that sees this environment's
 dependencies. Then `graftlm serve engine.yaml` answers a request, and the package's tests run.
-installed there by pip, `graftlm serve engine.yaml` asked a question, and the package's own tests run.
 
     python benchmarks/plugin_packages.py
     python benchmarks/plugin_packages.py --family cache --family storage --json build/plugin_packages.json

@@ -17,8 +17,8 @@ class Machine:
     """The machine and the software of a measurement.
 
     Attributes:
+        cpu: name of the CPU.
         cores: number of logical cores; None: unknown.
-        cores: number of logical cores; None: not known.
         gpu: name of the current CUDA device; None if there is none.
         threads: number of threads with which torch computes.
         torch, python, graftlm: versions.
