@@ -31,8 +31,8 @@ __all__ = ["Interpreter", "RunContext"]
 
 logger = logging.getLogger(__name__)
 
-#: Before a fork, the backend caches the text if at least this number of characters is new. A shorter text is
-#: computed by each fork in less time than one more step, for which all forks would wait.
+#: Before a fork, the backend caches the text if at least this number of characters is new. For a shorter
+#: text, one more step, for which all forks wait, takes longer than the computation of the text in each fork.
 _MIN_HINT_CHARACTERS = 128
 
 

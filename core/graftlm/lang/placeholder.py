@@ -67,7 +67,7 @@ def mark_kinds(literals: Iterable[str]) -> tuple[MarkKind, ...]:
     gives different results. Code that uses the length sees marks of one character and of more than a thousand.
 
     Args:
-        literals: the program's own strings, because the program may search texts for them.
+        literals: the program's own strings; the program may search texts for them.
     """
     mixed = f"ä€{string.printable}" * _NUM_REPEATS
     return (

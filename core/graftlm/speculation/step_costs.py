@@ -14,8 +14,8 @@ _LOG_SIZES: Final = np.log2(_SIZES)
 _SLOPE: Final = 0.04
 #: Part of a deviation by which a time is corrected.
 _CORRECTION: Final = 0.2
-#: Part by which all times return to their first values at each change of size. Without this, a time that was measured
-#: too long would keep its size from being tried again.
+#: Part by which all times return to their first values after a step that differs in size or kind from the step before.
+#: Without this, a time that was measured too long would keep its size from being tried again.
 _RETURN: Final = 0.0005
 _MAX_DEVIATION: Final = 0.7  # of the logarithm; a larger deviation means that other work ran during a step
 #: Weight of the latest step in the average of consecutive steps of one size.

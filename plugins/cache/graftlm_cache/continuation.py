@@ -15,7 +15,8 @@ __all__ = ["NO_TOKENS", "find_continuation"]
 NO_TOKENS: Final[TokenIds] = np.empty(0, dtype=np.int32)
 NO_TOKENS.flags.writeable = False
 
-#: Maximum number of children of a node that are compared, the latest ones; if there are more, a prediction is unlikely.
+#: Maximum number of children of a node that are compared, the latest ones. The tokens after a node with more children
+#: are hard to predict.
 _MAX_COMPARED: Final = 256
 
 
