@@ -1,8 +1,8 @@
 """Assembly of one engine from a configuration. The configured providers create the parts.
 
-config ── Target ── ChosenPlugins ── ServedWeights ── AllocatedKV ── DeviceParts ── StepLoop ── EngineParts
-                                     AdapterParts     TierParts                     Grammars
-                                                                                    Intake
+config ── Target ── ChosenPlugins ── ServedWeights ────── AllocatedKV ── DeviceParts ── StepLoop ── EngineParts
+                                     AdapterParts         TierParts                     Grammars
+                                     AssembledDrafters                                  Intake
 """
 
 import logging
@@ -13,6 +13,7 @@ from graftlm.assembly.adapter_loading import AdapterLoader
 from graftlm.assembly.adapters import AdapterParts, make_adapters
 from graftlm.assembly.attention import make_attention
 from graftlm.assembly.device_parts import make_device_parts
+from graftlm.assembly.drafters import make_drafters
 from graftlm.assembly.engine_parts import EngineParts
 from graftlm.assembly.grammars import make_grammars
 from graftlm.assembly.graphs import wants_graphs
@@ -90,6 +91,7 @@ def _assemble(
 
     weights = load_weights(config, registry, target, chosen, on_stage, watcher)
     adapters = make_adapters(config, chosen.model, target.num_sharing)
+    drafters = make_drafters(config, registry, target, chosen, on_stage, watcher)
 
     has_graphs = wants_graphs(config, chosen.attention_provider.capabilities, target.device)
     kv = allocate_kv(config, registry, target, chosen, has_graphs=has_graphs, on_stage=on_stage)
@@ -117,7 +119,9 @@ def _assemble(
     if grammars is not None and config.grammar.preload:
         grammars.preload()
 
-    loop = make_loop(config, registry, target, kv, tiers, device_parts, tokenizer, grammars, spare_core, on_step)
+    loop = make_loop(
+        config, registry, target, kv, tiers, device_parts, tokenizer, grammars, spare_core, drafters, on_step
+    )
     return EngineParts(
         config=config,
         model_config=model_config,

@@ -1,21 +1,21 @@
 """The stage of the assembly that creates the scheduler and the step loop."""
 
 import time
-from collections.abc import Sequence
 
 from graftlm.assembly.cache_factory import CacheFactory
 from graftlm.assembly.device_parts import DeviceParts
+from graftlm.assembly.drafters import AssembledDrafters
 from graftlm.assembly.kv_allocation import AllocatedKV
 from graftlm.assembly.target import Target
 from graftlm.assembly.tiers import TierParts
 from graftlm.config import EngineConfig
-from graftlm.contracts import Drafter, DrafterContext, PrefixCache, Provider, SchedulingContext
+from graftlm.contracts import PrefixCache, SchedulingContext
 from graftlm.execution.executor import executor_for
 from graftlm.execution.spare_core_runner import SpareCoreRunner
 from graftlm.grammar.grammar_choice import Grammars
 from graftlm.memory import KVManager, LowerTiers, PagePool, RequestTable
 from graftlm.observers import Observer, Observers
-from graftlm.registry import AUTO, Registry
+from graftlm.registry import Registry
 from graftlm.runtime.spare_core import SpareCore
 from graftlm.scheduling import ForcedDrafts, JumpForward, Scheduler, SchedulerLimits
 from graftlm.speculation import Speculator
@@ -35,18 +35,20 @@ def make_loop(
     tokenizer: Tokenizer,
     grammars: Grammars | None,
     spare_core: SpareCore,
+    drafters: AssembledDrafters,
     on_step: Observer | None,
 ) -> StepLoop:
     """Create the first prefix cache, the scheduler that uses it, and the loop that calls the scheduler and the runner.
 
     Args:
         spare_core: the CPU core on which grammars are compiled; steps on a CPU do not use it.
+        drafters: get their view of the prefix cache.
         on_step: called with every committed step, in addition to the plugins that observe steps.
     """
     make_cache = CacheFactory(config, registry, kv.memory, tiers)
     runner, is_cpu = device_parts.runner, target.device.type == "cpu"
     return StepLoop(
-        _scheduler(config, registry, target, make_cache(), kv, tiers, tokenizer),
+        _scheduler(config, registry, target, make_cache(), kv, tiers, tokenizer, drafters),
         executor_for(
             SpareCoreRunner(runner, spare_core) if is_cpu else runner,
             target.device.type,
@@ -73,6 +75,7 @@ def _scheduler(
     kv: AllocatedKV,
     tiers: TierParts | None,
     tokenizer: Tokenizer,
+    drafters: AssembledDrafters,
 ) -> Scheduler:
     settings, memory = config.scheduling, kv.memory
     table = RequestTable(settings.max_running_requests, kv.max_row_pages)
@@ -83,28 +86,8 @@ def _scheduler(
     limits = SchedulerLimits(settings.max_queued_requests, settings.prefill_tokens_per_step, settings.mix_chunks)
     jump_forward = JumpForward(tokenizer) if config.grammar.jump_forward == "fast" else None
     forced_drafts = ForcedDrafts(tokenizer) if config.grammar.jump_forward == "exact" else None
-    speculator = _speculator(config, registry, target, manager, is_needed=forced_drafts is not None)
+    drafters.bind_cache(manager)
+    speculator = None
+    if drafters.by_name or forced_drafts is not None:
+        speculator = Speculator(drafters.by_name, config.speculation.max_drafts, target.model_config.vocab_size)
     return Scheduler(manager, policy, limits, time.monotonic, jump_forward, speculator, forced_drafts)
-
-
-def _speculator(
-    config: EngineConfig, registry: Registry, target: Target, manager: KVManager, *, is_needed: bool
-) -> Speculator | None:
-    """Create the configured drafters.
-
-    Args:
-        is_needed: whether a speculator is needed also without drafters.
-    """
-    settings = config.speculation
-    name = settings.drafter.name
-    providers: Sequence[Provider[Drafter]] = []
-    if name is not None:
-        providers = registry.available("drafter") if name == AUTO else [registry.provider("drafter", name)]
-    context = DrafterContext(lambda key, num: manager.cache.continuation(key, num), target.model_config.vocab_size)
-    drafters = {
-        provider.name: registry.create("drafter", provider, settings.drafter.options, context, config.origins)
-        for provider in providers
-    }
-    if not drafters and not is_needed:
-        return None
-    return Speculator(drafters, settings.max_drafts, target.model_config.vocab_size)

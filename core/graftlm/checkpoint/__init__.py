@@ -8,12 +8,14 @@ from graftlm.checkpoint.model_config import DTYPES, load_model_config, torch_dty
 from graftlm.checkpoint.progress import watch_reading
 from graftlm.checkpoint.safetensors_files import read_tensors
 from graftlm.checkpoint.same_model import check_same_model
+from graftlm.checkpoint.same_vocabulary import check_same_vocabulary
 from graftlm.checkpoint.sizes import check_sizes
 from graftlm.checkpoint.weights import iter_weights
 
 __all__ = [
     "DTYPES",
     "check_same_model",
+    "check_same_vocabulary",
     "check_sizes",
     "checkpoint_files",
     "is_gguf",

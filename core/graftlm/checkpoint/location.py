@@ -18,10 +18,14 @@ _HUB_NAME = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 _SPLIT_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
-def resolve_checkpoint(path: str) -> Path:
+def resolve_checkpoint(path: str, setting: str = "model.path") -> Path:
     """Return the place that `model.path` names: "demo", a folder, a .gguf file, or the name of a cached model.
 
     A model of a hub is searched in the local cache of `huggingface_hub` only; nothing is downloaded.
+
+    Args:
+        path: as configured.
+        setting: the setting that names it, for messages.
 
     Raises:
         CheckpointError: there is no such folder or file, or the folder has no config.json.
@@ -31,20 +35,20 @@ def resolve_checkpoint(path: str) -> Path:
 
         place = demo_checkpoint()
     else:
-        place = _expanded(path)
+        place = _expanded(path, setting)
         if not place.exists() and _HUB_NAME.fullmatch(path):
             place = _cached_snapshot(path) or place
     if place.is_file():
-        return _checked_file(place)
+        return _checked_file(place, setting)
     if not place.is_dir():
         raise CheckpointError(
-            f"No checkpoint at {path!r}: looked for the folder {place.absolute()}. model.path must be 'demo', a folder "
+            f"No checkpoint at {path!r}: looked for the folder {place.absolute()}. {setting} must be 'demo', a folder "
             f"with config.json and model.safetensors, a .gguf file, or the name of a model in the local Hugging Face "
             f"cache; download it with `hf download NAME`"
         )
     if not (place / "config.json").is_file():
         gguf_files = sorted(place.glob(f"*{_GGUF}"))
-        hint = f". For GGUF set model.path to the file: {gguf_files[0]}" if gguf_files else ""
+        hint = f". For GGUF set {setting} to the file: {gguf_files[0]}" if gguf_files else ""
         raise CheckpointError(f"No checkpoint in {place}: looked for config.json, found {listing(place)}{hint}")
     return place
 
@@ -60,7 +64,7 @@ def _cached_snapshot(name: str) -> Path | None:
         return None
 
 
-def _expanded(path: str) -> Path:
+def _expanded(path: str, setting: str) -> Path:
     """Return a path with expanded `~`.
 
     Raises:
@@ -74,7 +78,7 @@ def _expanded(path: str) -> Path:
     except (OSError, ValueError, RuntimeError) as error:  # too long, contains NUL, unknown home folder
         reason = error.strerror if isinstance(error, OSError) else error
         raise CheckpointError(
-            f"model.path {shortened(repr(path), _SHOWN_CHARS)} cannot be a checkpoint: {reason}"
+            f"{setting} {shortened(repr(path), _SHOWN_CHARS)} cannot be a checkpoint: {reason}"
         ) from error
     return place
 
@@ -93,10 +97,10 @@ def checkpoint_files(path: Path) -> list[Path]:
     return _gguf_parts(path) if is_gguf(path) else sorted(path.glob("*.safetensors"))
 
 
-def _checked_file(file: Path) -> Path:
+def _checked_file(file: Path, setting: str) -> Path:
     if file.suffix != _GGUF:
         raise CheckpointError(
-            f"{file} is a file, but not a .gguf file. model.path must be 'demo', a folder with config.json and "
+            f"{file} is a file, but not a .gguf file. {setting} must be 'demo', a folder with config.json and "
             f"model.safetensors, or a .gguf file"
         )
     return file

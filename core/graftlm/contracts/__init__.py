@@ -24,6 +24,7 @@ from graftlm.contracts.chat_format import (
     ToolCallParser,
     ToolChoice,
 )
+from graftlm.contracts.draft_model import Continuations, DraftModel, DraftModelBatch
 from graftlm.contracts.drafting import Draft, Drafter, DrafterContext, DraftRequest
 from graftlm.contracts.eviction import EvictionContext, EvictionStrategy, NodeStats
 from graftlm.contracts.grammar import (
@@ -87,7 +88,10 @@ __all__ = [
     "ChatFormatContext",
     "CompiledGrammar",
     "ContentDelta",
+    "Continuations",
     "Draft",
+    "DraftModel",
+    "DraftModelBatch",
     "DraftRequest",
     "Drafter",
     "DrafterContext",

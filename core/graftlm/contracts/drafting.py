@@ -11,7 +11,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from graftlm.contracts.draft_model import DraftModel
 from graftlm.contracts.prefix_cache import PrefixKey
+from graftlm.errors import ConfigError
 from graftlm.types import TokenIds
 
 __all__ = ["Draft", "DraftRequest", "Drafter", "DrafterContext"]
@@ -48,18 +50,27 @@ class Draft:
     confidence: float
 
 
+def _no_draft_models(path: str, kv_tokens: int) -> DraftModel:
+    raise ConfigError(f"draft model {path!r}: draft models cannot be loaded here")
+
+
 @dataclass(frozen=True, slots=True)
 class DrafterContext:
     """The arguments of a drafter's `create`.
 
     Attributes:
         continuation: returns up to that many tokens that follow a key in the prefix cache, int32; see
-            `PrefixCache.continuation`.
+            `PrefixCache.continuation`. It can be called once the engine has started.
         vocab_size: V; drafted ids are below it.
+        load_model: loads the checkpoint of a draft model, with a KV memory of up to that many tokens, on the engine's
+            device. It raises ConfigError if the vocabulary is another one than the served model's, or if the memory is
+            too large, and ModelError if the checkpoint cannot be used. The messages name the options `path` and
+            `kv_tokens`.
     """
 
     continuation: Callable[[PrefixKey, int], TokenIds]
     vocab_size: int
+    load_model: Callable[[str, int], DraftModel] = _no_draft_models
 
 
 class Drafter(ABC):

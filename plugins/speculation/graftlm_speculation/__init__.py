@@ -1,11 +1,11 @@
-"""The built-in drafters `radix` and `suffix`."""
+"""The built-in drafters `radix`, `suffix` and `draft_model`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from graftlm import Provider, hookimpl
-from graftlm_speculation.options import SuffixOptions
+from graftlm_speculation.options import DraftModelOptions, SuffixOptions
 
 if TYPE_CHECKING:
     from graftlm.contracts import Drafter, DrafterContext, NoOptions
@@ -23,6 +23,12 @@ def _create_suffix(options: SuffixOptions, context: DrafterContext) -> Drafter:
     from graftlm_speculation.suffix import SuffixDrafter
 
     return SuffixDrafter(options)
+
+
+def _create_draft_model(options: DraftModelOptions, context: DrafterContext) -> Drafter:
+    from graftlm_speculation.draft_model import DraftModelDrafter
+
+    return DraftModelDrafter(options, context.load_model(options.path, options.kv_tokens))
 
 
 @hookimpl
@@ -43,5 +49,12 @@ def provide_drafters() -> list[Provider[Drafter]]:
             create=_create_suffix,
             options=SuffixOptions,
             rank=10,
+        ),
+        Provider(
+            name="draft_model",
+            summary="What a smaller model of the same vocabulary generates greedily: new text",
+            api_version=1,
+            create=_create_draft_model,
+            options=DraftModelOptions,
         ),
     ]

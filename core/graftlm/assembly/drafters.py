@@ -1,0 +1,83 @@
+"""Creation of the configured drafters."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from graftlm.assembly.draft_models import load_draft_model
+from graftlm.assembly.plugin_choices import ChosenPlugins
+from graftlm.assembly.target import Target
+from graftlm.config import EngineConfig
+from graftlm.contracts import Drafter, DrafterContext, DraftModel, PrefixKey, Provider
+from graftlm.memory import KVManager
+from graftlm.registry import AUTO, Registry
+from graftlm.types import TokenIds
+
+__all__ = ["AssembledDrafters", "make_drafters"]
+
+
+class AssembledDrafters:
+    """The drafters, and their view of the prefix cache, which is created after them.
+
+    Attributes:
+        by_name: name -> drafter, in the order in which they are asked.
+    """
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, Drafter] = {}
+        self._manager: KVManager | None = None
+
+    def bind_cache(self, manager: KVManager) -> None:
+        """Set the owner of the prefix cache that `continuation` reads."""
+        self._manager = manager
+
+    def continuation(self, key: PrefixKey, num_tokens: int) -> TokenIds:
+        """Return the tokens that follow a key in the prefix cache; none before `bind_cache`."""
+        if self._manager is None:
+            return np.empty(0, dtype=np.int32)
+        return self._manager.cache.continuation(key, num_tokens)
+
+
+def make_drafters(
+    config: EngineConfig,
+    registry: Registry,
+    target: Target,
+    chosen: ChosenPlugins,
+    on_stage: Callable[[str], None],
+    watcher: Callable[[str], None] | None,
+) -> AssembledDrafters:
+    """Create the configured drafters: none, one, or for "auto" all that are available and need no options.
+
+    Draft models take their memory here, before the engine's KV memory gets a part of what is left.
+
+    Args:
+        on_stage: called with the name of the stage in which a draft model is loaded.
+        watcher: called with the progress of reading; None: progress is shown on a terminal.
+
+    Raises:
+        GraftlmError: a drafter cannot be created.
+    """
+    settings, assembled = config.speculation, AssembledDrafters()
+    if settings.drafter.name is None:
+        return assembled
+
+    def load(path: str, kv_tokens: int) -> DraftModel:
+        on_stage("loading the draft model")
+        return load_draft_model(config, registry, target, chosen, path, kv_tokens, watcher)
+
+    context = DrafterContext(assembled.continuation, target.model_config.vocab_size, load)
+    for provider in _providers(registry, settings.drafter.name):
+        assembled.by_name[provider.name] = registry.create(
+            "drafter", provider, settings.drafter.options, context, config.origins
+        )
+    return assembled
+
+
+def _providers(registry: Registry, name: str) -> list[Provider[Drafter]]:
+    if name != AUTO:
+        return [registry.provider("drafter", name)]
+    return [provider for provider in registry.available("drafter") if not _needs_options(provider)]
+
+
+def _needs_options(provider: Provider[Drafter]) -> bool:
+    return any(field.is_required() for field in provider.options.model_fields.values())

@@ -1,0 +1,86 @@
+"""The contract of a draft model: a model with a KV memory of its own, which continues sequences greedily.
+
+The core loads and runs it; a drafter decides which tokens it computes and where their keys and values are stored. All
+arguments and results are arrays on the host.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graftlm.types import TokenIds
+
+__all__ = ["Continuations", "DraftModel", "DraftModelBatch"]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftModelBatch:
+    """Tokens of B sequences, of which a draft model computes keys and values, and up to k tokens that follow each.
+
+    Sequence b has `query_lens[b]` consecutive tokens from position `starts[b]` on. The keys and values of the tokens
+    before must be in its pages. Its token at position p is in page page_table[b, p // page_size].
+
+        position      0 ...     starts[b] ...        + query_lens[b] ...    + limits[b] - 1
+                      computed  tokens of the batch  generated, computed    the last one is not computed
+
+    Attributes:
+        token_ids: int32 [T], concatenated in order of the sequences.
+        query_lens: int32 [B], at least 1 each.
+        starts: int32 [B].
+        limits: int32 [B], number of tokens to generate, at least 0; k is the largest.
+        page_table: int32 [B, P], page ids; entries past a sequence's pages are valid page ids without meaning.
+    """
+
+    token_ids: TokenIds
+    query_lens: NDArray[np.int32]
+    starts: NDArray[np.int32]
+    limits: NDArray[np.int32]
+    page_table: NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Continuations:
+    """The generated tokens of B sequences.
+
+    Attributes:
+        token_ids: int32 [B, k], the most probable token at each position; row b has limits[b] of them, then zeros.
+        probabilities: float32 [B, k], of these tokens.
+    """
+
+    token_ids: TokenIds
+    probabilities: NDArray[np.float32]
+
+
+class DraftModel(Protocol):
+    """A loaded model with its KV memory; called by one thread.
+
+    Attributes:
+        vocab_size: V, its token ids are below it; generated ids are also in the served model's vocabulary.
+        context_len: maximum number of tokens of a sequence.
+        max_rows: maximum number of sequences in a batch.
+        num_pages, page_size: size of its KV memory, in pages, and of a page in tokens.
+    """
+
+    @property
+    def vocab_size(self) -> int: ...  # noqa: D102
+
+    @property
+    def context_len(self) -> int: ...  # noqa: D102
+
+    @property
+    def max_rows(self) -> int: ...  # noqa: D102
+
+    @property
+    def num_pages(self) -> int: ...  # noqa: D102
+
+    @property
+    def page_size(self) -> int: ...  # noqa: D102
+
+    def run(self, batch: DraftModelBatch) -> Continuations:
+        """Compute a batch, and wait for the result.
+
+        Effects: writes the keys and values of its tokens, and of all generated tokens but the last of each sequence.
+        """
+        ...
