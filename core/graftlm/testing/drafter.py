@@ -11,6 +11,7 @@ from graftlm.contracts import Draft, Drafter, DrafterContext, DraftRequest, Pref
 from graftlm.speculation.draft_budget import DraftBudget
 from graftlm.speculation.step_costs import StepCosts
 from graftlm.testing.conformance import Conformance
+from graftlm.testing.fake_draft_model import FakeDraftModel
 from graftlm.types import TokenIds
 
 __all__ = ["SCRIPTS", "AllDrafts", "DrafterConformance", "ScriptedDrafter"]
@@ -212,7 +213,7 @@ def _requests(seed: int) -> list[DraftRequest]:
 
 
 def _context(texts: Mapping[str, Sequence[TokenIds]]) -> DrafterContext:
-    """Return a context whose cache holds some sequences."""
+    """Return a context whose cache holds some sequences, and whose draft models are fakes."""
 
     def continuation(key: PrefixKey, num_tokens: int) -> TokenIds:
         length = len(key.token_ids)
@@ -221,4 +222,7 @@ def _context(texts: Mapping[str, Sequence[TokenIds]]) -> DrafterContext:
                 return text[length : length + num_tokens]
         return np.empty(0, dtype=np.int32)
 
-    return DrafterContext(continuation, _VOCAB_SIZE)
+    def load_model(path: str, kv_tokens: int) -> FakeDraftModel:
+        return FakeDraftModel(_VOCAB_SIZE, -(-kv_tokens // 4), page_size=4)
+
+    return DrafterContext(continuation, _VOCAB_SIZE, load_model)

@@ -29,12 +29,12 @@ class _Row:
 
     Attributes:
         computed: int32 [n], the tokens whose keys and values are in the row's pages.
-        known: int32, the request's tokens after which `draft` follows.
+        known: int32, the request's tokens before `draft`.
         draft: the latest draft; None without.
     """
 
     computed: TokenIds
-    known: TokenIds = _NO_TOKENS
+    known: TokenIds
     draft: Draft | None = None
 
 
@@ -163,7 +163,7 @@ class DraftModelDrafter(Drafter):
 
         At least the last token is computed again, since the draft follows from it.
         """
-        row = self._rows.setdefault(request.row, _Row(_NO_TOKENS))
+        row = self._rows.setdefault(request.row, _Row(_NO_TOKENS, _NO_TOKENS))
         most = min(len(row.computed), len(request.token_ids) - 1)
         (differing,) = np.nonzero(row.computed[:most] != request.token_ids[:most])
         num_computed = int(differing[0]) if len(differing) else most

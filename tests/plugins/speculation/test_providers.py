@@ -4,22 +4,60 @@ from pydantic import ValidationError
 
 import graftlm_speculation
 from graftlm.contracts import API_VERSION, DrafterContext, Platform
-from graftlm_speculation.options import SuffixOptions
+from graftlm.errors import ConfigError
+from graftlm.testing.fake_draft_model import FakeDraftModel
+from graftlm_speculation.options import DraftModelOptions, SuffixOptions
 
 PROVIDERS = {provider.name: provider for provider in graftlm_speculation.provide_drafters()}
 
 
-@pytest.mark.parametrize(("name", "class_name"), [("radix", "RadixDrafter"), ("suffix", "SuffixDrafter")])
-def test_a_provider_creates_its_drafter(name, class_name):
+@pytest.mark.parametrize(
+    ("name", "options", "class_name"),
+    [
+        ("radix", {}, "RadixDrafter"),
+        ("suffix", {}, "SuffixDrafter"),
+        ("draft_model", {"path": "small"}, "DraftModelDrafter"),
+    ],
+)
+def test_a_provider_creates_its_drafter(name, options, class_name):
     provider = PROVIDERS[name]
-    context = DrafterContext(lambda key, num_tokens: np.empty(0, dtype=np.int32), vocab_size=10)
-    assert type(provider.create(provider.options(), context)).__name__ == class_name
+    context = DrafterContext(
+        lambda key, num_tokens: np.empty(0, dtype=np.int32),
+        vocab_size=10,
+        load_model=lambda path, kv_tokens: FakeDraftModel(10),
+    )
+    assert type(provider.create(provider.options(**options), context)).__name__ == class_name
     assert provider.api_version == API_VERSION
     assert provider.unavailable(Platform()) is None
 
 
-def test_the_prefix_cache_is_asked_before_the_requests_own_text():
-    assert sorted(PROVIDERS, key=lambda name: -PROVIDERS[name].rank) == ["radix", "suffix"]
+def test_the_draft_model_is_the_one_that_the_options_name():
+    loaded = []
+
+    def load_model(path, kv_tokens):
+        loaded.append((path, kv_tokens))
+        return FakeDraftModel(10)
+
+    provider = PROVIDERS["draft_model"]
+    context = DrafterContext(lambda key, num_tokens: np.empty(0, dtype=np.int32), 10, load_model)
+    provider.create(provider.options(path="small", kv_tokens=64), context)
+    assert loaded == [("small", 64)]
+
+
+def test_a_context_without_models_refuses_a_draft_model():
+    provider = PROVIDERS["draft_model"]
+    context = DrafterContext(lambda key, num_tokens: np.empty(0, dtype=np.int32), 10)
+    with pytest.raises(ConfigError, match="draft model 'small': draft models cannot be loaded here"):
+        provider.create(provider.options(path="small"), context)
+
+
+def test_a_draft_model_has_a_checkpoint():
+    with pytest.raises(ValidationError, match="Field required"):
+        DraftModelOptions()
+
+
+def test_the_prefix_cache_is_asked_before_the_requests_own_text_and_a_model_last():
+    assert sorted(PROVIDERS, key=lambda name: -PROVIDERS[name].rank) == ["radix", "suffix", "draft_model"]
 
 
 @pytest.mark.parametrize(

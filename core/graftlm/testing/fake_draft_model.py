@@ -1,0 +1,81 @@
+"""A draft model without a neural network, whose next token is a function of all tokens in a sequence's pages."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graftlm.contracts import Continuations, DraftModelBatch
+from graftlm.testing.fake_device import expected_token
+
+__all__ = ["FakeDraftModel"]
+
+
+class FakeDraftModel:
+    """Implements `DraftModel`. A token's "key and value" is its id, which is read again for each token after it.
+
+    A page that is shared, freed or filled wrongly therefore changes the generated tokens. Slots that were never written
+    hold -1, and reading one is an error.
+
+    Args:
+        vocab_size: V.
+        num_pages, page_size: size of the memory.
+        context_len: maximum number of tokens of a sequence.
+        max_rows: maximum number of sequences in a batch.
+        next_token: returns the token after some tokens; None: the one of `FakeDevice`.
+        probability: of each generated token.
+
+    Attributes:
+        batches: all batches that were run.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        num_pages: int = 4096,
+        page_size: int = 4,
+        *,
+        context_len: int = 1024,
+        max_rows: int = 64,
+        next_token: Callable[[Sequence[int]], int] | None = None,
+        probability: float = 0.75,
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.context_len = context_len
+        self.max_rows = max_rows
+        self.batches: list[DraftModelBatch] = []
+        self._next_token = next_token or (lambda token_ids: expected_token(token_ids, vocab_size))
+        self._probability = probability
+        self._slots = np.full(num_pages * page_size, -1, dtype=np.int64)
+
+    def run(self, batch: DraftModelBatch) -> Continuations:
+        """Write the tokens of a batch to their pages, and generate from what the pages hold."""
+        self.batches.append(batch)
+        num_rows, longest = len(batch.query_lens), int(batch.limits.max(initial=0))
+        assert 0 < num_rows <= self.max_rows
+        assert len(batch.starts) == len(batch.limits) == len(batch.page_table) == num_rows
+        assert batch.query_lens.min() >= 1
+        assert batch.query_lens.sum() == len(batch.token_ids)
+        assert int((batch.starts + batch.query_lens + np.maximum(batch.limits - 1, 0)).max()) <= self.context_len
+        found = Continuations(np.zeros((num_rows, longest), np.int32), np.zeros((num_rows, longest), np.float32))
+        ends = np.cumsum(batch.query_lens)
+        for b in range(num_rows):
+            slots = self._slots_of(batch.page_table[b])
+            start, length = int(batch.starts[b]), int(batch.query_lens[b])
+            self._slots[slots[start : start + length]] = batch.token_ids[ends[b] - length : ends[b]]
+            for i in range(int(batch.limits[b])):
+                context = self._slots[slots[: start + length + i]]
+                assert context.min() >= 0, "a slot was read that was never written"
+                token_id = self._next_token(context.tolist())
+                found.token_ids[b, i], found.probabilities[b, i] = token_id, self._probability
+                if i + 1 < batch.limits[b]:
+                    self._slots[slots[start + length + i]] = token_id
+        return found
+
+    def _slots_of(self, pages: NDArray[np.int32]) -> NDArray[np.int64]:
+        slots: NDArray[np.int64] = (
+            pages.astype(np.int64)[:, None] * self.page_size + np.arange(self.page_size)
+        ).ravel()
+        return slots
