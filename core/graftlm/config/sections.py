@@ -216,8 +216,8 @@ class DrafterSettings(Section):
 
     name: Annotated[Name | None, BeforeValidator(_none_is_null)] = Field(
         default=None,
-        description="A drafter; `auto`: all available ones, each asked where those of higher rank have no draft; "
-        "null or `none`: no speculation.",
+        description="A drafter; `auto`: all available ones that need no options, each asked where those of higher "
+        "rank have no draft; null or `none`: no speculation.",
     )
     options: Options = Field(default_factory=dict)
 
