@@ -86,6 +86,11 @@ class Drafter(ABC):
     If `propose` raises or returns something else, the request goes on without this drafter.
     """
 
+    @property
+    def is_expensive(self) -> bool:
+        """Whether `propose` takes a considerable part of a step's time; the core then asks only while that pays."""
+        return False
+
     @abstractmethod
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft | None]:
         """Return a draft for each request; None where the drafter has no prediction."""

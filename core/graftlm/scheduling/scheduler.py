@@ -271,7 +271,7 @@ class Scheduler:
         if plan.copies is not None and self.kv.tiers is not None:
             self.kv.tiers.copies_done(plan.copies)
         elif self._drafting is not None and not plan.num_prefill_tokens:
-            self._drafting.speculator.costs.observe(plan.num_tokens, result.model_s, has_drafts=bool(step.drafts))
+            self._drafting.speculator.observe_step(len(plan.rows), plan.num_tokens, result.model_s)
         self._committer.commit(step, result)
         return self.take_updates()
 

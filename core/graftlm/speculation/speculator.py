@@ -1,13 +1,15 @@
 """Gets drafts from the drafters, and chooses the number of tokens to verify."""
 
 import logging
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from graftlm.contracts import Draft, Drafter, DraftRequest
 from graftlm.speculation.acceptance import Acceptance
+from graftlm.speculation.draft_allowance import DraftAllowance
 from graftlm.speculation.draft_budget import DraftBudget
 from graftlm.speculation.step_costs import StepCosts
 from graftlm.types import TokenIds
@@ -48,17 +50,24 @@ class DraftCounts:
 class Speculator:
     """The drafters of an engine, in order; a drafter gets the requests for which the previous ones had no draft.
 
-    If a drafter fails for a request, it is not called for this request again.
+    If a drafter fails for a request, it is not called for this request again. An expensive drafter is only called while
+    its drafts save more time than it takes; rare further calls measure whether they do.
 
     Args:
         drafters: name -> drafter, in order.
         max_drafts: maximum length of a draft in tokens.
         vocab_size: number of tokens in the vocabulary.
         budget: chooses the lengths of drafts; None: a budget that uses the measured costs of steps.
+        clock: returns seconds; it measures the time of expensive drafters.
     """
 
     def __init__(
-        self, drafters: Mapping[str, Drafter], max_drafts: int, vocab_size: int, budget: DraftBudget | None = None
+        self,
+        drafters: Mapping[str, Drafter],
+        max_drafts: int,
+        vocab_size: int,
+        budget: DraftBudget | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.costs = StepCosts()
         self.max_drafts = max_drafts
@@ -69,6 +78,10 @@ class Speculator:
         self._failed: dict[int, set[str]] = {}  # row -> names of failed drafters
         self._open: set[int] = set()
         self._counts = {name: DraftCounts() for name in drafters}
+        self._clock = clock
+        self._allowances = {name: DraftAllowance() for name, drafter in drafters.items() if drafter.is_expensive}
+        self._saved_s = 0.0  # by an accepted token of the latest step
+        self._added_s = 0.0  # by a drafted token of it
 
     @property
     def counts(self) -> dict[str, DraftCounts]:
@@ -84,9 +97,14 @@ class Speculator:
         found: dict[int, SourcedDraft] = {}
         for name, drafter in self._drafters.items():
             asked = [r for r in requests if r.row not in found and name not in self._failed.get(r.row, ())]
-            if asked:
-                self._open.update(request.row for request in asked)
-                found |= self._ask(name, drafter, asked)
+            allowance = self._allowances.get(name)
+            if not asked or (allowance is not None and not allowance.may_ask):
+                continue
+            self._open.update(request.row for request in asked)
+            start = 0.0 if allowance is None else self._clock()
+            found |= self._ask(name, drafter, asked)
+            if allowance is not None:
+                allowance.spend(self._clock() - start)
         return found
 
     def choose(self, num_rows: int, drafts: Mapping[int, SourcedDraft]) -> dict[int, SourcedDraft]:
@@ -110,11 +128,34 @@ class Speculator:
             if length
         }
 
+    def observe_step(self, num_rows: int, num_tokens: int, seconds: float) -> None:
+        """Add a measured step without prefill; its verified drafts follow with `observe`.
+
+        Args:
+            num_rows: requests of the step.
+            num_tokens: of the step; more than `num_rows` with drafts.
+            seconds: device time; a device that measures none reports 0.
+        """
+        num_drafted = num_tokens - num_rows
+        self.costs.observe(num_tokens, seconds, has_drafts=num_drafted > 0)
+        if not self._allowances:
+            return
+        if seconds <= 0.0:  # nothing shows what pays
+            self._allowances.clear()
+            return
+        for allowance in self._allowances.values():
+            allowance.add_step(seconds)
+        if num_drafted:
+            plain_s = seconds / float(self.costs.estimate(num_rows, num_drafted)[-1])
+            self._saved_s, self._added_s = plain_s / num_rows, (seconds - plain_s) / num_drafted
+
     def observe(self, row: int, draft: SourcedDraft, num_accepted: int) -> None:
         """Record how many tokens of a verified draft were accepted. Its source need not be a drafter."""
         num_drafted = len(draft.token_ids)
         self._open.add(row)
         self._acceptance.observe(row, draft.drafter, draft.confidence, num_drafted, num_accepted)
+        if (allowance := self._allowances.get(draft.drafter)) is not None:
+            allowance.earn(num_accepted * self._saved_s - num_drafted * self._added_s)
         counts = self._counts.get(draft.drafter, DraftCounts())
         self._counts[draft.drafter] = DraftCounts(counts.drafted + num_drafted, counts.accepted + num_accepted)
 

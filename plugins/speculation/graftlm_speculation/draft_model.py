@@ -77,6 +77,11 @@ class DraftModelDrafter(Drafter):
         self._rows: dict[int, _Row] = {}
 
     @property
+    def is_expensive(self) -> bool:
+        """True."""
+        return True
+
+    @property
     def num_free_pages(self) -> int:
         """Pages of the memory that no request has."""
         return self._pages.num_free
