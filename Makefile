@@ -91,8 +91,15 @@ build/clients/sglang/.installed: | $(BIN)/python
 		pyzmq requests starlette torch tqdm triton
 	@touch $@
 
-test-clients: $(VENV)/.installed-dev build/clients/sglang/.installed  ## run other projects' clients against a server
-	$(BIN)/python tests/clients/sglang_frontend.py --python build/clients/sglang/bin/python --sglang-programs
+# The first line of a client's requirements is the client itself.
+build/clients/%/.installed: tests/clients/requirements/%.txt | $(BIN)/python
+	$(PYTHON) -m venv build/clients/$*
+	build/clients/$*/bin/python -m pip install -q --disable-pip-version-check -r $<
+	@touch $@
+
+CLIENTS ?= sglang openai anthropic
+test-clients: $(VENV)/.installed-dev $(CLIENTS:%=build/clients/%/.installed)  ## run other projects' clients against a server; CLIENTS="openai anthropic"
+	$(BIN)/python tests/clients/run.py $(CLIENTS)
 
 check-wheel: $(VENV)/.installed-dev  ## build the wheel, install it, run it without a compiler; ARGS="--rounds 0"
 	$(BIN)/python tools/check_wheel.py $(ARGS)
