@@ -19,6 +19,7 @@ REQUESTS = {
     "/v1/tokenize": {"prompt": "One"},
     "/v1/detokenize": {"tokens": [5]},
     "/generate": {"text": "One", "sampling_params": {"max_new_tokens": 2}},
+    "/v1/chat/completions#messages": CHAT,
     "/v1/chat/completions#stream_options": CHAT | {"stream": True},
     "/generate#sampling_params": {"text": "One"},
 }
@@ -30,6 +31,8 @@ LIMITS = {"max_tokens": 2, "max_completion_tokens": 2}
 def request_with(path, fields):
     """Return the endpoint and the request's body with the given fields added."""
     endpoint, _, part = path.partition("#")
+    if part == "messages":
+        return endpoint, CHAT | {"messages": [*CHAT["messages"], {"role": "assistant", "content": "4"} | fields]}
     if part:
         return endpoint, REQUESTS[path] | {part: fields}
     kept = {name: LIMITS[name] for name in LIMITS if name in fields}
@@ -168,6 +171,12 @@ def test_an_empty_schema_admits_any_json_and_an_empty_text_is_no_schema(server, 
         ("/v1/completions", {"suffix": "x"}, "suffix", "not supported"),
         ("/generate", {"return_hidden_states": True}, "return_hidden_states", "SGLang 0.5"),
         ("/generate#sampling_params", {"beam_width": 4}, "sampling_params.beam_width", "SGLang 0.5"),
+        (
+            "/v1/chat/completions#messages",
+            {"provider_specific_fields": {"reasoning": "x"}},
+            "messages.1.provider_specific_fields",
+            "LiteLLM 1.106",
+        ),
         ("/v1/rerank", {"truncate_prompt_tokens": 5}, "truncate_prompt_tokens", "vLLM 0.32"),
     ],
 )

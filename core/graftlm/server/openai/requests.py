@@ -330,6 +330,8 @@ _Content = Annotated[
 class ChatMessage(OpenAIModel):
     """One message of a chat. The fields of answers are accepted, so that clients can send answers back unchanged."""
 
+    known_at: ClassVar[str | None] = "/v1/chat/completions#messages"
+
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: _Content | None = Field(default=None, description="Text, or a list of parts of type `text`.")
     name: Text | None = None
