@@ -97,7 +97,7 @@ build/clients/%/.installed: tests/clients/requirements/%.txt | $(BIN)/python
 	build/clients/$*/bin/python -m pip install -q --disable-pip-version-check -r $<
 	@touch $@
 
-CLIENTS ?= sglang openai anthropic litellm langchain pydantic_ai instructor openai_agents llama_index guidance outlines dspy
+CLIENTS ?= sglang openai anthropic litellm langchain pydantic_ai instructor openai_agents llama_index guidance outlines dspy sglang_router
 test-clients: $(VENV)/.installed-dev $(CLIENTS:%=build/clients/%/.installed)  ## run other projects' clients against a server; CLIENTS="openai anthropic"
 	$(BIN)/python tests/clients/run.py $(CLIENTS)
 

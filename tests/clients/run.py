@@ -23,7 +23,10 @@ KEY: Final = "key-of-the-test"
 #: Seconds for all checks of one client.
 TIMEOUT_S: Final = 300.0
 #: Clients whose script starts its own servers, with its arguments.
-OWN_SCRIPTS: Final = {"sglang": ["sglang_frontend.py", "--sglang-programs"]}
+OWN_SCRIPTS: Final = {
+    "sglang": ["sglang_frontend.py", "--sglang-programs"],
+    "sglang_router": ["sglang_router.py"],
+}
 
 
 def serve(folder: str) -> ServerProcess:
@@ -72,10 +75,10 @@ def main() -> None:
     options = parser.parse_args()
     pythons = {name: f"{options.environments}/{name}/bin/python" for name in options.names}
     num_failures = 0
-    for name in set(pythons) & set(OWN_SCRIPTS):
-        script, *arguments = OWN_SCRIPTS[name]
-        command = [sys.executable, str(HERE / script), "--python", pythons.pop(name), *arguments]
-        num_failures += subprocess.run(command).returncode != 0
+    for name, (script, *arguments) in OWN_SCRIPTS.items():
+        if name in pythons:
+            command = [sys.executable, str(HERE / script), "--python", pythons.pop(name), *arguments]
+            num_failures += subprocess.run(command).returncode != 0
     if pythons:
         with tempfile.TemporaryDirectory() as folder, serve(folder) as server:
             num_failures += sum(report(name, run(name, python, server.url)) for name, python in pythons.items())
