@@ -4,11 +4,15 @@ The quick set leaves out
 
 - tests marked `full`: all combinations of parameters, and scripts that take minutes;
 - the cases of tests marked `covering` that a covering array of their parameters does not need;
+- the cases of tests marked `few(name=N)` whose parameter `name` is not one of the first N values of its list;
 - tests marked `gpu`, if torch finds no CUDA device; `--full` leaves them out too.
 
 `--full`, or `full` in the expression of `-m`, selects all. A test or a case that is named by its node id always runs.
+
+The plugin also exempts collected tests from garbage collection: thousands of them would make each collection slow.
 """
 
+import gc
 import os
 from collections import defaultdict
 from collections.abc import Generator, Hashable, Sequence
@@ -44,6 +48,19 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     files = (file for argument in named for file in _test_files(Path(argument.partition("::")[0])))
     num_files = len(list(islice(files, _MOST_FILES_OF_ONE_PROCESS + 1)))
     return 0 if named and num_files <= _MOST_FILES_OF_ONE_PROCESS else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Suspend the garbage collector while tests are collected, and exempt from it what the collection made."""
+    if not gc.isenabled():
+        return (yield)
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -86,7 +103,7 @@ def deselected(items: Sequence[pytest.Item], *, full: bool, named: Sequence[str]
     has_device = any(item.get_closest_marker("gpu") for item in items) and _has_device()
     gone = {item for item in items if item.get_closest_marker("gpu") and not has_device}
     if not full:
-        gone |= {item for item in items if item.get_closest_marker("full")} | _uncovering(items)
+        gone |= {item for item in items if item.get_closest_marker("full")} | _uncovering(items) | _late(items)
         ids = tuple(_comparable(each) for each in named)
         gone -= {item for item in gone if item.get_closest_marker("gpu") is None and _is_named(item, ids)}
     return gone
@@ -94,18 +111,35 @@ def deselected(items: Sequence[pytest.Item], *, full: bool, named: Sequence[str]
 
 def _uncovering(items: Sequence[pytest.Item]) -> set[pytest.Item]:
     """Return the cases of tests marked `covering` that are not in the covering array of their parameters."""
-    cases = defaultdict(list)
-    for item in items:
-        if isinstance(item, pytest.Function) and hasattr(item, "callspec") and item.get_closest_marker("covering"):
-            cases[item.parent, item.originalname].append(item)
     gone: set[pytest.Item] = set()
-    for group in cases.values():
+    for group in _cases(items, "covering"):
         (marker,) = islice(group[0].iter_markers("covering"), 1)
         names = sorted(group[0].callspec.params)
         rows = [[_key(item.callspec.params[name]) for name in names] for item in group]
         chosen = set(covering_rows(rows, **marker.kwargs))
         gone.update(item for index, item in enumerate(group) if index not in chosen)
     return gone
+
+
+def _late(items: Sequence[pytest.Item]) -> set[pytest.Item]:
+    """Return the cases of tests marked `few` that have a later value of a parameter than the mark selects."""
+    gone: set[pytest.Item] = set()
+    for group in _cases(items, "few"):
+        (marker,) = islice(group[0].iter_markers("few"), 1)
+        for name, num in marker.kwargs.items():
+            values = list(dict.fromkeys(_key(item.callspec.params[name]) for item in group))
+            late = set(values[num:])
+            gone.update(item for item in group if _key(item.callspec.params[name]) in late)
+    return gone
+
+
+def _cases(items: Sequence[pytest.Item], mark: str) -> list[list[pytest.Function]]:
+    """Return the cases of each parametrized test that has a mark."""
+    cases = defaultdict(list)
+    for item in items:
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec") and item.get_closest_marker(mark):
+            cases[item.parent, item.originalname].append(item)
+    return list(cases.values())
 
 
 def _key(value: object) -> Hashable:

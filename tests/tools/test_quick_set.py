@@ -1,6 +1,7 @@
 """The tests that run without `--full`, and the number of processes that run them."""
 
 import pytest
+import torch  # noqa: F401  # a run within this process forgets what it imported, and torch cannot be imported twice
 
 pytest_plugins = ["pytester"]
 
@@ -24,6 +25,22 @@ def test_product(a, b, c):
 def test_values(a, b):
     pass
 
+@pytest.mark.few(a=2)
+@pytest.mark.parametrize("a", range(5))
+@pytest.mark.parametrize("b", range(3))
+def test_seeds(a, b):
+    pass
+
+@pytest.mark.few(c=1)
+@pytest.mark.parametrize("c", range(4))
+class TestMarkedClass:
+    def test_in_a_class(self, c):
+        pass
+
+    @pytest.mark.few(c=3)
+    def test_with_its_own_mark(self, c):
+        pass
+
 @pytest.mark.full
 def test_minutes():
     pass
@@ -40,7 +57,7 @@ def test_quick():
 @pytest.fixture
 def run(pytester):
     """Run pytest on PRODUCTS in this process; return the number of tests that ran, by name, and the report."""
-    pytester.makepyprojecttoml('[tool.pytest.ini_options]\nmarkers = ["covering", "full", "gpu"]')
+    pytester.makepyprojecttoml('[tool.pytest.ini_options]\nmarkers = ["covering", "few", "full", "gpu"]')
     pytester.makepyfile(test_products=PRODUCTS)
 
     def run(*arguments):
@@ -48,7 +65,7 @@ def run(pytester):
         names = [
             call.report.nodeid for call in report.getcalls("pytest_runtest_logreport") if call.report.when == "call"
         ]
-        functions = [name.split("::")[1].partition("[")[0] for name in names]
+        functions = [name.split("::")[-1].partition("[")[0] for name in names]
         return {name: functions.count(name) for name in functions}
 
     return run
@@ -57,12 +74,26 @@ def run(pytester):
 def test_the_quick_set_has_covering_arrays_and_no_full_tests(run):
     counts = run()
     assert counts.pop("test_product") < 14
-    assert counts == {"test_values": 4, "test_quick": 1}
+    assert counts == {
+        "test_values": 4,
+        "test_seeds": 2 * 3,
+        "test_in_a_class": 1,
+        "test_with_its_own_mark": 3,
+        "test_quick": 1,
+    }
 
 
 @pytest.mark.parametrize("arguments", [["--full"], ["-m", "full or not full"]])
 def test_the_full_set_has_all_tests_that_need_no_device(run, arguments):
-    assert run(*arguments) == {"test_product": 27, "test_values": 12, "test_minutes": 1, "test_quick": 1}
+    assert run(*arguments) == {
+        "test_product": 27,
+        "test_values": 12,
+        "test_seeds": 5 * 3,
+        "test_in_a_class": 4,
+        "test_with_its_own_mark": 4,
+        "test_minutes": 1,
+        "test_quick": 1,
+    }
 
 
 def test_a_test_selected_by_its_node_id_runs(run):
@@ -76,8 +107,13 @@ def test_an_expression_selects_within_the_quick_set(run):
     assert run("-k", "minutes or quick") == {"test_quick": 1}
 
 
+def test_collected_tests_are_exempt_from_garbage_collection(pytester):
+    pytester.makepyfile("import gc\ndef test_enabled(): assert gc.isenabled() and gc.get_freeze_count() > 10_000")
+    pytester.runpytest_subprocess(*PLUGINS).assert_outcomes(passed=1)
+
+
 def test_a_call_that_uses_too_much_cpu_time_fails(pytester):
-    pytester.makepyprojecttoml('[tool.pytest.ini_options]\nmarkers = ["covering", "full", "gpu"]')
+    pytester.makepyprojecttoml('[tool.pytest.ini_options]\nmarkers = ["covering", "few", "full", "gpu"]')
     busy = "    import time\n    start = time.process_time()\n    while time.process_time() - start < 0.1: pass\n"
     pytester.makepyfile(
         f"import pytest\ndef test_busy():\n{busy}\n@pytest.mark.full\ndef test_long():\n{busy}\ndef test_idle(): pass"
