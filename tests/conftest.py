@@ -167,10 +167,16 @@ def adapters(checkpoint, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory):
-    """Run `graftlm serve` on a free port; `server.url` is its address. Tests must not change its state."""
+    """Run `graftlm serve` on a free port. Tests must not change its state.
+
+    `server.url` is its address, `server.profile_dir` its folder of profiles.
+    """
     from graftlm.testing.server_process import ServerProcess
 
     files = {"path": str(tmp_path_factory.mktemp("files"))}
-    config = {"model": "demo", "memory": {"kv_tokens": 32768}, "server": {"open_admin": True, "files": files}}
+    profile_dir = tmp_path_factory.mktemp("profiles")
+    settings = {"open_admin": True, "files": files, "profile_dir": str(profile_dir)}
+    config = {"model": "demo", "memory": {"kv_tokens": 32768}, "server": settings}
     with ServerProcess(config, environment={"OMP_NUM_THREADS": "1"}) as it:
+        it.profile_dir = profile_dir
         yield it

@@ -62,6 +62,7 @@ def test_steps_are_measured_with_and_without_graphs(gpu_check, bench):
     assert all(row["ms"] > 0 and row["of bandwidth"] > 0 for row in result["rows"])
 
 
+@pytest.mark.full
 def test_serving_is_measured_with_and_without_overlap_and_graphs(gpu_check, bench):
     result = gpu_check.run_part("serving", bench)
     assert result["error"] is None

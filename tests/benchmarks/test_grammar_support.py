@@ -23,6 +23,7 @@ def rows(page):
     return re.sub(r"[\d,]+ texts", "N texts", page).splitlines()
 
 
+@pytest.mark.full  # each keyword and backend is also tested in tests/plugins/grammar
 def test_the_page_equals_the_generators_output(generator, tmp_path):
     written = tmp_path / "page.md"
     assert generator.main(["--walks", "1", "--out", str(written)]) == 0, "a backend ignores or blocks something"

@@ -24,6 +24,7 @@ def result(overhead, tmp_path_factory):
     return json.loads(path.read_text())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("workload", "figure"),
     [
@@ -43,6 +44,7 @@ def test_every_figure_has_an_engine_side_and_a_server_side(result, workload, fig
     assert (len(row["in_process_rounds"]), len(row["served_rounds"])) == (1, 1)
 
 
+@pytest.mark.full
 def test_the_server_generates_the_same_tokens_as_the_engine(result):
     assert result["same_tokens"] == result["compared"] == 2 * (1 + 3)
 

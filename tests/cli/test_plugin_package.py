@@ -143,7 +143,14 @@ def test_every_printed_command_works(next_steps, packages, site, tmp_path):
     assert all(" passed, 0 failed, " in line for line in summaries), summaries
 
 
-def test_the_tests_of_the_packages_pass(packages, site):
+@pytest.mark.parametrize(
+    "families",
+    [
+        pytest.param(("eviction", "scheduling"), id="two"),
+        pytest.param(tuple(FAMILIES), id="all", marks=pytest.mark.full),
+    ],
+)
+def test_the_tests_of_the_packages_pass(packages, site, families):
     options = [
         "-q",
         "-p",
@@ -154,7 +161,7 @@ def test_the_tests_of_the_packages_pass(packages, site):
         "-c",
         str(packages["cache"] / "pyproject.toml"),
     ]
-    tests = [str(folder / "tests") for folder in packages.values()]
+    tests = [str(packages[family] / "tests") for family in families]
     printed = run([sys.executable, "-m", "pytest", *options, "--rootdir", str(packages["cache"]), *tests], site)
     assert " passed" in printed
     assert "failed" not in printed

@@ -94,6 +94,7 @@ def assert_own_choices(reference, tokenizer, backend, regex, output):
         assert matcher.accept(token_id)
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize(
     ("overlap", "page_size", "chunk", "cache"),
     [(False, 1, 2048, "radix"), (True, 16, 7, "radix"), (True, 1, 64, "chunk"), (False, 16, 7, "chunk")],
@@ -118,7 +119,7 @@ def test_greedy_choices_equal_those_of_transformers(reference, tokenizer, backen
         assert_own_choices(reference, tokenizer, backend, regex, output)
 
 
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("overlap", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_a_request_without_jump_forward_has_the_text_of_masks_alone(reference, backend, overlap):
     cases = [("regex", regex) for regex in REGEXES] + [("json_schema", SCHEMA), ("ebnf", EBNF)]
     prompts = [prompt for prompt in PROMPTS for _ in cases]
@@ -166,6 +167,7 @@ def test_jump_forward_must_be_a_boolean_or_none(value):
         SamplingParams(regex="a", jump_forward=value)
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("regex", [SUMMARY, RECORD])
 def test_jump_forward_reduces_forward_passes(overlap, regex):

@@ -5,10 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PACKAGES = (EXAMPLES / "observer_csv", EXAMPLES / "observer_opentelemetry")
 
 
+@pytest.mark.full
 def test_the_packages_own_tests_pass():
     paths = os.pathsep.join([*map(str, PACKAGES), os.environ.get("PYTHONPATH", "")])
     settings = ["-c", str(PACKAGES[0] / "pyproject.toml"), "-o", "filterwarnings=error"]

@@ -46,7 +46,9 @@ def noise_for(num_rows, vocab_size, seed=0):
     return torch.empty(num_rows, num_noise(vocab_size), dtype=torch.float64).exponential_(generator=generator)
 
 
-@pytest.mark.parametrize("vocab_size", [*SIZES, 300])
+@pytest.mark.parametrize(
+    "vocab_size", [128, 300, *(pytest.param(n, marks=pytest.mark.full) for n in SIZES if n != 128)]
+)
 def test_columns_are_drawn_in_proportion_to_their_weights(vocab_size):
     n = 60_000
     weights = torch.rand(vocab_size, generator=torch.Generator().manual_seed(1)) ** 8  # from low to high weights

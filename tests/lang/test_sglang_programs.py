@@ -9,7 +9,6 @@ import graftlm
 import graftlm.lang as sgl
 from graftlm.errors import ConfigError, EngineError, ProgramError, RequestError, UnsupportedFeatureError
 from graftlm.lang import OpenAI, ProgramState, Runtime, RuntimeEndpoint
-from graftlm.testing.server_process import ServerProcess
 
 CAPITAL = "The capital of France is"
 
@@ -398,13 +397,12 @@ def test_a_file_of_certificates_that_is_none_is_refused(tmp_path):
             RuntimeEndpoint("https://127.0.0.1:9", verify=file)
 
 
-def test_a_profile_is_started_and_stopped_by_a_call(tmp_path):
-    config = {"model": "demo", "server": {"profile_dir": str(tmp_path)}}
-    with ServerProcess(config) as server, RuntimeEndpoint(server.url) as endpoint:
+def test_a_profile_is_started_and_stopped_by_a_call(server):
+    with RuntimeEndpoint(server.url) as endpoint:
         endpoint.start_profile()
         qa(CAPITAL, backend=endpoint)
         endpoint.stop_profile()
-    assert list(tmp_path.rglob("*.json*"))
+    assert list(server.profile_dir.rglob("*.json*"))
 
 
 def test_token_usage_counts_since_its_reset(server):

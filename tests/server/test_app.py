@@ -10,7 +10,7 @@ import json
 import httpx2
 import pytest
 
-from graftlm.testing.server_process import ServerProcess, wait_until
+from graftlm.testing.server_process import wait_until
 
 USER_KEY, ADMIN_KEY = "s3cret-of-users", "s3cret-of-admins"
 CHAT_PAGE = "https://chat.example"
@@ -26,25 +26,14 @@ def generate(client):
     return post(client, "/generate", text="The capital of France is", sampling_params={"max_new_tokens": 4})
 
 
-@pytest.fixture(scope="module")
-def profile_dir(tmp_path_factory):
-    return tmp_path_factory.mktemp("profiles")
+@pytest.fixture
+def profile_dir(keyed_server):
+    return keyed_server.profile_dir
 
 
 @pytest.fixture(scope="module")
-def locked(profile_dir):
-    settings = {
-        "api_key": USER_KEY,
-        "admin_api_key": ADMIN_KEY,
-        "profile_dir": str(profile_dir),
-        "max_body_bytes": 4096,
-        "cors_origins": ["https://chat.example"],
-    }
-    config = {"model": "demo", "memory": {"kv_tokens": 4096}, "server": settings}
-    with ServerProcess(
-        config, ["--log-format", "json", "--log-level", "debug"], environment={"OMP_NUM_THREADS": "1"}
-    ) as server:
-        yield server
+def locked(keyed_server):
+    return keyed_server
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,8 @@ def load_fuzzer():
 
 
 #: Each case sends a few requests to each operation.
-@pytest.mark.parametrize("num_cases", [1, pytest.param(120, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("num_cases", [1, 120])
 def test_no_request_made_from_the_openapi_document_causes_a_server_error(num_cases):
     fuzzer = load_fuzzer()
     with ServerProcess(fuzzer.CONFIG, environment={"OMP_NUM_THREADS": "1"}) as server:

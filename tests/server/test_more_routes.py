@@ -53,7 +53,7 @@ def test_encode_refuses_what_is_no_text(server, body):
     assert post(server, "/encode", 400, **body)["message"]
 
 
-@pytest.mark.parametrize("num_labels", [1, 3])
+@pytest.mark.parametrize("num_labels", [3, pytest.param(1, marks=pytest.mark.full)])
 def test_classes_have_probabilities(tmp_path, num_labels):
     path = write_tiny_checkpoint(tmp_path, "qwen3", 5, num_labels=num_labels, tokenizer=True)
     config = {"model": str(path), "memory": {"kv_tokens": 1024}, "server": {"served_model_name": "tiny"}}

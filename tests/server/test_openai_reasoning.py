@@ -7,8 +7,7 @@ import openai
 import pytest
 
 from graftlm.demo import demo_checkpoint
-from graftlm.testing.server_process import ServerProcess
-from graftlm.testing.thinking_checkpoint import THINK_END_ID, THINK_ID, write_thinking_checkpoint
+from graftlm.testing.thinking_checkpoint import THINK_END_ID, THINK_ID
 from graftlm.tokenization import Tokenizer
 
 CHAT = [{"role": "user", "content": "What is 2 plus 2?"}]
@@ -17,15 +16,9 @@ OPENS = {"chat_template_kwargs": {"opens": True}}
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory):
+def client(thinking_server):
     """A client of the demo model with reasoning tags in its vocabulary."""
-    folder = tmp_path_factory.mktemp("thinking") / "demo"
-    write_thinking_checkpoint(folder)
-    config = {"model": str(folder), "memory": {"kv_tokens": 8192}, "server": {"served_model_name": "demo"}}
-    with (
-        ServerProcess(config, environment={"OMP_NUM_THREADS": "1"}) as server,
-        openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as it,
-    ):
+    with openai.OpenAI(base_url=thinking_server.url + "/v1", api_key="none", max_retries=0) as it:
         yield it
 
 

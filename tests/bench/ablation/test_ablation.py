@@ -17,11 +17,25 @@ RUN = Run("unshared", "full", 1, 10, 10, 1.0, 10.0, 20.0, 1.0, 1.0, 1.0, 1.0, 0.
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory):
+def num_rounds(request):
+    return 2 if request.config.getoption("--full") else 1
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory, num_rounds):
     pytest.importorskip("matplotlib")
     folder = tmp_path_factory.mktemp("ablation")
     arguments = ["--workload", "unshared,structured", "--off", "prefix_cache,chunk_mixing,jump_forward,graphs"]
-    arguments += ["--scale", "0.05", "--rounds", "2", "--set", "memory.kv_tokens=4096", "--set", "model.device=cpu"]
+    arguments += [
+        "--scale",
+        "0.05",
+        "--rounds",
+        str(num_rounds),
+        "--set",
+        "memory.kv_tokens=4096",
+        "--set",
+        "model.device=cpu",
+    ]
     arguments += ["--json", str(folder / "found.json"), "--plot", str(folder / "found.png")]
     said = io.StringIO()
     with redirect_stdout(said), pytest.raises(SystemExit) as caught:
@@ -31,7 +45,7 @@ def saved(tmp_path_factory):
     return folder
 
 
-def test_each_part_is_switched_off_once_in_every_round(saved):
+def test_each_part_is_switched_off_once_in_every_round(saved, num_rounds):
     report = json.loads((saved / "found.json").read_text())
     assert [(one["workload"], one["switch"]) for one in report["effects"]] == [
         ("unshared", "full"),
@@ -44,7 +58,7 @@ def test_each_part_is_switched_off_once_in_every_round(saved):
         ("structured", "jump_forward"),
         ("structured", "graphs"),
     ]
-    assert len(report["runs"]) == 2 * 9
+    assert len(report["runs"]) == num_rounds * 9
     for one in report["effects"]:
         assert one["ratio_q1"] <= one["ratio"] <= one["ratio_q3"]
         assert one["wall_s"] > 0

@@ -96,6 +96,7 @@ def test_a_step_beyond_the_context_is_left_out_with_a_message(checkpoint):
     ]
 
 
+@pytest.mark.full
 def test_the_command_prints_saves_and_plots(checkpoint, tmp_path, capfd):
     pytest.importorskip("matplotlib")
     saved, drawn = tmp_path / "found.json", tmp_path / "found.svg"

@@ -32,6 +32,7 @@ class TestSWARadixCacheWithoutReach(PrefixCacheConformance):
         return create(replace(context, window=FakeWindows(0, set())))
 
 
+@pytest.mark.covering(strength=1)
 class TestSWARadixCacheWithWindows(WindowCacheConformance):
     def create(self, context: CacheContext) -> PrefixCache:
         return create(context)

@@ -6,8 +6,7 @@ import anthropic
 import httpx2
 import pytest
 
-from graftlm.testing.server_process import ServerProcess
-from graftlm.testing.thinking_checkpoint import THINK_END_ID, write_thinking_checkpoint
+from graftlm.testing.thinking_checkpoint import THINK_END_ID
 
 CHAT = [{"role": "user", "content": "Which day comes after Thursday?"}]
 GREEDY = {"temperature": 0}
@@ -287,19 +286,8 @@ def test_the_clients_exception_has_the_message(client):
 
 
 @pytest.fixture(scope="module")
-def thinker(tmp_path_factory):
-    """Serve the demo model with tags around reasoning, behind a key."""
-    folder = tmp_path_factory.mktemp("thinking") / "demo"
-    write_thinking_checkpoint(folder)
-    server = {"served_model_name": "demo", "api_key": "secret"}
-    config = {"model": str(folder), "memory": {"kv_tokens": 8192}, "server": server}
-    with ServerProcess(config, environment={"OMP_NUM_THREADS": "1"}) as it:
-        yield it
-
-
-@pytest.fixture
-def thinking_client(thinker):
-    with anthropic.Anthropic(base_url=thinker.url, api_key="secret", max_retries=0) as it:
+def thinking_client(thinking_server):
+    with anthropic.Anthropic(base_url=thinking_server.url, api_key="none", max_retries=0) as it:
         yield it
 
 
@@ -358,18 +346,18 @@ def test_a_thinking_block_is_sent_back(thinking_client):
     assert ask(thinking_client, turns, max_tokens=5).content
 
 
-def test_the_key_is_sent_in_either_header(thinker):
+def test_the_key_is_sent_in_either_header(keyed_server):
     body = {"model": "demo", "max_tokens": 2, "messages": CHAT}
 
     def status(path="/v1/messages", **headers):
-        return httpx2.post(thinker.url + path, json=body, headers=headers, timeout=60).status_code
+        return httpx2.post(keyed_server.url + path, json=body, headers=headers, timeout=60).status_code
 
     assert status() == status(**{"x-api-key": "wrong"}) == 401
-    assert status(**{"x-api-key": "secret"}) == status(Authorization="Bearer secret") == 200
+    assert status(**{"x-api-key": "s3cret-of-users"}) == status(Authorization="Bearer s3cret-of-users") == 200
     assert status("/v1/messages/count_tokens", **{"x-api-key": "wrong"}) == 401
-    assert status("/v1/chat/completions", **{"x-api-key": "secret"}) == 401
+    assert status("/v1/chat/completions", **{"x-api-key": "s3cret-of-users"}) == 401
     with (
-        anthropic.Anthropic(base_url=thinker.url, api_key="wrong", max_retries=0) as client,
+        anthropic.Anthropic(base_url=keyed_server.url, api_key="wrong", max_retries=0) as client,
         pytest.raises(anthropic.AuthenticationError),
     ):
         ask(client)

@@ -13,7 +13,7 @@ def load_script():
     return module
 
 
-@pytest.mark.parametrize(("num_requests", "num_kills"), [(120, 2), pytest.param(2000, 5, marks=pytest.mark.full)])
+@pytest.mark.parametrize(("num_requests", "num_kills"), [(60, 1), pytest.param(2000, 5, marks=pytest.mark.full)])
 def test_each_request_of_a_killed_batch_is_answered_once(num_requests, num_kills):
     script = load_script()
     batch, results, _ = script.run_batch(num_requests, num_kills, seed=3)

@@ -221,13 +221,15 @@ def test_the_time_of_a_batch_has_a_unit(server, client):
     assert answer.json()["error"]["param"] == "completion_window"
 
 
-def test_without_a_folder_the_setting_is_named(tmp_path):
+def test_without_a_folder_the_setting_is_named(thinking_server):
+    answer = httpx2.get(thinking_server.url + "/v1/files")
+    assert answer.status_code == 404
+    assert "server.files.path" in answer.json()["error"]["message"]
+
+
+def test_a_folder_has_one_server_and_files_have_sizes(tmp_path):
     folder = {"path": str(tmp_path / "files"), "max_file_bytes": 100, "max_bytes": 150}
     config = {"model": "demo", "memory": {"kv_tokens": 4096}}
-    with ServerProcess(config, environment={"OMP_NUM_THREADS": "1"}) as server:
-        answer = httpx2.get(server.url + "/v1/files")
-        assert answer.status_code == 404
-        assert "server.files.path" in answer.json()["error"]["message"]
     with ServerProcess(config | {"server": {"files": folder}}, environment={"OMP_NUM_THREADS": "1"}) as server:
         with pytest.raises(RuntimeError, match="another server uses"):
             ServerProcess(config | {"server": {"files": folder}}, environment={"OMP_NUM_THREADS": "1"})

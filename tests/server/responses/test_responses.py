@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel
 
 from graftlm.testing.server_process import ServerProcess
-from graftlm.testing.thinking_checkpoint import THINK_END_ID, write_thinking_checkpoint
+from graftlm.testing.thinking_checkpoint import THINK_END_ID
 
 QUESTION = "Which day comes after Thursday?"
 SCHEMA = {
@@ -293,6 +293,7 @@ def test_a_response_is_not_stored_where_it_is_not_wanted(client):
         client.responses.retrieve(response.id)
 
 
+@pytest.mark.full  # test_store.py opens a database again
 def test_the_stored_responses_survive_a_restart_with_sqlite(tmp_path):
     store = {"kind": "sqlite", "path": str(tmp_path / "responses.db"), "max_responses": 3}
     config = {"model": "demo", "memory": {"kv_tokens": 8192}, "server": {"response_store": store}}
@@ -352,15 +353,9 @@ def test_a_stored_response_can_be_neither_cancelled_nor_streamed(server, client)
 
 
 @pytest.fixture(scope="module")
-def thinking_client(tmp_path_factory):
+def thinking_client(thinking_server):
     """Talk to the demo model, which knows the tags around reasoning."""
-    folder = tmp_path_factory.mktemp("thinking") / "demo"
-    write_thinking_checkpoint(folder)
-    config = {"model": str(folder), "memory": {"kv_tokens": 8192}, "server": {"served_model_name": "demo"}}
-    with (
-        ServerProcess(config, environment={"OMP_NUM_THREADS": "1"}) as server,
-        openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as it,
-    ):
+    with openai.OpenAI(base_url=thinking_server.url + "/v1", api_key="none", max_retries=0) as it:
         yield it
 
 

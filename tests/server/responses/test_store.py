@@ -36,6 +36,13 @@ async def test_a_response_is_read_replaced_and_deleted(make_store):
     assert await store.get("a") is None
 
 
+async def test_a_database_keeps_its_responses(tmp_path):
+    for name in "ab":
+        store = SqliteResponseStore(tmp_path / "responses.db", 3, 1000)
+        await store.put(response(name))
+        assert await names_in(store, "ab") == list("ab"[: "ab".index(name) + 1])
+
+
 async def test_the_oldest_response_makes_room(make_store):
     store = make_store(max_responses=3)
     for name in "abcd":
