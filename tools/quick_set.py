@@ -28,6 +28,9 @@ __all__ = ["deselected"]
 #: Up to this number of test files run in one process, because starting workers takes longer than they save.
 _MOST_FILES_OF_ONE_PROCESS = 16
 
+#: Whether this run has exempted objects from the garbage collector.
+_FROZEN = pytest.StashKey[bool]()
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--full` and `--most-cpu-s`."""
@@ -53,14 +56,21 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """Suspend the garbage collector while tests are collected, and exempt from it what the collection made."""
-    if not gc.isenabled():
+    if not gc.isenabled() or gc.get_freeze_count():  # within a test of this plugin
         return (yield)
+    session.config.stash[_FROZEN] = True
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
         gc.enable()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End the exemption: native libraries report objects that are still there when the interpreter ends."""
+    if config.stash.get(_FROZEN, False):
+        gc.unfreeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
