@@ -66,6 +66,7 @@ def answer_of(message):
     return message.content or [(call.function.name, call.function.arguments) for call in calls]
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("beginning", BEGINNINGS)
 @pytest.mark.parametrize("name", GRAMMARS)
 def test_a_grammar_begins_after_the_reasoning(client, name, beginning):

@@ -33,6 +33,7 @@ def options(shape):
     return {"num_warps": shape.num_warps, "num_stages": shape.num_stages}
 
 
+@pytest.mark.few(instruction=1)
 @pytest.mark.parametrize(
     ("head_dim", "query_len", "special", "instruction"),
     [
@@ -59,6 +60,7 @@ def test_chunks_compile_to_tensor_core_instructions(head_dim, query_len, special
     assert compiled.metadata.shared <= SHARED_BYTES
 
 
+@pytest.mark.few(capability=1)
 @pytest.mark.parametrize(
     ("cache", "capability", "special"),
     [("*fp8e4nv", 89, {}), ("*bf16", 80, {"sinks": "*fp32"}), ("*i8", 80, SCALES)],
