@@ -1,4 +1,4 @@
-"""The contract of an attention backend: write keys and values into pages, attend over them."""
+"""The contract of an attention backend, which writes keys and values into pages and attends over them."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class AttentionLayer:
         num_heads: query heads H.
         num_kv_heads: key/value heads H_kv; H is a multiple of it.
         head_dim: numbers per head, D.
-        scale: factor of the scores before the softmax.
-        sliding_window: a token attends to itself and to the `sliding_window - 1` tokens before it; None: to all before
+        scale: factor by which the scores are multiplied before the softmax.
+        sliding_window: number of tokens that a token attends to, itself included; None: it attends to all tokens before
             it.
-        soft_cap: c replaces each score s by c * tanh(s / c); None leaves the scores unchanged.
+        soft_cap: the number c if each score s is replaced by c * tanh(s / c); None leaves the scores unchanged.
         value_prefix_dim: D_v, if a token's value is the first D_v numbers of its key, as in DeepSeek's latent
-            attention; the cache then stores keys only. None: the cache stores values of D numbers beside the keys.
-        sinks: [H], a parameter of the model. The softmax of a query of head h gets one more score, sinks[h], whose
-            value is zero. None adds none. The numbers may change between steps; the address may not.
+            attention; the cache then stores keys only. None: the cache stores keys, and values of D numbers.
+        sinks: [H], a parameter of the model. The softmax of a query of head h has one additional score, sinks[h], whose
+            value vector is zero. None: no additional score. The numbers may change between steps, but not the address.
     """
 
     layer_id: int
@@ -47,21 +47,21 @@ class AttentionLayer:
 
     @property
     def value_dim(self) -> int:
-        """Numbers of one head's value, D_v."""
+        """D_v, the dimension of one head's values."""
         return self.head_dim if self.value_prefix_dim is None else self.value_prefix_dim
 
     @property
     def numbers_per_token(self) -> int:
-        """Numbers that the KV cache stores for a token of this layer."""
+        """Number of elements that the KV cache stores for one token in this layer."""
         return self.num_kv_heads * (2 * self.head_dim if self.value_prefix_dim is None else self.head_dim)
 
 
 class KVCache(Protocol):
     """The paged tensors that a backend reads and writes; their addresses do not change while the engine runs.
 
-    They hold keys and values in the model's dtype, or in one of the `kv_dtypes` of the backend's capabilities:
+    Keys and values are stored in the model's dtype, or in one of the `kv_dtypes` of the backend's capabilities:
 
-        int8    the D numbers of one token and head are codes with one scale, in `key_scales` and `value_scales`.
+        int8    the D numbers of one token and head are codes that share one scale, in `key_scales` or `value_scales`.
                 scale = largest magnitude / 127, in bfloat16; code = number / scale, rounded half to even.
         fp8     float8_e4m3fn without scales; magnitudes above 448 become 448.
 
@@ -84,7 +84,7 @@ class KVCache(Protocol):
         ...
 
     def value_scales(self, layer_id: int) -> Tensor | None:
-        """Return the scales of a layer's int8 values, as `key_scales`; the keys' scales if values are a key prefix."""
+        """Return the scales of int8 values in the form of `key_scales`; the keys' scales if values are a key prefix."""
         ...
 
 
@@ -99,10 +99,10 @@ class AttentionCapabilities:
         page_sizes: supported page sizes.
         kv_dtypes: formats of the cache besides the model's dtype: "int8", "fp8"; see `KVCache`.
         sliding_window, soft_cap, value_prefix, sinks: whether layers may have this feature; see `AttentionLayer`.
-        cascade: whether it reads a prefix that all requests of a step share only once. Core does not read this field.
+        cascade: whether a prefix that all requests of a step share is read only once. Core does not read this field.
         graph: whether a decode batch may be captured in a CUDA graph. `prepare` is called before the capture and before
-            every replay, with batches of one size in the same tensors. The page table has the columns that the longest
-            context needs. What `forward` launches must depend on these sizes only.
+            every replay, with batches of one size in the same tensors. The page table has as many columns as the
+            longest context needs. The kernels that `forward` launches must depend on these sizes only.
     """
 
     devices: tuple[str, ...] = ("cpu", "cuda")
@@ -126,7 +126,8 @@ class AttentionContext:
         layers: all attention layers of the model, in order of layer_id.
         kv: the paged cache.
         page_size: tokens in a page.
-        device, dtype: of the queries, keys and values passed to `forward`; the cache may hold 8-bit numbers.
+        device, dtype: device and dtype of the queries, keys and values passed to `forward`; the cache may store 8-bit
+            numbers.
         max_requests: upper limit of B.
         max_context_len: upper limit of each of `seq_lens`, in tokens.
     """
@@ -144,8 +145,8 @@ class AttentionBackend(ABC):
     """Attention over a paged cache.
 
     Invariants, each checked by `graftlm.testing.AttentionBackendConformance`:
-        - `forward` first writes all keys and values of the batch at `out_slots`, then attends. So a request can attend
-          to tokens that another request of the same batch writes.
+        - `forward` first writes all keys and values of the batch at `out_slots`, then attends. A request can therefore
+          attend to tokens that another request of the same batch writes.
         - A query at position p attends to positions max(0, p - window + 1) .. p of its own request, through its page
           table, and to nothing else. The content of other slots, NaN included, has no effect.
         - Any mix of one-token and many-token requests is allowed. A request's result does not depend on the others.
@@ -154,16 +155,16 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def prepare(self, batch: ForwardBatch) -> None:
-        """Compute once per step what all layers' `forward` need. The batch stays valid until the next `prepare`."""
+        """Compute once per step the data that `forward` reads in all layers. The batch is valid until the next call."""
 
     @property
     def repeats_calls(self) -> bool:
-        """Whether `forward` on a CPU makes the same calls for all batches without prefill of the same number of tokens.
+        """Whether `forward` on a CPU makes the same calls for all batches without prefill that have equal token counts.
 
-        Such a batch has one token of each request, or with drafts several of some.
+        Such a batch has one token of each request; requests with drafts have several.
 
-        `forward` then calls compiled kernels through `graftlm.layers.call_native`. `prepare` writes what differs
-        between batches to the tensors that these calls read. See `Model.repeats_calls`.
+        If True, `forward` calls compiled kernels through `graftlm.layers.call_native`. `prepare` writes the data that
+        differs between batches to the tensors that these calls read. See `Model.repeats_calls`.
         """
         return False
 
@@ -173,9 +174,9 @@ class AttentionBackend(ABC):
 
         Args:
             q: [T, H, D], with rotary embedding applied; the last dimension is contiguous.
-            k: [T, H_kv, D], likewise.
-            v: [T, H_kv, D_v], likewise. If values are a prefix of the keys, v is that part of k and is not written
-                again.
+            k: [T, H_kv, D], with rotary embedding applied; the last dimension is contiguous.
+            v: [T, H_kv, D_v]; the last dimension is contiguous. If values are a prefix of the keys, v is that part of k
+                and is not written again.
             layer: one of the context's layers.
 
         Returns: [T, H * D_v], q's dtype, contiguous.

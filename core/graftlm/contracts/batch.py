@@ -1,4 +1,4 @@
-"""One step's ragged batch, which models and attention backends read; built once and not changed afterwards."""
+"""The ragged batch of one step, which models and attention backends read; it is never changed after its creation."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class ForwardBatch:
         seq_lens: int32 [B], context length in tokens, this step's tokens included.
         page_table: int32 [B, P], page ids. Entries past a request's pages are valid page ids without meaning.
         logits_idx: int64 [S], the tokens whose logits are computed, in order of the requests.
-        wanted_idx: int64 [W], W >= 1, the tokens whose hidden states `forward` returns; None: all tokens. It is None if
-            the model's `selects_tokens` is False.
+        wanted_idx: int64 [W], W >= 1, the tokens whose hidden states `forward` returns; None: all tokens. Always None
+            if the model's `selects_tokens` is False.
         num_decodes: number of requests at the front that have exactly one token.
         query_lens_cpu, seq_lens_cpu: int32 [B], host copies.
         page_table_cpu: int32 [B, P], host copy.
-        in_graph: whether a CUDA graph reads these tensors; then all batches of B requests use the same tensors.
+        in_graph: whether a CUDA graph reads these tensors; if so, all batches of B requests use the same tensors.
         window: this batch with the page table and slots of the sliding-window layers, for the backend of their memory.
             None if all layers share one memory. A backend need not read it.
     """
@@ -58,10 +58,10 @@ class ForwardBatch:
 
     @property
     def num_requests(self) -> int:
-        """B."""
+        """B, the number of requests."""
         return len(self.seq_lens_cpu)
 
     @property
     def num_tokens(self) -> int:
-        """T."""
+        """T, the number of tokens."""
         return int(self.input_ids.shape[0])

@@ -1,4 +1,4 @@
-"""The contracts of chat formats: how a model writes tool calls and reasoning into its text."""
+"""The contracts of chat formats, which define how a model writes tool calls and reasoning into its text."""
 
 import json
 import uuid
@@ -35,7 +35,7 @@ class Tool:
     Attributes:
         name: ASCII letters, digits, `_`, `-`; unique among a request's tools.
         parameters: a JSON schema of the arguments, which are an object.
-        strict: the request is refused if the schema cannot be enforced in full.
+        strict: whether the request is refused if the schema cannot be enforced in full.
     """
 
     name: str
@@ -76,26 +76,26 @@ class ToolChoice(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class ContentDelta:
-    """More text of the answer."""
+    """Additional text of the answer."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
-    """More text of the model's reasoning."""
+    """Additional text of the model's reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """More of a tool call.
+    """An additional part of a tool call.
 
     Attributes:
-        index: of the call in the message, counted from 0.
-        name: of the tool, in a call's first delta; None in later deltas.
-        arguments: more of the text of a JSON object.
+        index: index of the call in the message, counted from 0.
+        name: the tool's name in a call's first delta; None in later deltas.
+        arguments: additional text of the JSON object with the arguments.
     """
 
     index: int
@@ -108,10 +108,10 @@ MessageDelta: TypeAlias = ContentDelta | ToolCallDelta
 
 @dataclass(frozen=True, slots=True)
 class ChatFormatCapabilities:
-    """What the automatic choice of a checkpoint's format reads.
+    """The properties from which a checkpoint's format is chosen automatically.
 
     Attributes:
-        template_markers: a model was trained on this format if its chat template contains one of these texts.
+        template_markers: texts that identify the format: a model uses it if its chat template contains one of them.
     """
 
     template_markers: tuple[str, ...] = ()
@@ -137,8 +137,8 @@ class CallGrammar:
             the caller finds the tool of each keyword with `left_out`.
         places: path of each tool's schema in the specification, in the notation of `check`, such as
             `$.structures[0].schema`; empty if the specification contains no schema.
-        unenforced: keywords that the format itself does not enforce: (index of the tool, path of the keyword in its
-            schema, such as `$.properties.a.minimum`). None of them belongs to a strict tool.
+        unenforced: keywords that the format itself does not enforce, each as (index of the tool, path of the keyword in
+            its schema, such as `$.properties.a.minimum`). None of them belongs to a strict tool.
     """
 
     spec: GrammarSpec
@@ -164,10 +164,10 @@ class CallGrammar:
 
 
 class ToolCallParser(ABC):
-    """Parses one completion's text as it is generated. Used by one thread at a time.
+    """Parses one completion's text as it is generated. One thread at a time uses it.
 
     Invariants:
-        - It never raises. Text that is not a call of a known tool is content.
+        - No method raises. Text that is not a call of a known tool is content.
         - The joined content and calls do not depend on how the text is cut into pieces.
         - Text without a call is returned unchanged. White space next to a call may be left out.
         - Calls are numbered from 0 in order. A call ends before the next begins.
@@ -184,7 +184,7 @@ class ToolCallParser(ABC):
     def cut_off(self) -> Sequence[MessageDelta]:
         """End a text that was cut off by a limit, such as the maximum number of tokens.
 
-        As `finish`, but text that was held back as a possible start of a call or of its markup is dropped.
+        It works like `finish`, but drops text that was held back as a possible start of a call or of its markup.
         A parser that holds nothing back need not override this method.
         """
         return self.finish()
@@ -193,8 +193,8 @@ class ToolCallParser(ABC):
 class ToolCallFormat(ABC):
     """How a family of models writes tool calls.
 
-    Special tokens are never text: grammars do not allow them and detokenization drops them. So a format whose marker is
-    a special token neither waits for it nor enforces it.
+    Special tokens are never text: grammars do not allow them, and detokenization drops them. If a format's marker is a
+    special token, the format therefore neither waits for the marker nor enforces it.
 
     Invariants:
         - A parser reads the output of `render` as the same calls.
@@ -207,8 +207,8 @@ class ToolCallFormat(ABC):
 
         Args:
             enforced: whether the grammar of `grammar` enforces the format.
-                If True, the start of a call is always followed by a call, so its arguments may be returned as they
-                are generated. A call that the end of the text truncates is returned as far as it goes.
+                If True, the start of a call is always followed by a call, so the arguments may be returned as they
+                are generated. If the text ends inside a call, the generated part of the call is returned.
                 If False, a call is returned when it is complete and well-formed. A truncated call is content.
         """
 
@@ -218,11 +218,11 @@ class ToolCallFormat(ABC):
 
         Args:
             tools: at least one.
-            choice: `AUTO` constrains the calls only; with `REQUIRED` the output begins with a call.
+            choice: with `AUTO` only the calls are constrained; with `REQUIRED` the output begins with a call.
             parallel: whether the output may contain more than one call.
 
         Returns: a specification and the place of each tool's schema in it. None if calls cannot be distinguished from
-            text before they are complete; only allowed for `AUTO`.
+            text before they are complete; None is only allowed for `AUTO`.
 
         Raises:
             GrammarError: this format cannot enforce the schema of a strict tool.
@@ -237,16 +237,16 @@ class ToolCallFormat(ABC):
         """Return a prompt that describes the tools and this format, for chat templates that do not."""
 
     def new_id(self) -> str:
-        """Return a new random id of a call."""
+        """Return a new random id for a call."""
         return f"call_{uuid.uuid4().hex[:24]}"
 
 
 class ReasoningParser(ABC):
-    """Splits one completion's text into reasoning and content. Used by one thread at a time.
+    """Splits one completion's text into reasoning and content. One thread at a time uses it.
 
     Invariants:
-        - Those of `ToolCallParser`. Text that is not reasoning is content.
-        - Up to two line ends after the reasoning's end are dropped. An answer with a grammar begins after them.
+        - The invariants of `ToolCallParser` hold. Text that is not reasoning is content.
+        - Up to two line ends after the end of the reasoning are dropped. An answer with a grammar begins after them.
     """
 
     @abstractmethod
@@ -263,12 +263,12 @@ class ReasoningFormat(ABC):
 
     Invariants:
         - Reasoning ends at the first `end`.
-        - Reasoning is not open after a prompt that closes it, or that does not end with a start of reasoning.
+        - Reasoning is open only after a prompt that ends with a start of reasoning and does not close it.
 
     Attributes:
         end: the text that ends the reasoning, at most 32 characters; "" if the model does not reason.
         begin: the text with which the model begins its reasoning; "" if only prompts begin it. If it is a single token,
-            a grammar allows the model to reason or to answer at once.
+            a grammar lets the model start with reasoning or with the answer.
     """
 
     end: str

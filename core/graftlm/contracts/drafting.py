@@ -1,7 +1,8 @@
 """The contract of a drafter, which predicts the next tokens of requests for speculative decoding.
 
-A step verifies drafts: the model computes them together with the latest token, and each is kept while it equals the
-token that is sampled at its position. A drafter therefore changes the speed and never the output. It needs no torch.
+A step verifies drafts: the model computes the drafted tokens together with the latest token. Drafted tokens are
+accepted up to the first one that differs from the token that is sampled at its position. A drafter therefore changes
+the speed and never the output. It needs no torch.
 
     request    ... the  cat | sat  on   the  sofa        drafted tokens after the latest token "cat"
     sampled                   sat  on   a                the first two are accepted, and "a" is sampled after them
@@ -21,12 +22,13 @@ __all__ = ["Draft", "DraftRequest", "Drafter", "DrafterContext"]
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """A request that tokens are drafted for.
+    """A request for which tokens are drafted.
 
     Attributes:
         row: identifies the request from its first draft until `Drafter.close`.
-        namespace: of its prefixes in the cache. A draft must not depend on tokens of other namespaces.
-        token_ids: int32 [n], its prompt and its output so far; a read-only view, valid during the call.
+        namespace: namespace of the request's prefixes in the cache. A draft must not depend on tokens of other
+            namespaces.
+        token_ids: int32 [n], the prompt and the output so far; a read-only view, valid during the call.
         limit: maximum length of the draft in tokens, at least 1.
     """
 
@@ -42,8 +44,8 @@ class Draft:
 
     Attributes:
         token_ids: int32 [m], at least one.
-        confidence: the drafter's estimate, from 0 to 1, of the probability that a token is right if those before it
-            are. The core compares it with what was accepted, so it need only order drafts.
+        confidence: estimated probability, from 0 to 1, that a drafted token is accepted if the tokens before it are.
+            The core calibrates confidences with the accepted tokens, so only their order matters.
     """
 
     token_ids: TokenIds
@@ -59,12 +61,12 @@ class DrafterContext:
     """The arguments of a drafter's `create`.
 
     Attributes:
-        continuation: returns up to that many tokens that follow a key in the prefix cache, int32; see
-            `PrefixCache.continuation`. It can be called once the engine has started.
+        continuation: function that returns up to a given number of tokens that follow a key in the prefix cache, int32;
+            see `PrefixCache.continuation`. It can be called once the engine has started.
         vocab_size: V; drafted ids are below it.
-        load_model: loads the checkpoint of a draft model, with a KV memory of up to that many tokens, on the engine's
-            device. It raises ConfigError if the vocabulary is another one than the served model's, or if the memory is
-            too large, and ModelError if the checkpoint cannot be used. The messages name the options `path` and
+        load_model: function that loads the checkpoint of a draft model at a path on the engine's device, with a KV memory
+            of up to a given number of tokens. It raises ConfigError if the vocabulary differs from the served model's or
+            the memory is too large, and ModelError if the checkpoint cannot be used. The messages name the options `path` and
             `kv_tokens`.
     """
 
@@ -80,15 +82,15 @@ class Drafter(ABC):
         - `propose` returns one entry per request, in their order.
         - A draft has at least one token and at most `limit`, all from 0 to V - 1, and a confidence from 0 to 1.
         - `token_ids` are only read, and not after the call.
-        - A draft depends on tokens of the request's own namespace only.
+        - A draft depends only on tokens of the request's namespace.
         - After `close`, a row may belong to another request, and drafts for it do not depend on the earlier one.
 
-    If `propose` raises or returns something else, the request goes on without this drafter.
+    If `propose` raises or breaks an invariant, the request continues without this drafter.
     """
 
     @property
     def is_expensive(self) -> bool:
-        """Whether `propose` takes a considerable part of a step's time; the core then asks only while that pays."""
+        """Whether `propose` takes a considerable part of a step's time. The core then calls it only while this pays."""
         return False
 
     @abstractmethod
@@ -96,4 +98,4 @@ class Drafter(ABC):
         """Return a draft for each request; None where the drafter has no prediction."""
 
     def close(self, row: int) -> None:
-        """Forget a request that has left its row."""
+        """Delete the state of a request that has left its row."""

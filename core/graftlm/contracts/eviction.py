@@ -8,19 +8,19 @@ __all__ = ["EvictionContext", "EvictionStrategy", "NodeStats"]
 
 @dataclass(slots=True, eq=False)
 class NodeStats:
-    """Statistics of one node, a cached run of tokens. The cache writes them, strategies read them.
+    """Statistics of one node, a cached run of tokens. The cache writes them; strategies read them.
 
-    A node has the same `NodeStats` object until its eviction. It hashes by identity, so it can be the key of per-node
-    state.
+    A node has the same `NodeStats` object until its eviction. The object hashes by identity, so it can be the key of
+    per-node state.
 
     Attributes:
         created: clock reading at the node's insertion, in seconds.
         last_access: clock reading at its latest insert or match, in seconds.
-        hits: number of matches that contained it. A request counts once, even if its prompt is prefilled in several
-            chunks.
+        hits: number of matches that contained the node. A request counts once, even if its prompt is prefilled in
+            several chunks.
         tokens: number of tokens in the node itself.
-        depth: number of tokens before it, from the start of the prompt.
-        priority: highest priority of the requests that used it; higher is more important.
+        depth: number of tokens before the node, from the start of the prompt.
+        priority: highest priority of the requests that used the node; higher is more important.
     """
 
     created: float
@@ -58,15 +58,15 @@ class EvictionStrategy(ABC):
     """Orders evictable leaves; the leaf with the lowest priority is evicted first.
 
     Invariants, each checked by `graftlm.testing.EvictionStrategyConformance`:
-        - `priority` is pure: it changes nothing, and two calls with unchanged stats and no hook call between them
-          return equal tuples.
+        - `priority` is pure: it changes nothing. Two calls return equal tuples if the stats are unchanged and no other
+          method was called in between.
         - All tuples that one strategy returns can be compared with each other.
-        - A node's priority changes only when its own stats change or a hook is called for it. (The cache relies on
-          this: it recomputes a node's priority after it touched the node, not at each eviction.)
+        - A node's priority changes only when its own stats change or `on_insert`, `on_hit` or `on_evict` is called for
+          it. The cache relies on this: it recomputes a node's priority when it changes the node, not at each eviction.
         - No method raises for any stats a cache can produce.
 
-    The cache calls `on_insert` first and `on_evict` last for each node, once each. A strategy that keeps per-node state
-    deletes it in `on_evict`.
+    For each node, the cache calls `on_insert` first and `on_evict` last, once each. A strategy that keeps per-node
+    state deletes it in `on_evict`.
     """
 
     @abstractmethod

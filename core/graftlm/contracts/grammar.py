@@ -1,4 +1,4 @@
-"""The contract of a grammar backend: specifications to compiled grammars to per-request matchers."""
+"""The contract of a grammar backend, which compiles specifications and creates a matcher for each request."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -41,7 +41,7 @@ class GrammarOptions(Options):
 
 
 class GrammarKind(str, Enum):
-    """The language a grammar specification is written in.
+    """The language of a grammar specification.
 
     `CHOICE` is a JSON list of up to `MAX_CHOICES` strings; the output is one of them. `STRUCTURAL_TAG` is a JSON object
     that describes free text with constrained parts:
@@ -50,10 +50,10 @@ class GrammarKind(str, Enum):
          "structures": [{"begin": "<function=get_weather>", "schema": {...}, "end": "</function>"}, ...],
          "at_least_one": false, "stop_after_first": false}
 
-    After a trigger, the output continues as one of the structures whose `begin` starts with that trigger: the rest of
-    `begin`, JSON that conforms to `schema` (or text that matches `regex`, if given instead), and `end`. Then text is
-    free again. Each `begin` starts with a trigger. With `at_least_one` the output starts with a structure. With
-    `stop_after_first` the output ends after the first structure.
+    After a trigger, the output continues as one of the structures whose `begin` starts with that trigger. It has the
+    rest of `begin`, then JSON that conforms to `schema`, then `end`. A structure may have `regex` instead of `schema`,
+    for text that matches it. After `end`, text is free again. Each `begin` starts with a trigger. With `at_least_one`
+    the output starts with a structure. With `stop_after_first` the output ends after the first structure.
     """
 
     JSON_SCHEMA = "json_schema"
@@ -68,8 +68,8 @@ class GrammarSpec:
     """A grammar specification as text. Equal specifications share one compilation.
 
     Attributes:
-        strict: whether a specification that cannot be enforced in full is refused. If False, only those keywords of a
-            JSON schema that cannot be enforced are left out; `check` returns them.
+        strict: whether a specification that cannot be enforced in full is refused. If False, the keywords of a JSON
+            schema that cannot be enforced are ignored; `check` returns them.
     """
 
     kind: GrammarKind
@@ -78,7 +78,7 @@ class GrammarSpec:
 
 
 def run_here(call: Callable[[], Any]) -> Any:
-    """Run a call and return what it returns."""
+    """Run a call and return its result."""
     return call()
 
 
@@ -90,8 +90,8 @@ class GrammarContext:
         tokenizer_json: the tokenizer as JSON of the `tokenizers` library.
         vocab_size: V, number of columns of the logits; may be larger or smaller than the tokenizer's vocabulary.
         stop_token_ids: tokens that end a complete output; at least one.
-        run_idle: runs a long native call that releases the GIL, with a priority that takes no CPU time from the step
-            loop; returns the call's result.
+        run_idle: function that runs a long native call and returns its result. The call must release the GIL; it has a
+            low priority and takes no CPU time from the step loop.
     """
 
     tokenizer_json: str
@@ -101,17 +101,16 @@ class GrammarContext:
 
 
 class GrammarMatcher(ABC):
-    """One request's state in a grammar. Used by one thread at a time.
+    """One request's state in a grammar. One thread at a time uses it.
 
     Invariants:
-        - A token whose bit `fill_bitmask` sets is accepted by `accept`; a token whose bit is clear is not.
-        - Stop tokens are allowed only where the output so far is complete. After one was accepted the matcher is
-          finished and allows no token.
+        - `accept` accepts a token if and only if `fill_bitmask` sets its bit.
+        - Stop tokens are allowed only where the output so far is complete. After a stop token was accepted, the matcher
+          is finished and allows no token.
         - Special tokens are never text: no grammar allows a special token that is not a stop token.
-        - After `rollback(n)` the matcher has the state from before the last n accepted tokens, which may include a stop
-          token.
+        - `rollback(n)` restores the state from before the last n accepted tokens, which may include a stop token.
         - `fill_bitmask`, `forced_text` and `forced_tokens` do not change the state.
-        - The caller owns the mask: a matcher keeps no view of it, and writes to it only during `fill_bitmask`.
+        - The caller owns the mask: a matcher stores no view of it, and writes to it only during `fill_bitmask`.
     """
 
     @abstractmethod
@@ -160,9 +159,10 @@ class GrammarBackend(ABC):
     """Compiles specifications.
 
     Invariants:
-        - `check` and `compile` may be called from several threads at once. The step loop never calls them.
+        - Several threads may call `check` and `compile` at the same time. The step loop never calls them.
         - A strict specification that cannot be enforced in full is refused, never partly ignored: every output that a
-          matcher accepts with a stop token conforms to the specification. (It need not accept all such outputs.)
+          matcher accepts with a stop token conforms to the specification. A matcher need not accept all conforming
+          outputs.
         - `check` returns the keywords of a non-strict specification that are not enforced.
         - `compile` refuses every specification that `check` refuses. Malformed specifications raise only
           `GrammarError`.
@@ -171,7 +171,7 @@ class GrammarBackend(ABC):
 
     @abstractmethod
     def check(self, spec: GrammarSpec) -> tuple[str, ...]:
-        """Refuse a specification if that is possible without compiling it; takes milliseconds.
+        """Check a specification as far as that is possible without compiling it; takes milliseconds.
 
         Returns: the path of each keyword that is not enforced, such as `$.items.uniqueItems`; empty if the
             specification is strict.
@@ -183,16 +183,17 @@ class GrammarBackend(ABC):
 
     @abstractmethod
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        """Compile a specification. Slow.
+        """Compile a specification; this may take long.
 
         Raises:
-            GrammarError: as for `check`.
+            GrammarError: the same cases as in `check`.
         """
 
     def fill_bitmasks(self, matchers: Sequence[GrammarMatcher], mask: NDArray[np.int32]) -> None:
         """Write the allowed tokens of matchers[i] to mask[i].
 
-        It runs in parallel with a step's forward pass. A backend that can use several threads overrides it.
+        The call runs in parallel with a step's forward pass. A backend that can use several threads overrides this
+        method.
 
         Args:
             matchers: matchers of this backend, each at most once.

@@ -28,13 +28,13 @@ class LogitsContext:
 
 
 class LogitsProcessor(ABC):
-    """Changes the logits of one request before sampling; created each time that the request is admitted.
+    """Changes the logits of one request before sampling. It is created at each admission of the request.
 
     Invariants, each checked by `graftlm.testing.LogitsProcessorConformance`:
-        - The result depends only on the arguments and the creation context: after a retraction the same tokens give the
-          same logits.
+        - The result depends only on the arguments and the creation context, so after a retraction the same tokens give
+          the same logits.
         - Processors of two requests are independent.
-        - Changes to the arrays after `process` returned do not change later results: a processor keeps copies, if any.
+        - Changes to the arrays after `process` returned do not affect later results: a processor stores only copies.
         - At least one logit is not -inf, and none is NaN.
     """
 

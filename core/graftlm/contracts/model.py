@@ -1,4 +1,4 @@
-"""The contract of a model: tokens to hidden states to logits, and loading of a checkpoint's weights."""
+"""The contract of a model, which computes hidden states and logits and loads a checkpoint's weights."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class ModelConfig:
         vocab_size: V, number of rows of the embedding.
         max_position_embeddings: longest context in tokens.
         eos_token_ids: tokens that end an output, from config.json and generation_config.json.
-        raw: all of config.json, without its quantization_config if the weights are decoded before they reach the model.
-            If `raw` has a quantization_config, the model refuses it or reads those weights itself.
+        raw: content of config.json, without its quantization_config if the weights are decoded before the model
+            receives them. If `raw` has a quantization_config, the model refuses it or decodes the weights itself.
     """
 
     architectures: tuple[str, ...]
@@ -61,7 +61,7 @@ class ModelCapabilities:
 
     Attributes:
         architectures: Hugging Face class names that it supports.
-        any_architecture: whether it is chosen for architectures that no provider names, which it may refuse.
+        any_architecture: whether the provider is chosen for architectures that no provider lists; it may refuse them.
     """
 
     architectures: tuple[str, ...] = ()
@@ -73,10 +73,10 @@ class ModelContext:
     """The arguments of a model's `create`.
 
     Attributes:
-        config: the checkpoint's.
-        device, dtype: of the parameters, which are created uninitialized.
-        context_len: upper limit of a request's tokens; None: config.max_position_embeddings.
-        code_folder: the checkpoint's folder, if the configuration allows Python code in it (`model.trust_remote_code`).
+        config: the checkpoint's configuration.
+        device, dtype: device and dtype of the parameters, which are created uninitialized.
+        context_len: maximum number of tokens of a request; None: config.max_position_embeddings.
+        code_folder: the checkpoint's folder if its Python code may run (`model.trust_remote_code`), else None.
     """
 
     config: ModelConfig
@@ -92,17 +92,17 @@ class Model(ABC):
     Invariants, each checked by `graftlm.testing.ModelConformance`:
         - A request's hidden states depend on its own tokens only, not on the rest of the batch (up to rounding).
         - A prompt that is prefilled in chunks gives the same hidden states as in one piece (up to rounding).
-        - `load_weights` sets every parameter or raises. A missing, unexpected or wrong-shaped tensor is an error that
-          names it. Tied weights need to be given once.
+        - `load_weights` sets every parameter or raises. A missing, unexpected or wrong-shaped tensor is an error with
+          the tensor's name. Tied weights are passed only once.
         - `attention_layers` lists every layer once, with `layer_id` counted from 0.
         - A model with a score head returns `num_labels`, and `score` returns that many numbers per text.
-        - It can be created on the meta device, where `load_weights` makes the same checks.
+        - A model can be created on the meta device, where `load_weights` makes the same checks.
     """
 
     @property
     @abstractmethod
     def attention_layers(self) -> Sequence[AttentionLayer]:
-        """The attention layers, by layer_id; they define the KV cache's layout."""
+        """The attention layers in order of layer_id; they define the KV cache's layout."""
 
     @abstractmethod
     def bind_attention(self, backend: AttentionBackend) -> None:
@@ -110,9 +110,9 @@ class Model(ABC):
 
     @abstractmethod
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """Return the final hidden states, [T, hidden], or [W, hidden] of `batch.wanted_idx`.
+        """Return the final hidden states, [T, hidden], or those of `batch.wanted_idx`, [W, hidden].
 
-        The backend has been prepared for this batch.
+        The attention backend was prepared for this batch.
         """
 
     @abstractmethod
@@ -124,8 +124,8 @@ class Model(ABC):
         """Copy a checkpoint's tensors to the parameters.
 
         Args:
-            weights: (name in the checkpoint, tensor), each read when the iteration reaches it; tensors may be
-                memory-mapped and of another dtype.
+            weights: pairs (name in the checkpoint, tensor). Each tensor is read when the iteration reaches it; it may
+                be memory-mapped and have another dtype.
 
         Raises:
             WeightError: a tensor is missing, unexpected or of the wrong shape.
@@ -138,10 +138,10 @@ class Model(ABC):
 
     @property
     def repeats_calls(self) -> bool:
-        """Whether `forward` makes the same calls for all decode batches of the same size, whatever their tensors hold.
+        """Whether `forward` makes the same calls for all decode batches of one size, for all values in the tensors.
 
-        If True, `forward` reads only `input_ids`, `positions` and `wanted_idx` (which is None) of the batch, reads no
-        value of a tensor in Python, keeps no tensor that it computed, and calls its own compiled kernels through
+        If True, `forward` reads only `input_ids`, `positions` and `wanted_idx` (which is None) of the batch. It reads
+        no value of a tensor in Python and stores no tensor that it computed. It calls its own compiled kernels through
         `graftlm.layers.call_native`. On a CPU its calls are then recorded once and replayed without its Python code.
         """
         return False
@@ -150,7 +150,7 @@ class Model(ABC):
     def selects_tokens(self) -> bool:
         """Whether `forward` uses `batch.wanted_idx`.
 
-        The last layer then computes what follows its attention for those tokens only: one token per prompt.
+        If True, the last layer computes only these tokens after its attention: one token per prompt.
         """
         return False
 
@@ -168,10 +168,10 @@ class Model(ABC):
         raise InvariantError(f"{type(self).__name__} has no head that scores texts")
 
     def update_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy some of a checkpoint's tensors to the parameters and keep the others.
+        """Copy some of a checkpoint's tensors to the parameters; leave the other parameters unchanged.
 
         Arguments and errors are those of `load_weights`, except that tensors may be missing. The default
-        implementation calls `load_weights` and so needs all tensors.
+        implementation calls `load_weights`, and therefore needs all tensors.
         """
         self.load_weights(weights)
 
@@ -188,5 +188,6 @@ class Model(ABC):
     def pack_weights(self) -> None:
         """Rearrange the loaded weights for the device's kernels; the default implementation does nothing.
 
-        Called after `load_weights`, unless the configuration has `model.prepack: false`. Loading again undoes it.
+        It is called after `load_weights`, unless the configuration has `model.prepack: false`. Another `load_weights`
+        undoes it.
         """

@@ -1,7 +1,8 @@
-"""The contract of a prefix cache: the map from token prefixes to the pages of their keys and values.
+"""The contract of a prefix cache, which maps token prefixes to the pages of their keys and values.
 
-A cache owns no tensors, never allocates a page and never returns a page to the pool: `evict` and `reset` return pages
-to the caller. A page is `page_size` consecutive tokens; only whole pages are cached. A cache need not import torch.
+A cache owns no tensors. It never allocates a page and never returns a page to the pool: `evict` and `reset` return
+pages to the caller. A page is `page_size` consecutive tokens; only whole pages are cached. A cache need not import
+torch.
 
     tokens    0 .......................................... len(key)
     pages     |  held by the cache  |  given by insert  | partial page: the caller's, never cached
@@ -49,9 +50,10 @@ class PrefixKey:
     """The key of a prefix.
 
     Attributes:
-        token_ids: int32 [n], C-contiguous. The caller may overwrite the array after the call: a cache stores copies of
-            tokens, also in `NodeView`, `CacheEvent` and pins.
-        namespace: keys of different namespaces (LoRA adapter, cache salt, tenant) never share pages.
+        token_ids: int32 [n], C-contiguous. The caller may overwrite the array after the call, so a cache stores copies
+            of tokens, also in `NodeView`, `CacheEvent` and pins.
+        namespace: namespace of the prefix, made of adapter and cache salt. Keys of different namespaces never share
+            pages.
         priority: the request's priority, for eviction strategies that use it.
     """
 
@@ -70,11 +72,11 @@ class PrefixHandle(Protocol):
 
 
 class ProbePlace(Protocol):
-    """The end of a probe, from which the next probe of the same key starts; opaque to callers."""
+    """The end of a probe, where the next probe of the same key starts; opaque to callers."""
 
     @property
     def num_pages(self) -> int:
-        """Number of pages that a match would have found at that time."""
+        """Number of pages that a match would have found at the time of the probe."""
         ...
 
 
@@ -88,7 +90,7 @@ class PrefixMatch:
     """The longest cached prefix of a key.
 
     Attributes:
-        handle: the end of the match; can be locked, and resumed from.
+        handle: the end of the match; callers can lock it, and resume a later match from it.
         pages: int32 [m], page ids from the resumed handle (or the start) to the end of the match.
     """
 
@@ -101,13 +103,13 @@ class InsertResult:
     """The result of `insert`, in pages counted from the start of the prompt.
 
     Attributes:
-        existing_pages: number of pages that the cache held before. The caller's copies of them are duplicates: the
-            caller frees them and uses `pages` instead.
-        cached_pages: the cache now owns the caller's pages from `existing_pages` up to here. The caller keeps the pages
-            after that: a cache may take fewer pages than offered, or none.
+        existing_pages: number of pages that were cached before. The caller's copies of them are duplicates: the caller
+            frees them and uses `pages` instead.
+        cached_pages: number of pages that are cached now. The cache owns the caller's pages from `existing_pages` to
+            `cached_pages`. The caller keeps the later pages: a cache may take fewer pages than offered, or none.
         handle: the place at `cached_pages`; not locked.
-        pages: int32 [cached_pages - given handle's num_pages], the page ids that the cache holds for the key past the
-            given handle. It may be the array that the caller passed.
+        pages: int32 [cached_pages - num_pages of the given handle], the cached page ids of the key after the given
+            handle. It may be the array that the caller passed.
     """
 
     existing_pages: int
@@ -124,10 +126,10 @@ class NodeView:
         node_id: unique in one cache object.
         parent_id: None for a node at the start of a prompt.
         token_ids: int32 [pages * page_size], this node's own tokens; read-only, and never a caller's array.
-        pages: int32, this node's own pages; likewise.
-        num_locks: number of handles that lock it.
-        num_pins: number of pins that end at it.
-        has_window: whether its pages have window pages; True if all layers share one memory.
+        pages: int32, this node's own pages; read-only, and never a caller's array.
+        num_locks: number of handles that lock the node.
+        num_pins: number of pins that end at the node.
+        has_window: whether the node's pages have window pages; True if all layers share one memory.
     """
 
     node_id: int
@@ -147,9 +149,9 @@ class CacheCapabilities:
 
     Attributes:
         reuses: whether a match can contain pages.
-        window: whether it can keep a page without its window page. Only then do sliding-window layers have their own
-            memory.
-        tiers: whether it is a `TieredPrefixCache`, which needs a `transfer`.
+        window: whether the cache can keep a page without its window page. Sliding-window layers have their own memory
+            only if this is True.
+        tiers: whether the cache is a `TieredPrefixCache`, which needs a `transfer`.
         granularity_tokens: prefixes are shared only in multiples of this many tokens (and of whole pages). `graftlm
             plugins check` uses it as `PrefixCacheConformance.granularity_tokens`.
     """
@@ -170,11 +172,12 @@ class CacheContext:
         clock: monotonic, in seconds; the only clock that a cache may read.
         on_event: called for every node that is inserted, split or evicted; None: no events are needed. See
             `CacheEvent`.
-        window: returns which pages have window pages; None if all layers share one memory.
-        transfer: copies pages to and from host memory. None for a cache without `tiers`, and for a tiered cache that
-            replaces a failed one when host memory or storage is not available again; it then has its device tier only.
-        create_storage: creates a storage from a storage provider's name, its options and the bytes of a block; None in
-            the same cases as `transfer`.
+        window: view that returns which pages have window pages; None if all layers share one memory.
+        transfer: copies pages to and from host memory. None for a cache without `tiers`. Also None for a tiered cache
+            that replaces a failed one, if host memory or storage is not available again; the new cache then has only
+            its device tier.
+        create_storage: function that creates a storage from a storage provider's name, its options and the bytes of a
+            block; None in the same cases as `transfer`.
     """
 
     page_size: int
@@ -193,31 +196,31 @@ class PrefixCache(ABC):
         - A match's pages are the pages that were inserted for exactly the matched tokens in that namespace. The match
           is page-aligned and the longest possible, in whole blocks if the cache declares a coarser granularity.
         - After an `insert(key, pages, handle)` that took all pages, `match(key)` returns `result.pages`.
-        - The caller owns the arrays that it passes: changing them after the call changes nothing in the cache or its
-          results.
-        - A page has one owner: it is in the cache, or was returned by `evict` or `reset`, never both.
+        - The caller owns the arrays that it passes: later changes to them change nothing in the cache or its results.
+        - A page has one owner: it is in the cache, or `evict` or `reset` returned it, never both.
         - `evictable_pages + locked_pages` is the number of pages of all nodes of `walk`.
         - `evict(n)` returns at least min(n, evictable_pages) pages (more if it evicts whole nodes), never a page on a
           locked path.
-        - Locks are counted: n locks of a handle need n unlocks. A path is locked while a handle on or below it is
+        - Locks are counted: n locks of a handle need n unlocks. A path is locked while a handle at its end or below is
           locked.
         - A locked handle stays valid and keeps its `num_pages`, also when other keys split its path.
         - A match from a resumed handle gives the same result as a match from the start, without the pages up to that
           handle.
         - `probe` and `probe_again` return the same result and change nothing: not recency, hits or structure.
-        - `continuation` changes nothing; the key followed by its result is the start of an inserted key of the
+        - `continuation` changes nothing; the key followed by the result is the start of an inserted key of the
           namespace.
         - Until its time is over, a pinned prefix is evicted only if no unpinned leaf is left; the pin that ends first
           is evicted first. Pinned pages count as evictable.
         - Namespaces never share pages.
         - Replaying all events (see `CacheEvent`) gives the tree that `walk` returns.
-        - `eviction_age_s`, if measured, is the time between the last use and the eviction of the node that was evicted
-          last.
+        - `eviction_age_s`, if measured, is the time between the last use and the eviction of the node that was last
+          evicted.
 
-    With a `WindowView`, a request can continue from a place only if the `reach_pages` pages before it (or all, if there
-    are fewer) have window pages. "The longest possible" match is then the longest for which this is true. `insert`
-    reads from the view whether a new page has a window page. If `insert` is offered a page with a window page for
-    tokens whose cached page has none, the cached page gets that window page: the caller moves it, the cache counts it.
+    With a `WindowView`, a request can continue from a place only if the `reach_pages` pages before the place (or all,
+    if there are fewer) have window pages. "The longest possible" match is then the longest for which this is true.
+    `insert` reads from the view whether a new page has a window page. If the cached page of some tokens has no window
+    page, and a page with a window page is offered for the same tokens, the cached page gets that window page: the
+    caller moves it, and the cache counts it.
     """
 
     @abstractmethod
@@ -226,11 +229,11 @@ class PrefixCache(ABC):
 
         Args:
             key: the tokens; a trailing partial page is ignored.
-            resume: a locked handle that is a prefix of the key; the match starts there and does not visit the nodes up
-                to it again.
+            resume: a locked handle that is a prefix of the key. The match starts at this handle and does not visit the
+                nodes up to it again.
 
-        Effects: updates recency and counts a hit in all nodes of the match (no hit in nodes up to a resumed handle);
-            may split a node. Locks nothing.
+        Effects: updates recency and counts a hit in all nodes of the match, but counts no hit in nodes up to a resumed
+            handle. It may split a node. It locks nothing.
         """
 
     @abstractmethod
@@ -241,10 +244,10 @@ class PrefixCache(ABC):
             key: the tokens; a trailing partial page is ignored.
             pages: int32 [p], page ids of the key's whole pages past `handle`:
                 p = len(token_ids) // page_size - handle.num_pages.
-            handle: a locked handle (or one just matched) that is a prefix of the key.
+            handle: a locked handle, or the handle of the latest match, that is a prefix of the key.
 
-        Effects: the cache owns the pages between `existing_pages` and `cached_pages` from now on; it frees nothing.
-            Locks do not change: the caller locks the returned handle and unlocks its old one. The ids in `pages` are
+        Effects: the cache becomes the owner of the pages between `existing_pages` and `cached_pages`; it frees nothing.
+            Locks do not change: the caller locks the returned handle and unlocks the old one. The ids in `pages` are
             copied.
         """
 
@@ -282,7 +285,7 @@ class PrefixCache(ABC):
 
     @property
     def eviction_age_s(self) -> float | None:
-        """Seconds between last use and eviction of the last evicted node; None before the first, or if not measured.
+        """Seconds between last use and eviction of the last evicted node; None before an eviction, or if not measured.
 
         A short age shows that the memory is too small: content that is evicted after seconds would have been reused.
         """
@@ -295,7 +298,7 @@ class PrefixCache(ABC):
     @property
     @abstractmethod
     def version(self) -> int:
-        """A number that increases whenever the result of a `probe` may have changed."""
+        """Counter that increases whenever the result of a `probe` may have changed."""
 
     @abstractmethod
     def probe(self, key: PrefixKey) -> int:
@@ -304,8 +307,8 @@ class PrefixCache(ABC):
     def probe_again(self, key: PrefixKey, place: ProbePlace | None) -> ProbePlace | None:
         """Probe from the end of the last probe of the same key.
 
-        The scheduler calls this for every waiting request after each change of `version`, so it should take O(1) if
-        nothing changed at that place. The default implementation probes from the start.
+        The scheduler calls this method for every waiting request after each change of `version`, so it should take O(1)
+        if nothing changed at that place. The default implementation probes from the start.
 
         Args:
             key: the tokens.
@@ -323,9 +326,9 @@ class PrefixCache(ABC):
             key: the tokens; they need not be whole pages.
             num_tokens: maximum number of tokens to return.
 
-        Returns: int32 [m]; tokens that were inserted after exactly this key in its namespace, the most recently used
-            ones where several follow. Empty if the key is not cached to its end, or nothing follows it. The default
-            implementation never finds a continuation.
+        Returns: int32 [m], tokens that were inserted after exactly this key in its namespace. If the key has several
+            continuations, the most recently used one is returned. The array is empty if the key is not cached to its
+            end, or nothing follows it. The default implementation never finds a continuation.
         """
         return _NO_TOKENS
 
@@ -334,13 +337,13 @@ class PrefixCache(ABC):
 
         Effects: updates recency as a match does, but counts no hit. Pinning the same key again restarts its time.
 
-        Returns: number of pinned pages; 0 if nothing of the key is cached, this cache does not support pins, or the
+        Returns: number of pinned pages; 0 if no page of the key is cached, this cache does not support pins, or the
             limit of pins is reached.
         """
         return 0
 
     def unpin(self, key: PrefixKey) -> bool:
-        """End a pin early. Returns: whether exactly this key was pinned."""
+        """Remove a pin before its time is over. Returns: whether exactly this key was pinned."""
         return False
 
     # The methods below are called only for a cache with the capability `window` and a `WindowView`.
@@ -362,7 +365,7 @@ class PrefixCache(ABC):
     def evict_window(self, num_pages: int) -> WindowEviction:
         """Evict at least `num_pages` unlocked window pages, or all of them if there are fewer.
 
-        A page may lose its window page and stay in the cache. It still serves the layers without a window, and prompts
-        that end more than a window after it.
+        A page may lose its window page and stay in the cache. Such a page still serves the layers without a window, and
+        prompts that continue for more than a window after it.
         """
         return WindowEviction(NO_PAGES, NO_PAGES)

@@ -1,7 +1,7 @@
 """The record with which a plugin offers an implementation (`Provider`), and the machine's properties (`Platform`).
 
-Creating a `Provider` imports nothing heavy; calling its `create` does. The registry validates providers once, when
-plugins are loaded. The engine calls `create` once, at assembly.
+Creating a `Provider` imports no heavy packages; its `create` may import them. The registry validates providers once,
+when plugins are loaded. The engine calls `create` once, at assembly.
 """
 
 from collections.abc import Callable, Iterable
@@ -29,13 +29,13 @@ class Options(BaseModel):
     def machine_obstacles(self) -> Iterable[tuple[str, str]]:
         """Yield (option, reason) for each option that this machine cannot satisfy; called by `config check`.
 
-        An example is a folder that is not writable. It must change nothing and return within a second.
+        An example is a folder that is not writable. This method must change nothing and return within a second.
         """
         return ()
 
 
 class NoOptions(Options):
-    """For providers that take no options."""
+    """The options of providers that have none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +60,18 @@ class Provider(Generic[T_co]):
     """One named implementation of one contract.
 
     Attributes:
-        name: the name in configuration files; unique in its family; lower case.
-        summary: one line for `graftlm plugins`.
+        name: the name in configuration files, in lower case; unique in its family.
+        summary: description for `graftlm plugins`, one line.
         api_version: the `API_VERSION` that this provider was written for, as a literal.
-        create: `create(options, context) -> T`; `options` is an instance of `options` below, `context` the
-            family's context dataclass. May import heavy packages. Called once per engine.
+        create: function `create(options, context) -> T`; `options` is an instance of `options` below, `context` the
+            family's context dataclass. It may import heavy packages. It is called once per engine.
         options: pydantic model of the provider's options in the configuration; a subclass of `Options`.
-        unavailable: returns why this provider cannot run on a platform (no CUDA, package missing), or None. It is cheap
-            and never raises.
+        unavailable: function that returns why this provider cannot run on a platform (no CUDA, package missing), or
+            None. It is cheap and never raises.
         capabilities: instance of the family's capabilities dataclass; core reads it instead of the implementation's
             type.
-        rank: `auto` selects the available provider with the highest rank, and among equal ranks the first by name.
+        rank: number that orders providers for `auto`, which selects the available provider with the highest rank. Among
+            equal ranks, the first by name is selected.
     """
 
     name: str

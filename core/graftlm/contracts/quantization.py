@@ -1,4 +1,4 @@
-"""The contract of a quantization: linear layers whose weights have fewer bits than in the checkpoint."""
+"""The contract of a quantization, which converts the weights of linear layers to fewer bits."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class LinearLayer:
     """A linear layer that may be quantized.
 
     Attributes:
-        name: its path in the model, such as "layers.0.mlp.gate_up".
-        projections: the checkpoint's names of its projections, in the order of its output, such as ("gate_proj",
-            "up_proj").
+        name: path of the layer in the model, such as "layers.0.mlp.gate_up".
+        projections: names of the layer's projections in the checkpoint, in the order of the layer's output, such as
+            ("gate_proj", "up_proj").
         in_features: K.
-        out_features: N, of all projections together.
+        out_features: N, the sum over all projections.
     """
 
     name: str
@@ -44,8 +44,8 @@ class QuantizationCapabilities:
     """What a quantization supports; core reads it before creation.
 
     Attributes:
-        devices: torch device types that it runs on.
-        dtypes: names of the activation dtypes that it supports; None: all.
+        devices: supported torch device types.
+        dtypes: names of the supported activation dtypes; None: all.
     """
 
     devices: tuple[str, ...] = ("cpu",)
@@ -58,7 +58,7 @@ class LinearKernel(ABC):
     @property
     @abstractmethod
     def num_bytes(self) -> int:
-        """Memory of the weights in bytes, scales and other metadata included."""
+        """Size of the weights in bytes, scales and other metadata included."""
 
     @abstractmethod
     def __call__(self, x: Tensor) -> Tensor:
@@ -70,24 +70,24 @@ class LinearKernel(ABC):
 
 
 class Quantization(ABC):
-    """Converts linear layers, one after the other, after a checkpoint was loaded.
+    """Converts linear layers one by one after a checkpoint was loaded.
 
     Invariants, each checked by `graftlm.testing.QuantizationConformance`:
         - A layer for which `obstacle` returns None can be converted.
         - A kernel computes x W^T + bias for any number of rows, where W are its `decoded` weights, up to rounding.
         - The decoded weights are close to the original weight.
         - A converted layer takes less memory than its bfloat16 weight.
-        - A kernel keeps no reference to the original weight, which may be freed or overwritten.
+        - A kernel stores no reference to the original weight, which may be freed or overwritten later.
         - Conversion changes neither weight nor bias, and is deterministic.
     """
 
     @abstractmethod
     def obstacle(self, layer: LinearLayer) -> str | None:
-        """Return why a layer is not converted (its sizes, its purpose); None if it can be converted."""
+        """Return the reason why a layer is not converted, such as its sizes; None if it can be converted."""
 
     @abstractmethod
     def convert(self, weight: Tensor, bias: Tensor | None) -> LinearKernel:
-        """Return the kernel that computes a layer from now on.
+        """Convert a layer, and return the kernel that computes it from now on.
 
         Args:
             weight: [N, K], on the context's device and in its dtype, of a layer without an obstacle.

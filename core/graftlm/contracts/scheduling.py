@@ -15,7 +15,7 @@ class PrefixGroup(Protocol):
         ├─ group       num_tokens 180, num_waiting 3: its first 100 tokens are the parent's
         └─ (2 requests that share only the parent's 100 tokens)
 
-    Groups compare and hash by identity. They may change after `order` returned.
+    Groups compare and hash by identity. They may change after `order` has returned.
     """
 
     @property
@@ -44,32 +44,32 @@ class WaitingRequest(Protocol):
 
     @property
     def arrival_s(self) -> float:
-        """Clock reading at its arrival, in seconds."""
+        """Clock reading at the request's arrival, in seconds."""
         ...
 
     @property
     def priority(self) -> int:
-        """Higher is more important."""
+        """Priority of the request; higher is more important."""
         ...
 
     @property
     def num_tokens(self) -> int:
-        """Tokens to prefill before it samples: its prompt, and after a retraction also its output so far."""
+        """Number of tokens to prefill before sampling: the prompt, and after a retraction also the output so far."""
         ...
 
     @property
     def max_new_tokens(self) -> int:
-        """Number of tokens that it may still generate."""
+        """Maximum number of tokens that the request may still generate."""
         ...
 
     @property
     def cached_tokens(self) -> int:
-        """Number of its tokens that the prefix cache holds now. Computed on first access, then stored."""
+        """Number of the request's tokens that the prefix cache has now. It is computed on first access, then stored."""
         ...
 
     @property
     def group(self) -> PrefixGroup | None:
-        """The smallest group that contains it, cached or not; None if no waiting request shares a prefix with it."""
+        """The smallest group that contains the request, cached or not; None if no waiting request shares a prefix."""
         ...
 
 
@@ -78,7 +78,7 @@ class SchedulingContext:
     """The arguments of a policy's `create`.
 
     Attributes:
-        seed: of the random numbers, for policies that draw some.
+        seed: seed of the random numbers of policies that draw some.
     """
 
     seed: int = 0
@@ -89,7 +89,7 @@ class Preemption:
     """The condition under which a waiting request preempts a running one.
 
     Attributes:
-        min_difference: minimum difference by which its priority must be higher; at least 1.
+        min_difference: minimum difference of the two priorities; at least 1.
     """
 
     min_difference: int = 1
@@ -99,7 +99,7 @@ class SchedulingPolicy(ABC):
     """Orders the waiting requests.
 
     Core sorts by request priority first. Core also limits the waiting time (ageing): a request that later arrivals have
-    overtaken for `max_wait_s` is admitted first. Core performs preemption; a policy only sets whether and when.
+    overtaken for `max_wait_s` is admitted first. Core performs preemption; a policy only sets its condition.
 
     Invariants, each checked by `graftlm.testing.SchedulingPolicyConformance`:
         - `order` returns a permutation of its input as a new list, and changes nothing.
@@ -110,7 +110,8 @@ class SchedulingPolicy(ABC):
     #: reorder.
     max_wait_s: float | None = None
 
-    #: When a waiting request without a free row or pages retracts less important running requests; None: never.
+    #: Condition under which a waiting request without a free row or pages retracts less important requests; None:
+    #: never.
     preemption: Preemption | None = None
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""The contract of a KV storage: blocks of keys and values outside the engine's memory, by content hash."""
+"""The contract of a KV storage, which stores blocks of keys and values outside the engine's memory, by content hash."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ class StorageContext:
     """The arguments of a storage's `create`.
 
     Attributes:
-        fingerprint: identifies model weights, dtype and layout; blocks of another fingerprint are foreign. Any length.
+        fingerprint: identifier of model weights, dtype and layout, of any length; blocks of another fingerprint are
+            foreign.
         block_bytes: size of every block in bytes.
     """
 
@@ -30,13 +31,13 @@ class StorageStats:
     """The storage's counters since its creation, and its content.
 
     Attributes:
-        num_blocks, num_bytes: held now, as counted by this storage.
-        hits, misses: results of `get`; a damaged block is a miss.
-        stored: blocks written by `put`.
-        evicted: blocks removed to stay within a size limit.
-        corrupt: blocks dropped because their checksum or length was wrong.
-        foreign: blocks dropped because they belong to another model or format.
-        failures: reads and writes that failed on the medium (full, gone, forbidden).
+        num_blocks, num_bytes: number of blocks and bytes that are stored now, as counted by this storage.
+        hits, misses: numbers of `get` calls that found a block, and that did not; a damaged block is a miss.
+        stored: number of blocks that `put` wrote.
+        evicted: number of blocks that were removed to stay within a size limit.
+        corrupt: number of blocks that were dropped because their checksum or length was wrong.
+        foreign: number of blocks that were dropped because they belong to another model or format.
+        failures: number of reads and writes that failed on the medium (full, gone, forbidden).
     """
 
     num_blocks: int = 0
@@ -51,28 +52,28 @@ class StorageStats:
 
 
 class KVStorage(ABC):
-    """A map from content hashes to blocks of bytes, which outlives the engine and may be shared by several engines.
+    """A map from content hashes to blocks of bytes. It outlives the engine, and several engines may share it.
 
-    A block's key is a chained hash of its namespace and of all tokens up to its end. So equal keys mean equal content,
-    and blocks are never changed.
+    A block's key is a chained hash of its namespace and of all tokens up to its end. Equal keys therefore mean equal
+    content, and blocks are never changed.
 
     Invariants, each checked by `graftlm.testing.KVStorageConformance`:
         - `get` fills `out` with exactly the data that was `put` for that key, or returns False. Damage (a flipped byte,
           a torn write, a truncated, foreign or missing file) is a miss, is counted, and the block is dropped.
         - No method raises for a failure of the medium (full, slow, read-only, deleted while in use). Failures are
           counted.
-        - Methods may be called from several threads at once.
-        - A new storage over the same medium with the same fingerprint has the blocks that were stored before.
+        - Several threads may call methods at the same time.
+        - A new storage on the same medium with the same fingerprint has the blocks that were stored before.
         - Two fingerprints on one medium never share a block.
         - A size limit holds after every `put`.
     """
 
     @abstractmethod
     def contains(self, keys: Sequence[bytes]) -> int:
-        """Return how many of the first keys are held; the count ends at the first missing key.
+        """Return the number of keys before the first key whose block is missing.
 
-        The result may be wrong (another process removes blocks, a block is damaged): only the result of `get` is
-        reliable.
+        The result may be wrong, because another process may remove blocks, or a block may be damaged. Only the result
+        of `get` is reliable.
         """
 
     @abstractmethod
@@ -86,7 +87,7 @@ class KVStorage(ABC):
     def put(self, key: bytes, data: NDArray[np.uint8]) -> bool:
         """Store one block, uint8 [block_bytes], contiguous. The write is atomic, also in a crash.
 
-        Returns: whether the block is held now. A block that is held already is not written again.
+        Returns: whether the block is stored now. A block that was stored before is not written again.
         """
 
     @abstractmethod

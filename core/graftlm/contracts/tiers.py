@@ -1,4 +1,4 @@
-"""The contract of a prefix cache with tiers below the device's memory: host memory and storage.
+"""The contract of a prefix cache with two tiers below the device's memory: host memory and storage.
 
 device    |== matched ==|
 host      |=============|== found: loaded into the request's pages, then inserted ==|
@@ -20,7 +20,7 @@ __all__ = ["LoadOffer", "LoadedPages", "PrefetchTicket", "TieredPrefixCache"]
 
 
 class LoadOffer(Protocol):
-    """The pages of a key past its match that lower tiers hold; they keep them until `load` or `decline`."""
+    """Pages of a key that follow its match and are in lower tiers. The tiers keep them until `load` or `decline`."""
 
     @property
     def num_pages(self) -> int:
@@ -42,28 +42,28 @@ class PrefetchTicket(Protocol):
         ...
 
     def when_done(self, callback: Callable[[], None]) -> None:
-        """Call `callback` from any thread when the prefetch is complete; at once if it already is."""
+        """Call `callback` from any thread when the prefetch is complete; immediately if it already is."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedPages:
-    """Numbers of pages by source: `storage` pages were prefetched and are used for the first time."""
+    """Numbers of loaded pages by source. `storage` counts the prefetched pages that are used for the first time."""
 
     host: int = 0
     storage: int = 0
 
 
 class TieredPrefixCache(PrefixCache):
-    """A prefix cache that also keeps the content of pages in lower tiers, and can load it back.
+    """A prefix cache that also stores the content of pages in lower tiers, and can load it back.
 
     Invariants:
-        - Its methods of `PrefixCache` concern the device tier only, and all invariants of `PrefixCache` hold for it.
-        - `load` restores the content of the pages that were passed to `store` for exactly these tokens, in that
+        - The methods of `PrefixCache` concern the device tier only, and all invariants of `PrefixCache` hold.
+        - `load` restores the content of pages that were passed to `store` for exactly these tokens, in the same
           namespace, with the same model; anything else is a miss. Loading an offer never fails.
-        - `evict` queues copies of the content that lower tiers must keep before it returns the pages.
-        - Lower tiers may lose any content at any time, except offered pages; no method raises because of that.
-        - All methods are called by one thread, and none waits for storage.
+        - Before `evict` returns pages, it queues copies of the content that lower tiers must keep.
+        - Lower tiers may lose any content at any time, except offered pages; no method raises for this reason.
+        - One thread calls all methods, and no method waits for storage.
     """
 
     @abstractmethod
@@ -72,15 +72,15 @@ class TieredPrefixCache(PrefixCache):
 
         Args:
             key: the tokens, whole pages.
-            pages: int32 [len(key) // page_size], the device tier's pages from the start of the key; written by steps
-                that were planned before, or by the step that is being planned.
+            pages: int32 [len(key) // page_size], the device tier's pages from the start of the key. They are written by
+                steps that were planned before, or by the step that is being planned.
         """
 
     @abstractmethod
     def find(self, key: PrefixKey, num_pages: int) -> LoadOffer | None:
-        """Return the pages of a key that host memory holds after the first `num_pages` pages; None if there are none.
+        """Return an offer of the pages in host memory that follow a key's first `num_pages` pages; None if none do.
 
-        It is called once per admitted request, so caches may count uses here.
+        This method is called once per admitted request, so caches may count uses in it.
         """
 
     @abstractmethod
@@ -97,7 +97,7 @@ class TieredPrefixCache(PrefixCache):
 
     @abstractmethod
     def release(self, ticket: PrefetchTicket) -> None:
-        """Stop a prefetch and allow eviction of its blocks: its request was admitted or has ended."""
+        """Stop a prefetch whose request was admitted or has ended, and allow the eviction of its blocks."""
 
     @abstractmethod
     def copied(self, copies: StepCopies) -> None:
@@ -105,7 +105,7 @@ class TieredPrefixCache(PrefixCache):
 
     @abstractmethod
     def copies_lost(self, copies: StepCopies) -> None:
-        """Handle the failure of copies that were queued before: their targets are undefined."""
+        """Handle the failure of copies that were queued before. The content of their targets is undefined."""
 
     @abstractmethod
     def flush(self) -> None:
@@ -114,19 +114,19 @@ class TieredPrefixCache(PrefixCache):
     @property
     @abstractmethod
     def tier_stats(self) -> TierStats:
-        """Counters of the lower tiers."""
+        """Return the counters of the lower tiers."""
 
     @abstractmethod
     def close(self) -> None:
         """Finish writes to storage and release it. No other method is called afterwards.
 
-        Effects: it returns when all blocks are written, or when a storage makes no progress.
+        Effects: returns when all blocks are written, or when a storage makes no progress.
         """
 
     def abandon(self) -> None:
-        """Release host memory and storage at once; called instead of `close` after a failure of the cache or its user.
+        """Release host memory and storage immediately; called instead of `close` after the cache or its user failed.
 
-        Effects: a new cache with as much host memory may be created afterwards. It is called in a separate thread,
-            and the caller waits only briefly.
+        Effects: a new cache with the same amount of host memory may be created afterwards. The method runs in a
+            separate thread, and the caller waits only briefly.
         """
         self.close()

@@ -1,4 +1,4 @@
-"""The contract of KV transfers: block copies between device and host memory for a cache with lower tiers."""
+"""The contract of KV transfers, which copy blocks between device and host memory for a cache with lower tiers."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class BlockCopy:
 class StepCopies:
     """Copies that run with one step.
 
-    Early copies finish before the step's forward pass begins. The others run in parallel with it. All finish with the
-    step. The tuples run in the order of the attributes below, and each tuple in its own order.
+    Early copies finish before the step's forward pass begins. The other copies run in parallel with it. All copies
+    finish with the step. The tuples run in the order of the attributes below, and each tuple in its own order.
 
     Attributes:
-        early_stores: from pages that the step, or one of these loads, overwrites.
-        early_loads: into pages that the step writes later.
-        loads: host to device. A layer's attention waits only for the loads of that layer.
-        stores: device to host.
+        early_stores: copies from pages that the step, or one of these loads, overwrites.
+        early_loads: copies into pages that the step writes later.
+        loads: copies from host to device. A layer's attention waits only for the loads of that layer.
+        stores: copies from device to host.
     """
 
     early_stores: tuple[BlockCopy, ...] = ()
@@ -51,8 +51,8 @@ class StepCopies:
 class KVTransfer(Protocol):
     """Copies blocks of pages between device and host memory, ordered with the steps.
 
-    A block is whole pages of consecutive tokens. Its bytes are contiguous: for every layer the keys of its tokens,
-    [tokens, H_kv, D], then their values. The bytes do not depend on the page size.
+    A block is a number of whole pages of consecutive tokens. Its bytes are contiguous: for every layer, first the keys
+    of the tokens, [tokens, H_kv, D], then their values. The bytes do not depend on the page size.
 
     Copies are queued while the scheduler plans or commits, and run with the next planned step. When that step is
     committed, `TieredPrefixCache.copied` or `copies_lost` is called.
@@ -60,7 +60,7 @@ class KVTransfer(Protocol):
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one page's keys and values in all layers."""
+        """Number of bytes of one page's keys and values in all layers."""
         ...
 
     @property
@@ -69,14 +69,15 @@ class KVTransfer(Protocol):
         ...
 
     def allocate(self, num_blocks: int, pages_per_block: int) -> NDArray[np.uint8]:
-        """Allocate host memory for blocks, in place of this transfer's earlier memory.
+        """Allocate host memory for blocks; it replaces this transfer's earlier memory.
 
-        Returns: uint8 [num_blocks, block_bytes]; `BlockCopy.slot` is the first index. Pinned if the device is CUDA.
+        Returns: uint8 [num_blocks, block_bytes]; `BlockCopy.slot` is the first index. The memory is pinned if the
+            device is CUDA.
         """
         ...
 
     def store(self, copy: BlockCopy) -> None:
-        """Queue a copy of pages from the device; steps planned so far, or the one being planned, write these pages."""
+        """Queue a copy of pages that earlier planned steps, or the step that is being planned, write on the device."""
         ...
 
     def store_now(self, copy: BlockCopy) -> None:
@@ -88,5 +89,5 @@ class KVTransfer(Protocol):
         ...
 
     def hurry(self, pages: PageIds) -> None:
-        """Run the queued stores of pages that are being evicted with the step that is being planned."""
+        """Let the queued stores of pages that are being evicted run with the step that is being planned."""
         ...

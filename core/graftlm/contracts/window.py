@@ -14,11 +14,11 @@ __all__ = ["WindowEviction", "WindowView"]
 
 
 class WindowView(Protocol):
-    """Returns which pages have a window page: keys and values of the layers with a sliding window."""
+    """A view that returns which pages have a window page (keys and values of the layers with a sliding window)."""
 
     @property
     def reach_pages(self) -> int:
-        """Number of pages before a match's end that need a window page, so that a request can continue there."""
+        """Number of pages before the end of a match that need window pages so that a request can continue there."""
         ...
 
     def holds(self, pages: PageIds) -> NDArray[np.bool_]:
@@ -31,8 +31,8 @@ class WindowEviction:
     """The pages that a cache evicted to free window pages; the caller frees them.
 
     Attributes:
-        pages: int32, pages that left the cache; the caller frees their window pages too, if they have any.
-        window_pages: int32, pages that stay in the cache and lose only their window page.
+        pages: int32, ids of pages that left the cache; the caller frees their window pages too, if they have any.
+        window_pages: int32, ids of pages that stay in the cache and lose only their window page.
     """
 
     pages: PageIds
