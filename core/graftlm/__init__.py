@@ -199,7 +199,7 @@ _HOME = {
 }
 
 
-load_openmp()  # before PyTorch loads its own
+load_openmp()  # before PyTorch loads its own OpenMP runtime
 enable_huge_pages()
 
 

@@ -3,11 +3,11 @@
     GraftlmError
     ├── ConfigError                    a configuration is wrong; has file, line, dotted path, nearest valid name
     ├── PluginError                    a plugin or provider cannot be used
-    │   ├── PluginLoadError            importing or registering it failed
-    │   ├── ApiVersionError            it was built for another plugin API version
+    │   ├── PluginLoadError            importing or registering a plugin failed
+    │   ├── ApiVersionError            a provider was built for another plugin API version
     │   ├── DuplicateProviderError     two distributions provide the same name
     │   ├── UnknownProviderError       no distribution provides the name
-    │   └── ProviderUnavailableError   it exists, but cannot run on this machine
+    │   └── ProviderUnavailableError   the provider exists, but cannot run on this machine
     ├── ModelError                     a checkpoint cannot be used
     │   ├── CheckpointError            a file is missing, truncated or malformed
     │   ├── WeightError                a tensor is missing, unexpected or of the wrong shape
@@ -16,22 +16,22 @@
     ├── RequestError                   one request fails; others continue
     │   ├── SamplingParamsError
     │   ├── GrammarError               a JSON schema, regular expression or grammar is malformed or not enforceable
-    │   ├── AdapterNotFoundError       its adapter is not loaded; has the loaded adapters
-    │   ├── InvalidPromptError         empty, or a token id outside the vocabulary
-    │   ├── PromptTooLongError         longer than the model's context
-    │   ├── NeverFitsError             needs more KV pages than the engine has
-    │   ├── QueueFullError             back-pressure: max_queued_requests are waiting
-    │   ├── UnsupportedFeatureError    needs a feature that this engine was not assembled with
-    │   ├── RequestTimeoutError        it was aborted after its maximum time
-    │   └── RequestFailedError         it failed while running: bad logits, a failed step
-    ├── EngineError                    the engine itself
-    │   ├── EngineClosedError
+    │   ├── AdapterNotFoundError       the request's adapter is not loaded; has the loaded adapters
+    │   ├── InvalidPromptError         the prompt is empty, or has a token id outside the vocabulary
+    │   ├── PromptTooLongError         the prompt is longer than the model's context
+    │   ├── NeverFitsError             the request needs more KV pages than the engine has
+    │   ├── QueueFullError             max_queued_requests requests are already waiting (back-pressure)
+    │   ├── UnsupportedFeatureError    the request needs a feature that this engine was not assembled with
+    │   ├── RequestTimeoutError        the request was aborted after its maximum time
+    │   └── RequestFailedError         the request failed while running: bad logits, a failed step
+    ├── EngineError                    the engine itself failed
+    │   ├── EngineClosedError          the engine was closed
     │   ├── GraphCaptureError          a model or an attention backend cannot be captured in a CUDA graph
     │   ├── UnavailableError           a server process is down, starting or draining; try again later
     │   └── InvariantError             the engine's own state is inconsistent; has the owner
     └── ProgramError                   an LM program failed; has the program's line; `__cause__` is the reason
-        ├── ProgramCancelledError      its run was cancelled
-        └── TraceError                 it cannot be traced; has the line that needs a value
+        ├── ProgramCancelledError      the program's run was cancelled
+        └── TraceError                 the program cannot be traced; has the line that needs a value
 
 Raise the most specific class; catch the class that you can handle.
 """
@@ -76,7 +76,7 @@ __all__ = [
 ]
 
 
-#: Limits of a message's text, which may contain a client's input of any length.
+#: Limits of an error message, which may contain a client's input of any length.
 _MAX_LINE_CHARS: Final = 2000
 _MAX_LINES: Final = 100
 
@@ -143,7 +143,8 @@ class RequestError(GraftlmError, ValueError):
     """One request fails; others continue.
 
     Attributes:
-        param: the wrong argument, which is the field of the same name over HTTP; None if it is not a single argument.
+        param: name of the wrong argument, or of the same field over HTTP; None if the error is not about a single
+            argument.
     """
 
     def __init__(self, message: str = "", *, param: str | None = None) -> None:
@@ -156,7 +157,7 @@ class SamplingParamsError(RequestError):
 
 
 class GrammarError(RequestError):
-    """A JSON schema, regular expression or grammar is malformed, or contains what the backend cannot enforce."""
+    """A JSON schema, regular expression or grammar is malformed, or the backend cannot enforce it in full."""
 
 
 class AdapterNotFoundError(RequestError):
@@ -208,7 +209,7 @@ class GraphCaptureError(EngineError):
 
 
 class InvariantError(EngineError):
-    """The engine's own state is inconsistent; the message has the owner."""
+    """The engine's own state is inconsistent; the message has the owner of the state."""
 
 
 class ProgramError(GraftlmError, RuntimeError):
@@ -224,7 +225,7 @@ class ProgramError(GraftlmError, RuntimeError):
         self.lineno = lineno
 
     def again(self) -> Self:
-        """Return a copy, for another place that raises it."""
+        """Return a copy, to be raised at another place."""
         error = type(self)(str(self), self.filename, self.lineno)
         error.__cause__ = self.__cause__
         return error

@@ -40,22 +40,22 @@ def provide_attention_backends() -> Iterable[Provider[AttentionBackend]]:  # typ
 
 @hookspec
 def provide_prefix_caches() -> Iterable[Provider[PrefixCache]]:  # type: ignore[empty-body]
-    """Provide prefix caches;  `create(options, CacheContext)`, `capabilities` a `CacheCapabilities`."""
+    """Provide prefix caches; `create(options, CacheContext)`, `capabilities` a `CacheCapabilities`."""
 
 
 @hookspec
 def provide_eviction_strategies() -> Iterable[Provider[EvictionStrategy]]:  # type: ignore[empty-body]
-    """Provide eviction strategies;  `create(options, EvictionContext)`."""
+    """Provide eviction strategies; `create(options, EvictionContext)`."""
 
 
 @hookspec
 def provide_grammar_backends() -> Iterable[Provider[GrammarBackend]]:  # type: ignore[empty-body]
-    """Provide grammar backends;  `create(options, GrammarContext)`."""
+    """Provide grammar backends; `create(options, GrammarContext)`."""
 
 
 @hookspec
 def provide_models() -> Iterable[Provider[Model]]:  # type: ignore[empty-body]
-    """Provide model architectures;  `create(options, ModelContext)`, `capabilities` a `ModelCapabilities`."""
+    """Provide model architectures; `create(options, ModelContext)`, `capabilities` a `ModelCapabilities`."""
 
 
 @hookspec
@@ -65,12 +65,12 @@ def provide_quantizations() -> Iterable[Provider[Quantization]]:  # type: ignore
 
 @hookspec
 def provide_scheduling_policies() -> Iterable[Provider[SchedulingPolicy]]:  # type: ignore[empty-body]
-    """Provide scheduling policies;  `create(options, SchedulingContext)`."""
+    """Provide scheduling policies; `create(options, SchedulingContext)`."""
 
 
 @hookspec
 def provide_drafters() -> Iterable[Provider[Drafter]]:  # type: ignore[empty-body]
-    """Provide drafters for speculative decoding;  `create(options, DrafterContext)`."""
+    """Provide drafters for speculative decoding; `create(options, DrafterContext)`."""
 
 
 @hookspec
@@ -80,7 +80,7 @@ def provide_kv_storages() -> Iterable[Provider[KVStorage]]:  # type: ignore[empt
 
 @hookspec
 def provide_logits_processors() -> Iterable[Provider[LogitsProcessor]]:  # type: ignore[empty-body]
-    """Provide logits processors, which requests select; `create(options, LogitsContext)` for each request."""
+    """Provide logits processors, which requests select; `create(options, LogitsContext)` is called per request."""
 
 
 @hookspec
@@ -95,12 +95,12 @@ def provide_reasoning_formats() -> Iterable[Provider[ReasoningFormat]]:  # type:
 
 @hookspec
 def request_finished(record: RequestRecord) -> None:
-    """Observe a request that ended for any reason. Looked up once, at assembly; exceptions are logged."""
+    """Observe a request that ended for any reason. Hooks are looked up once, at assembly; exceptions are logged."""
 
 
 @hookspec
 def step_finished(record: StepRecord) -> None:
-    """Observe a committed step. Looked up once, at assembly; without implementations it costs nothing."""
+    """Observe a committed step. Hooks are looked up once, at assembly; without implementations this costs nothing."""
 
 
 @hookspec

@@ -1,4 +1,4 @@
-"""From prompts and sampling parameters to requests: every check that needs no device."""
+"""Makes requests from prompts and sampling parameters, with all checks that need no device."""
 
 import reprlib
 import secrets
@@ -33,22 +33,22 @@ __all__ = ["MAX_TTL_S", "Intake", "IntakeLimits", "check_ttl", "completion_seed"
 
 _MAX_SEED = 2**63 - 1
 
-#: Seconds that a prefix may be pinned for at most: 31 years.
+#: Maximum time in seconds for which a prefix may be pinned (31 years).
 MAX_TTL_S = 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class IntakeLimits:
-    """What a request may be.
+    """The limits of a request.
 
     Attributes:
-        vocab_size: token ids are below it.
-        context_len: tokens of prompt and output together at most.
-        memory_tokens: tokens that the KV memory holds.
-        eos_token_ids: tokens that end an answer.
-        logits_processors: names a request may use.
-        generates: whether the model has an output projection that was trained.
-        num_labels: numbers that its score head gives for a text; None: it has no such head.
+        vocab_size: size of the vocabulary; token ids are smaller.
+        context_len: maximum number of tokens of prompt and output together.
+        memory_tokens: number of tokens that fit into the KV memory.
+        eos_token_ids: tokens that end an output.
+        logits_processors: names of the logits processors that a request may use.
+        generates: whether the model has a trained output projection.
+        num_labels: number of values that the model's score head returns per text; None: it has no score head.
     """
 
     vocab_size: int
@@ -61,7 +61,7 @@ class IntakeLimits:
 
 
 class Intake:
-    """Turns what a user asks into requests that the scheduler can trust."""
+    """Checks users' prompts and parameters, and makes valid requests for the scheduler."""
 
     def __init__(
         self,
@@ -71,11 +71,11 @@ class Intake:
         grammars: Grammars | None = None,
         adapters: AdapterCatalog | None = None,
     ) -> None:
-        """Take what requests are made with.
+        """Create an intake.
 
         Args:
-            grammars: enforces what they ask for; None refuses requests under a grammar.
-            adapters: finds theirs; None refuses requests with one.
+            grammars: compiles the grammars of requests; None: requests with a grammar are refused.
+            adapters: finds the adapters of requests; None: requests with an adapter are refused.
         """
         self.limits = limits
         self._grammars = grammars
@@ -87,12 +87,12 @@ class Intake:
         """Return a prompt as int32 [n].
 
         Args:
-            pooling: as of `request`.
+            pooling: how the request is pooled; None: it generates tokens.
 
         Raises:
-            UnsupportedFeatureError: the model cannot do what is asked of the prompt.
-            InvalidPromptError: it is empty, not made of integers, or holds an id outside the vocabulary.
-            PromptTooLongError: it leaves no room for output; an embedding needs none.
+            UnsupportedFeatureError: the model does not support this use of the prompt.
+            InvalidPromptError: the prompt is empty, not made of integers, or contains an id outside the vocabulary.
+            PromptTooLongError: the prompt leaves no room for output; an embedding needs none.
         """
         self._check_able(pooling)
         prompt = _as_array(token_ids)
@@ -109,18 +109,18 @@ class Intake:
                 f"this model's maximum context length is {self.limits.context_len} tokens{share}; the prompt has "
                 f"{len(prompt)} tokens. Shorten the prompt."
             )
-        return prompt.astype(np.int32)  # a copy: the caller may change its own
+        return prompt.astype(np.int32)  # a copy: the caller may change its own array
 
     def check_params(self, params: SamplingParams) -> tuple[SamplingParams, tuple[str, ...]]:
-        """Check what sampling parameters alone do not know.
+        """Check sampling parameters against the model and the engine.
 
-        Returns: the parameters, which now name the grammar backend that was found for them; and the keywords of their
-            JSON schema, with paths, that are not enforced because `strict` is False.
+        Returns: the parameters, with the name of the grammar backend that was chosen for them; and the paths of the
+            JSON schema's keywords that are not enforced because `strict` is False.
 
         Raises:
             SamplingParamsError: a token id is outside the vocabulary.
-            GrammarError: a JSON schema, regular expression or grammar that cannot be enforced in full.
-            UnsupportedFeatureError: a logits processor, a grammar or a grammar backend that this engine does not have.
+            GrammarError: a JSON schema, regular expression or grammar cannot be enforced in full.
+            UnsupportedFeatureError: this engine lacks a logits processor, grammars or a grammar backend.
         """
         for name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
             for token_id in ids:
@@ -142,10 +142,10 @@ class Intake:
         return replace(params, grammar_backend=enforcement.backend), enforcement.unenforced
 
     def check_room(self, prompt_len: int, params: SamplingParams, *, pooling: Pooling | None = None) -> int:
-        """Return how many tokens a request may generate: as many as it asks for, and the context has room for.
+        """Return the number of tokens that a request may generate, limited by its parameters and the context.
 
         Args:
-            pooling: as of `request`; an embedding generates none.
+            pooling: how the request is pooled; None: it generates tokens. An embedding generates none.
 
         Raises:
             NeverFitsError: prompt and output need more than the KV memory.
@@ -173,15 +173,15 @@ class Intake:
         """Make the request of one completion.
 
         Args:
-            prompt_token_ids: as `check_prompt` returned them.
-            params: as `check_params` returned them.
-            index: which of the prompt's `n` completions.
-            seed: for all completions of the prompt; None takes the parameters' own, or draws one.
+            prompt_token_ids: result of `check_prompt`.
+            params: result of `check_params`.
+            index: index of the completion among the prompt's `n` completions.
+            seed: seed of all completions of the prompt; None: the seed of `params`, or a random one.
 
         Raises:
             AdapterNotFoundError: there is no such adapter.
-            RequestError: there is no room for it; or it is pooled, and `params` request several completions or
-                log-probabilities.
+            RequestError: the request does not fit into memory; or it is pooled, and `params` ask for several
+                completions or log-probabilities.
         """
         pooling = options.pooling
         if pooling is not None:
@@ -190,7 +190,7 @@ class Intake:
         max_new_tokens = self.check_room(len(prompt_token_ids), params, pooling=pooling)
         spec = grammar_spec(params)
         base = params.seed if seed is None else seed
-        if index and params.prompt_logprobs is not None:  # the first completion's report serves them all
+        if index and params.prompt_logprobs is not None:  # the first completion reports them for all completions
             params = replace(params, prompt_logprobs=None)
         return Request(
             request_id=completion_id,
@@ -235,7 +235,7 @@ class Intake:
     def _grammar(
         self, spec: GrammarSpec, params: SamplingParams, prompt_token_ids: TokenIds, now: float
     ) -> RequestGrammar:
-        """Have a grammar compiled, or find it compiled. Looks at no specification: steps may be waiting."""
+        """Return a grammar that is compiled or being compiled. No specification is checked: steps may be waiting."""
         compiler = self._backends(spec).compiler(params.grammar_backend)
         reasoning, prompt_end = reasoning_before(params), prompt_token_ids[-MAX_END_BYTES:].tolist()
         compiling = compiler.compile(spec, reasoning)
@@ -249,7 +249,7 @@ class Intake:
         )
 
     def _check_able(self, pooling: Pooling | None) -> None:
-        """Refuse what this model has no head for."""
+        """Refuse a request for which this model has no head."""
         if pooling is not None and pooling.way == "scores":
             if self.limits.num_labels is None:
                 raise UnsupportedFeatureError(
@@ -268,7 +268,7 @@ class Intake:
             raise RequestError(message, param="label_token_ids")
 
     def _check_backend(self, name: str | None) -> None:
-        """Refuse the name of an unknown grammar backend, though nothing asks for it."""
+        """Refuse the name of an unknown grammar backend, also if the request has no grammar."""
         if name is not None and self._grammars is None:
             raise UnsupportedFeatureError(f"Unknown grammar backend {name[:60]!r}. This engine has none.")
         if name is not None and self._grammars is not None:
@@ -285,7 +285,7 @@ class Intake:
         return self._grammars
 
     def _max_new_tokens(self, prompt_len: int, params: SamplingParams) -> int:
-        """Bound the output by the context, and where the user left it open, by the memory."""
+        """Limit the output by the context and, if the user set no limit, by the KV memory."""
         room = self.limits.context_len - prompt_len
         if params.max_tokens is None:
             return max(1, min(room, self.limits.memory_tokens - prompt_len))
@@ -312,17 +312,17 @@ def _as_array(token_ids: object) -> NDArray[Any]:
 
 
 def check_ttl(ttl_s: object) -> None:
-    """Check how long a prefix is to be pinned.
+    """Check the time for which a prefix is pinned.
 
     Raises:
-        RequestError: it is not a positive number of seconds up to `MAX_TTL_S`.
+        RequestError: the time is not a positive number of seconds up to `MAX_TTL_S`.
     """
     if isinstance(ttl_s, bool) or not isinstance(ttl_s, int | float) or not 0 < ttl_s <= MAX_TTL_S:
         raise RequestError(f"ttl_s must be a positive number of seconds, at most {MAX_TTL_S:.0f}, got {_spell(ttl_s)}")
 
 
 def _spell(value: object) -> str:
-    """Return a value for a message; an integer may have more digits than Python writes."""
+    """Return a value as text for a message. An integer may have more digits than Python converts to text."""
     try:
         return reprlib.repr(value)
     except ValueError:
@@ -333,7 +333,7 @@ def check_ids(request_ids: object, num_prompts: int) -> list[str]:
     """Return the ids of a call's requests.
 
     Raises:
-        RequestError: they are not a list of distinct strings, one for each prompt.
+        RequestError: the ids are not a list of distinct strings, one for each prompt.
     """
     if not isinstance(request_ids, list | tuple) or not all(isinstance(i, str) and i for i in request_ids):
         raise RequestError(f"request_ids must be a list of non-empty strings, got {request_ids!r}")
@@ -346,10 +346,10 @@ def check_ids(request_ids: object, num_prompts: int) -> list[str]:
 
 
 def draw_seed() -> int:
-    """Return a seed nobody can foresee."""
+    """Return an unpredictable seed."""
     return secrets.randbelow(_MAX_SEED)
 
 
 def completion_seed(seed: int, index: int) -> int:
-    """Return the seed of a prompt's completion; the first one's is the prompt's own."""
+    """Return the seed of one completion of a prompt; the first completion has the prompt's seed."""
     return (seed + index * 0x1E3779B97F4A7C15) % _MAX_SEED if index else seed

@@ -14,14 +14,14 @@ LogFormat: TypeAlias = Literal["text", "json"]
 #: Id of the HTTP request that is being handled; it is added to log lines.
 request_id_var: ContextVar[str | None] = ContextVar("graftlm_request_id", default=None)
 
-#: Standard attributes of records; others were set with `extra=`.
+#: Standard attributes of records; other attributes were set with `extra=`.
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "request_id"}
 
 
 class JsonFormatter(logging.Formatter):
     """Formats a record as one JSON object per line.
 
-    Keys: ts (ISO 8601, UTC), level, logger, process, message; request_id and exc if there is one; then the keys of
+    Keys: ts (ISO 8601, UTC), level, logger, process, message; request_id and exc if they exist; then the keys of
     `extra`.
     """
 
@@ -89,7 +89,7 @@ def configure_logging(format: LogFormat, level: str, process: str, stream: TextI
         logger = logging.getLogger(name)
         logger.handlers.clear()
         logger.propagate = True
-    # At info and debug they log every start and connection, which graftlm already logs.
+    # At info and debug, these loggers write every start and connection, which graftlm already logs.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
 

@@ -36,7 +36,7 @@ class CompletionText:
             return self._stream.push(update.token_ids).text
         visible = update.token_ids
         if isinstance(finish.matched_stop, int) and not self._keeps_stop:
-            visible = visible[:-1]  # a stop token is not part of the text, as a stop string
+            visible = visible[:-1]  # a stop token is not part of the text, like a stop string
         return self._stream.push(visible).text + self._stream.finish()
 
 
@@ -91,10 +91,10 @@ class _CompletionBuilder:
 
 @dataclass(frozen=True, slots=True)
 class GatheredOutput:
-    """What a prompt has produced so far: a `RequestOutput` without the prompt, whose conversion to a tuple takes ms.
+    """The output so far: a `RequestOutput` without the prompt, whose conversion to a tuple takes milliseconds.
 
     Attributes:
-        prompt_logprobs: as of `RequestOutput`.
+        prompt_logprobs: see `RequestOutput`.
     """
 
     completions: tuple[Completion, ...]
@@ -107,7 +107,7 @@ class OutputBuilder:
     """Collects the completions of one prompt.
 
     Attributes:
-        completion_ids: in the order of the completions' indices.
+        completion_ids: ids of the completions, in order of their indices.
         embedding: float32 [hidden] as bytes; None until a pooling request has ended.
     """
 
@@ -122,8 +122,8 @@ class OutputBuilder:
         """Create a builder without updates.
 
         Args:
-            base_id: the id that completion ids are made of; None: `request_id`.
-            unenforced: as of `RequestOutput`.
+            base_id: id from which the completions' ids are derived; None: `request_id`.
+            unenforced: see `RequestOutput`.
         """
         self._unenforced = unenforced
         self.request_id = request_id

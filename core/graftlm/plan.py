@@ -33,9 +33,9 @@ class RowSetup:
     """The sampler's parameters of a request that gets its row in this step.
 
     Attributes:
-        seed: of the request's noise.
-        prompt_token_ids: int32 [n], for the repetition penalty.
-        output_token_ids: int32 [m], tokens generated before a retraction; else empty.
+        seed: seed of the request's noise.
+        prompt_token_ids: int32 [n], the prompt, for the repetition penalty.
+        output_token_ids: int32 [m], tokens generated before a retraction; empty without one.
         stop_token_ids: tokens that must not be sampled before `min_tokens`.
     """
 
@@ -53,7 +53,7 @@ class PromptLogprobSpan:
     """Prompt positions of one request whose log-probabilities are computed.
 
     Attributes:
-        start: index in the step's T tokens of the first token whose logits are used.
+        start: index of the first token whose logits are used, among the step's T tokens.
         targets: int64 [n], the next token of each position.
         num_top: number of most likely tokens to report.
     """
@@ -69,10 +69,10 @@ class PoolSpan:
     """Prompt positions of one request whose final hidden states are pooled.
 
     Attributes:
-        pooling: how they are pooled: their sum, or the last one.
-        start: index of the first one in the step's T tokens.
+        pooling: how the hidden states are pooled: their sum, or the last one.
+        start: index of the first position, among the step's T tokens.
         num_tokens: number of positions.
-        is_last: whether they contain the prompt's last token, with which the request ends.
+        is_last: whether the span contains the prompt's last token, with which the request ends.
     """
 
     row: int
@@ -84,7 +84,7 @@ class PoolSpan:
 
 @dataclass(frozen=True, slots=True)
 class TokenMask:
-    """The allowed tokens of M of a step's S sampling requests; the others may sample any token.
+    """The allowed tokens of M of a step's S samples; the other samples may be any token.
 
     Attributes:
         idx: int64 [M], indices into S, ascending.
@@ -100,8 +100,8 @@ class LateMask:
     """A token mask that is filled after the previous step was committed, during this step's forward pass.
 
     Attributes:
-        idx: as in `TokenMask`.
-        bits: future of `TokenMask.bits`. Cancelled if the step is dropped.
+        idx: see `TokenMask`.
+        bits: future of `TokenMask.bits`; cancelled if the step is dropped.
     """
 
     idx: NDArray[np.int64]
@@ -129,9 +129,9 @@ class WindowTables:
     out_slots: NDArray[np.int64]
 
 
-# Created in each step; creating a frozen dataclass with as many fields takes ten times as long.
+# A struct, because one is created in each step: creating a frozen dataclass with these fields takes ten times as long.
 class StepPlan(msgspec.Struct, frozen=True, eq=False):
-    """One forward pass over T tokens of B requests, at S of which a token is sampled. One-token requests come first.
+    """One forward pass over T tokens of B requests, with samples after S of the tokens. One-token requests come first.
 
     A request samples after its last token. A request with n drafts also samples after the token before its first draft,
     and after each draft: its samples are n + 1 consecutive entries of S. A sample counts only if the drafts before it
@@ -141,22 +141,22 @@ class StepPlan(msgspec.Struct, frozen=True, eq=False):
         rows: int32 [B]; the same array object as in the previous plan if the same rows decode again.
         query_lens: int32 [B], number of tokens of each request in this step.
         seq_lens: int32 [B], context length with these tokens.
-        page_table: int32 [B, P]; entries past a request's pages are valid ids without meaning.
-        input_ids: int64 [T]; at `device_idx`, the runner inserts the row's latest sampled token.
+        page_table: int32 [B, P], page ids; entries past a request's pages are valid ids without meaning.
+        input_ids: int64 [T]; the runner inserts the rows' latest sampled tokens at `device_idx`.
         device_idx: int64 [N], indices into T.
         positions: int64 [T].
         out_slots: int64 [T].
         num_decodes: number of requests at the front that have one token.
-        sample_idx: int64 [S], indices into B of the requests that sample, ascending. A request with n drafts is there
-            n + 1 times.
+        sample_idx: int64 [S], indices into B of the requests that sample, ascending. A request with n drafts appears n
+            + 1 times.
         sample_positions: int64 [S], positions of the sampled tokens.
         setups: rows allocated in this step; the runner sets them first.
         prompt_spans: prompt log-probabilities to compute.
         pool_spans: hidden states to pool.
         token_mask: allowed tokens of requests with a grammar, filled later; None if no such request samples.
         window: page table and slots of sliding-window layers; None if all layers share one memory.
-        copies: pages to copy to or from host memory with this step.
-        adapter_slots: int32 [B], the slot of each request's adapter, 0 for requests without; None if all are without.
+        copies: page copies to and from host memory that run with this step.
+        adapter_slots: int32 [B], the slot of each request's adapter, 0 without adapter; None if no request has one.
         num_drafts: int32 [B], number of drafts at the end of each request's tokens; None if no request has drafts.
     """
 
@@ -183,7 +183,7 @@ class StepPlan(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def num_tokens(self) -> int:
-        """T."""
+        """T, the number of tokens."""
         return len(self.input_ids)
 
     @property
@@ -196,7 +196,7 @@ class StepPlan(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def sample_token_idx(self) -> NDArray[np.int64]:
-        """int64 [S], indices into T of the tokens after which is sampled."""
+        """int64 [S], indices into T of the tokens after which a token is sampled."""
         ends = self.query_lens.cumsum(dtype=np.int64)[self.sample_idx]
         if self.num_drafts is None:
             return ends - 1
@@ -226,9 +226,9 @@ class StepResult(msgspec.Struct, frozen=True, eq=False):
     """The result of a plan's execution.
 
     Attributes:
-        token_ids: integers [S]; undefined for failed samples.
-        errors: index into S -> error of that sample.
-        logprobs: for all S if one of them returns logprobs, else None.
+        token_ids: integers [S], the sampled tokens; undefined for failed samples.
+        errors: sample index -> error of that sample.
+        logprobs: log-probabilities of all S samples if one of them returns log-probabilities, else None.
         prompt_logprobs: one per prompt span of the plan.
         model_s: device time of the step in seconds.
         pooled: float32 vectors, one per pool span of the plan.

@@ -14,7 +14,7 @@ _SUFFIXES = (".png", ".svg")
 
 
 def check_plotting(path: Path) -> None:
-    """Check that a plot can be saved, before any work is done.
+    """Check, before any work is done, that a plot can be saved.
 
     Raises:
         ConfigError: matplotlib is not installed, or the file's suffix is not .png or .svg.

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 __all__ = ["progress_bar"]
 
-#: Number of prompts from which a bar is shown on a terminal.
+#: Minimum number of prompts for which a bar is shown on a terminal.
 _PROGRESS_FROM = 16
 
 
@@ -15,7 +15,7 @@ def progress_bar(total: int, wanted: bool | None, title: str = "generating") -> 
     """Show progress on standard error. Yields: a function that advances it by one.
 
     Args:
-        wanted: whether to show a bar; None: on a terminal, from `_PROGRESS_FROM` prompts on.
+        wanted: whether to show a bar; None: only on a terminal, for `_PROGRESS_FROM` or more prompts.
     """
     if not (total >= _PROGRESS_FROM and sys.stderr.isatty() if wanted is None else wanted):
         yield lambda: None

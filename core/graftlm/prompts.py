@@ -1,4 +1,4 @@
-"""What users may write as prompts, told apart by shape."""
+"""The forms of prompts that users may pass, which are distinguished by their shape."""
 
 import reprlib
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ Prompts: TypeAlias = Prompt | Sequence[Prompt]
 
 @dataclass(frozen=True, slots=True)
 class TextPair:
-    """Two texts that the checkpoint's tokenizer joins to one prompt, as its score head expects."""
+    """Two texts that the checkpoint's tokenizer joins to one prompt, in the form that the score head expects."""
 
     first: str
     second: str
@@ -33,10 +33,10 @@ def is_chat(prompt: object) -> TypeGuard[Sequence[Message]]:
 
 
 def check_chat(messages: Sequence[Message]) -> Sequence[Message]:
-    """Return a chat whose messages are mappings with a role and a content (or tool calls).
+    """Check that each message of a chat is a mapping with a role and a content (or tool calls); return the chat.
 
     Raises:
-        InvalidPromptError: one is not; the message names it.
+        InvalidPromptError: a message is not; the error names the message.
     """
     for i, message in enumerate(messages):
         is_mapping = isinstance(message, Mapping)
@@ -50,10 +50,10 @@ def check_chat(messages: Sequence[Message]) -> Sequence[Message]:
 def split_prompts(prompts: Prompts) -> list[Prompt]:
     """Return the prompts of one call as a list.
 
-    "text", [1, 2, 3] and [{"role": ...}] are one prompt each; a list of any of them is several.
+    "text", [1, 2, 3] and [{"role": ...}] are one prompt each; a list of such prompts is several prompts.
 
     Raises:
-        InvalidPromptError: it is neither.
+        InvalidPromptError: the value is neither a prompt nor a list of prompts.
     """
     if isinstance(prompts, str) or is_chat(prompts):
         return [prompts]

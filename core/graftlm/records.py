@@ -12,17 +12,17 @@ class TierStats:
     """Statistics of a prefix cache's tiers below the device's memory: current state, and counters since the start.
 
     Attributes:
-        block_tokens: tokens of a block, the unit of the lower tiers.
-        host_blocks, host_used_blocks: capacity of host memory in blocks, and blocks in use.
-        stored_blocks, loaded_blocks: blocks copied from the device to host memory, and back.
-        evicted_blocks: blocks evicted from host memory.
-        skipped_stores: blocks not stored because no block of host memory could be evicted.
-        lost_copies: copies lost because their step failed.
-        prefetched_blocks: blocks prefetched from storage to host memory for waiting requests.
-        late_prefetches: requests that were admitted before their prefetch was complete.
-        skipped_writes: blocks not written to storage because it is too slow, or because they have numbers that are not
-            finite.
-        storage_blocks ... storage_failures: as in `graftlm.contracts.StorageStats`; zeros without a storage.
+        block_tokens: number of tokens of a block, the unit of the lower tiers.
+        host_blocks, host_used_blocks: capacity of host memory in blocks, and number of blocks in use.
+        stored_blocks, loaded_blocks: number of blocks copied from the device to host memory, and back.
+        evicted_blocks: number of blocks evicted from host memory.
+        skipped_stores: number of blocks not stored because no block of host memory could be evicted.
+        lost_copies: number of copies lost because their step failed.
+        prefetched_blocks: number of blocks prefetched from storage to host memory for waiting requests.
+        late_prefetches: number of requests that were admitted before their prefetch was complete.
+        skipped_writes: number of blocks not written to storage, because it is too slow or because they contain
+            numbers that are not finite.
+        storage_blocks ... storage_failures: see `graftlm.contracts.StorageStats`; zeros without a storage.
     """
 
     block_tokens: int = 0
@@ -52,18 +52,19 @@ class EngineStats:
     """An engine's statistics: current state, and counters since the start.
 
     Attributes:
-        total_pages, free_pages, evictable_pages, locked_pages, owned_pages: pages of KV memory: all, free, of evictable
-            prefixes, of prefixes that running requests use, of running requests only.
-        steps ... retracted_tokens: counters. `aged_requests` were admitted first because later requests had overtaken
-            them. `retracted_tokens` had been computed for requests that were retracted.
+        total_pages, free_pages, evictable_pages, locked_pages, owned_pages: numbers of KV pages: all, free, of
+            evictable prefixes, of prefixes that running requests use, and owned by one running request.
+        steps ... retracted_tokens: counters. `aged_requests` counts requests that were admitted first because later
+            requests had overtaken them. `retracted_tokens` counts computed tokens of requests that were retracted.
         eviction_age_s: seconds between last use and eviction of the last evicted node; None before the first eviction,
             or if not measured.
         host_s, model_s: seconds spent on planning and committing, and on the device.
-        cached_host_tokens, cached_storage_tokens: of `cached_tokens`, those loaded from lower tiers.
-        tiers: of the prefix cache's lower tiers; None if it has none.
-        jump_forward_tokens: of `generated_tokens`, those that were not sampled, because the grammar determined them.
-        grammar_hits, grammar_misses: requests whose grammar was already compiled or being compiled, and the others.
-        drafts: drafter -> tokens that it drafted and steps verified, and those of them that became output.
+        cached_host_tokens, cached_storage_tokens: numbers of `cached_tokens` that were loaded from each lower tier.
+        tiers: statistics of the prefix cache's lower tiers; None if it has none.
+        jump_forward_tokens: number of `generated_tokens` that the grammar determined, so they were not sampled.
+        grammar_hits, grammar_misses: numbers of requests whose grammar was already compiled or being compiled, and of
+            the other requests with a grammar.
+        drafts: drafter -> number of its tokens that steps verified, and number of those that were accepted.
     """
 
     running_requests: int
@@ -113,9 +114,9 @@ class StepRecord:
     Attributes:
         num_decodes: number of decode requests.
         num_prefill_tokens: number of tokens of prefill chunks.
-        host_s: seconds that the scheduler needed to plan and commit it.
+        host_s: seconds that the scheduler needed to plan and commit the step.
         model_s: seconds that the runner needed.
-        free_pages, evictable_pages, locked_pages: pages of KV memory after it.
+        free_pages, evictable_pages, locked_pages: numbers of KV pages after the step.
     """
 
     step_id: int
@@ -141,7 +142,7 @@ class CacheEvent:
         num_tokens: number of tokens that were stored, moved, removed or cleared.
         node_id: unique until "cleared", after which ids may be reused; None for "cleared", and in caches without nodes.
         parent_id: None for a node at the start of a prompt.
-        namespace: of the node.
+        namespace: namespace of the node.
         token_ids: int32 [num_tokens], the own tokens of a "stored" node; read-only.
     """
 

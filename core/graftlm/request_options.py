@@ -1,4 +1,4 @@
-"""What a call says of a request besides its prompt and its sampling parameters."""
+"""The options of a request besides its prompt and its sampling parameters."""
 
 import math
 from dataclasses import dataclass, replace
@@ -12,17 +12,17 @@ __all__ = ["DEFAULT_OPTIONS", "RequestOptions"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOptions:
-    """How one request is scheduled, which cached prefixes it may use, and what it computes.
+    """The options that determine how one request is scheduled, which cached prefixes it may use, and what it computes.
 
-    The engine and the server make one per request. `Intake.request` turns it into the scheduler's terms: a deadline, a
-    cache namespace, a loaded adapter.
+    The engine and the server create one object per request. `Intake.request` derives the scheduler's data from it: a
+    deadline, a cache namespace, a loaded adapter.
 
     Attributes:
-        priority: requests of higher priority are admitted first and retracted last.
+        priority: number; requests of higher priority are admitted first and retracted last.
         timeout_s: seconds from arrival until the request ends as aborted; None: no limit.
-        cache_salt: a request shares cached prefixes only with requests of the same salt and the same adapter.
-        adapter: the name of a loaded low-rank adapter; None: the model alone.
-        pooling: computes one vector of the prompt instead of generating tokens; None: generates tokens.
+        cache_salt: text; a request shares cached prefixes only with requests of the same salt and the same adapter.
+        adapter: name of a loaded low-rank adapter; None: no adapter.
+        pooling: how one vector of the prompt is computed instead of tokens; None: tokens are generated.
 
     Raises:
         RequestError: a value is of the wrong type or out of range.
@@ -41,7 +41,7 @@ class RequestOptions:
         _check_salt(self.cache_salt)
 
     def limited_to(self, timeout_s: float | None) -> Self:
-        """Return the options with the shorter of their own timeout and another; None is no limit."""
+        """Return the options with their own timeout or `timeout_s`, whichever is shorter; None means no limit."""
         timeouts = [seconds for seconds in (self.timeout_s, timeout_s) if seconds is not None]
         return replace(self, timeout_s=min(timeouts, default=None))
 
@@ -50,7 +50,7 @@ def _check_timeout(timeout_s: object) -> None:
     if timeout_s is None:
         return
     is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
-    # By its text: a float cannot hold an int of more than 308 digits.
+    # Converted by its text, because `float` refuses an int of more than 308 digits.
     if not is_number or not 0 < float(str(timeout_s)) < math.inf:
         raise RequestError(f"timeout_s must be a number of seconds above 0, or None, got {timeout_s!r}")
 
@@ -64,5 +64,5 @@ def _check_salt(cache_salt: object) -> None:
         raise RequestError(f"cache_salt must be valid Unicode, got a lone surrogate: {cache_salt!a:.60}") from error
 
 
-#: Options of a request that sets none.
+#: The options of a request that sets none of them.
 DEFAULT_OPTIONS: Final = RequestOptions()

@@ -1,4 +1,4 @@
-"""Sampling parameters of a request: how tokens are sampled, and when the output ends."""
+"""The sampling parameters of a request."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ GRAMMAR_FIELDS: Final = ("json_schema", "regex", "ebnf", "choice", "structural_t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How tokens are sampled, and when the output ends. Validated on creation.
+    """Parameters that determine how tokens are sampled, and when the output ends. They are validated on creation.
 
     Logits are processed in this order: logits processors, logit_bias, min_tokens, the grammar's mask, repetition,
     frequency and presence penalties, temperature, top_k, top_p, min_p. The grammar has precedence: if the stages before
@@ -30,27 +30,30 @@ class SamplingParams:
 
     Attributes:
         max_tokens: maximum number of tokens to generate; None: until the context or the KV memory is full.
-        min_tokens: before this many tokens, no end-of-sequence or stop token is sampled and no stop string ends the
-            request.
-        temperature: 0 selects the most likely token (greedy).
-        top_k: keep the k most likely tokens; None keeps all.
-        top_p: keep the smallest set of tokens whose probability reaches p.
-        min_p: keep tokens whose probability is at least min_p times that of the most likely token.
-        presence_penalty: subtracted once from the logit of each token in the output.
-        frequency_penalty: subtracted once per occurrence of the token in the output.
-        repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or output (CTRL,
-            arXiv:1909.05858).
+        min_tokens: minimum number of tokens to generate. Before it is reached, no end-of-sequence or stop token is
+            sampled, and no stop string ends the request.
+        temperature: number by which logits are divided; 0 selects the most likely token (greedy).
+        top_k: number of most likely tokens that are kept; None keeps all.
+        top_p: probability p; the smallest set of tokens whose probability reaches p is kept.
+        min_p: number; tokens are kept if their probability is at least min_p times that of the most likely token.
+        presence_penalty: number that is subtracted once from the logit of each token in the output.
+        frequency_penalty: number that is subtracted from a token's logit once per occurrence in the output.
+        repetition_penalty: number that divides positive and multiplies negative logits of tokens in prompt or output
+            (CTRL, arXiv:1909.05858).
         logit_bias: token id -> number that is added to its logit.
         stop: strings that end the output; the text ends before the match.
         stop_token_ids: token ids that end the output, in addition to the model's.
-        include_stop: keep the matched stop string in the text.
-        ignore_eos: continue after the model's end-of-sequence tokens; with a grammar, they still end a complete output.
-        skip_special_tokens: omit special tokens from the text.
-        seed: makes sampling reproducible, independent of the batch; None: random.
+        include_stop: whether the matched stop string is kept in the text.
+        ignore_eos: whether generation continues after the model's end-of-sequence tokens. With a grammar, these tokens
+            still end a complete output.
+        skip_special_tokens: whether special tokens are omitted from the text.
+        seed: seed that makes sampling reproducible, independent of the batch; None: a random seed.
         n: number of completions per prompt, each with its own seed derived from `seed`.
-        logprobs: report the log-probabilities of the sampled token and of this many most likely tokens; None: none.
-        prompt_logprobs: the same for each token of the prompt, given the tokens before it; the first token has none.
-        prompt_logprobs_start: index of the first prompt token that is reported, as in a slice: none past the end. A
+        logprobs: number of most likely tokens whose log-probabilities are reported, in addition to that of the sampled
+            token; None: no log-probabilities.
+        prompt_logprobs: the same number for each token of the prompt, given the tokens before it. The first token has
+            no log-probability.
+        prompt_logprobs_start: index of the first prompt token that is reported; past the end, none is reported. A
             token's log-probability needs the logits of the token before it; earlier tokens may come from the prefix
             cache. 0 computes the whole prompt.
         logits_processors: processor name -> options; plugins provide the processors.
@@ -62,20 +65,21 @@ class SamplingParams:
         structural_tag: constrain parts of the output, each of which begins with a trigger: a dict or JSON text, as
             described in `graftlm.contracts.GrammarKind`. Needs a grammar backend.
         reasoning_end: text that ends the model's reasoning, such as `</think>`. The constraint applies to the text
-            after it and after up to two line ends. Before it, only your own stops and `max_tokens` end the output.
+            after `reasoning_end` and up to two line ends. Inside the reasoning, only stop strings, stop tokens and
+            `max_tokens` of the request end the output.
         reasoning_begin: text that is a single token of the model, such as `<think>`; the model reasons only if the
-            output begins with it. None: the prompt ends with it, and the output begins inside the reasoning.
-        strict: refuse a JSON schema with keywords that cannot be enforced; False: ignore these keywords and return them
-            in `RequestOutput.unenforced`.
+            output begins with this text. None: the prompt ends with it, and the output begins inside the reasoning.
+        strict: whether a JSON schema with keywords that cannot be enforced is refused. False: these keywords are
+            ignored, and `RequestOutput.unenforced` has them.
         grammar_backend: name of the grammar backend; None: the engine's default.
-        jump_forward: False: with a grammar, sample every token, also where the grammar allows only one; the text is
-            then the same as with masks only, with and without `logprobs`. None and True: as `grammar.jump_forward` in
-            the configuration; True does not enable it if that is false.
-        speculation: False: draft no tokens for the request. None and True: as `speculation` in the configuration. The
-            output is the same.
+        jump_forward: False: with a grammar, sample every token, also if the grammar allows only one. The text is then
+            the same as with masks only, with and without `logprobs`. None and True: the setting `grammar.jump_forward`
+            of the configuration applies; if it is false, True does not enable jump-forward.
+        speculation: False: draft no tokens for the request. None and True: the setting `speculation` of the
+            configuration applies. The output is the same.
 
     Raises:
-        SamplingParamsError: a value is out of range; the message has its name.
+        SamplingParamsError: a value is out of range; the message has the parameter's name.
     """
 
     max_tokens: int | None = 128
@@ -133,7 +137,7 @@ class SamplingParams:
 
     @property
     def has_penalties(self) -> bool:
-        """Whether a penalty changes the logits of earlier tokens."""
+        """Whether any penalty changes logits."""
         return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
 
     @property

@@ -4,7 +4,7 @@ __all__ = ["shortened"]
 
 
 def shortened(text: str, max_chars: int) -> str:
-    """Return a text of at most `max_chars` characters: the middle of a long text is replaced by its length."""
+    """Return a text of at most `max_chars` characters; the middle of a longer text is replaced by its length."""
     if len(text) <= max_chars:
         return text
     note = f"[... {len(text):,} characters ...]"

@@ -42,8 +42,8 @@ class StepLoop:
         device           |   step 1   |   step 2     |   step 3         | ...
 
     Attributes:
-        host_s: seconds spent planning and committing so far.
-        model_s: seconds the executor spent so far.
+        host_s: seconds spent on planning and committing so far.
+        model_s: seconds spent by the executor so far.
     """
 
     def __init__(
@@ -76,9 +76,9 @@ class StepLoop:
 
     @property
     def idle_s(self) -> float | None:
-        """Seconds until `step` has work if no request is added; None if it then never has.
+        """Seconds until `step` has work if no request is added; None if it will have none.
 
-        Requests whose grammar is being compiled give `step` no work before their deadline.
+        A request whose grammar is being compiled is no work for `step` before the request's deadline.
         """
         if not self.scheduler.has_work:
             return None
@@ -90,8 +90,8 @@ class StepLoop:
     def step(self) -> list[RequestUpdate]:
         """Plan and run one step of every running request.
 
-        Returns: updates; none if a step was launched and none committed. An error of a step or a plugin ends the
-            affected requests by an update; this method does not raise it.
+        Returns: the updates of the committed step; empty if no step was committed. An error of a step or a plugin ends
+            the affected requests by an update; this method does not raise it.
         """
         try:
             updates = self._step()
@@ -104,14 +104,14 @@ class StepLoop:
         return self._reported(updates)
 
     def add(self, requests: Sequence[Request], when_compiled: Callable[[], None]) -> None:
-        """Queue all of some requests, or none.
+        """Queue either all of the given requests, or none.
 
         Args:
-            when_compiled: called from any thread when a request's grammar has been compiled or its prefetch has ended;
-                `step` then has work.
+            when_compiled: function that is called from any thread when a request's grammar has been compiled or its
+                prefetch has ended; `step` then has work.
 
         Raises:
-            RequestError: one is refused, and none is queued. Updates of those before it may follow.
+            RequestError: a request is refused, and none is queued. Updates of the requests before it may follow.
         """
         added: list[Request] = []
         try:
@@ -161,11 +161,11 @@ class StepLoop:
     def change_model(self, change: Callable[[], None], *, keep_memory: bool) -> None:
         """Change the model's weights on the thread that runs the steps. Call `settle` first.
 
-        Effects: unless `keep_memory`, the KV memory starts empty on all tiers, and requests that run go back to the
-            queue. The caller delivers the updates that `settle` returned.
+        Effects: unless `keep_memory`, the KV memory starts empty on all tiers, and running requests are put back into
+            the queue. The caller delivers the updates that `settle` returned.
 
         Raises:
-            Exception: what `change` raises; the KV memory is emptied in this case too.
+            Exception: any error of `change`; the KV memory is emptied in this case too.
         """
         try:
             self.run_on_device(change)
@@ -180,7 +180,7 @@ class StepLoop:
             self._recover(error)
 
     def take_updates(self) -> list[RequestUpdate]:
-        """Return the updates that no step has returned."""
+        """Return the updates that no step has returned yet."""
         return self._reported(self.scheduler.take_updates())
 
     def abort(self, request_id: str, reason: str) -> None:
@@ -199,7 +199,7 @@ class StepLoop:
             return 0
 
     def pin(self, key: PrefixKey, ttl_s: float) -> int:
-        """Pin the cached part of a key for `ttl_s` seconds; return its tokens. See `PrefixCache.pin`."""
+        """Pin the cached part of a key for `ttl_s` seconds; return its number of tokens. See `PrefixCache.pin`."""
         try:
             return self.scheduler.kv.cache.pin(key, ttl_s) * self.scheduler.kv.page_size
         except Exception as error:
@@ -207,7 +207,7 @@ class StepLoop:
             return 0
 
     def unpin(self, key: PrefixKey) -> bool:
-        """Remove a pin before its time; return whether there was one."""
+        """Remove a pin before its time is over; return whether there was one."""
         try:
             return self.scheduler.kv.cache.unpin(key)
         except Exception as error:
@@ -219,7 +219,7 @@ class StepLoop:
         return cache_snapshot(self.scheduler.kv.cache, self.scheduler.kv.page_size, self._clock())
 
     def stats(self) -> EngineStats:
-        """Return the current state, and sums since the start. Call it between two steps."""
+        """Return the current state, and counters since the start. Call it between two steps."""
         scheduler, usage, counters = self.scheduler, self.scheduler.kv.usage, self.scheduler.counters
         return EngineStats(
             running_requests=scheduler.num_running,
@@ -297,7 +297,7 @@ class StepLoop:
         return updates + self.scheduler.take_updates()
 
     def _copy_idle(self) -> None:
-        """Make the queued copies while no step is planned that could make them."""
+        """Run the queued copies while no step is planned with which they could run."""
         tiers = self.scheduler.kv.tiers
         copies = None if tiers is None else tiers.take_all()
         mover = self._mover
@@ -328,10 +328,10 @@ class StepLoop:
         return updates
 
     def _recover(self, error: Exception) -> None:
-        """Restart the KV memory empty after its bookkeeping, or a plugin in it, has failed.
+        """Restart with empty KV memory after its bookkeeping, or a plugin that it calls, has failed.
 
-        Running requests fail. Waiting ones fail only if no step has been launched since the failure before: one of them
-        may be the cause.
+        Running requests fail. Waiting requests fail only if no step was launched since the previous failure, because
+        one of them may be the cause.
         """
         is_repeated, self._has_failed = self._has_failed, True
         if is_repeated:
@@ -372,7 +372,7 @@ class StepLoop:
         notify(self._observers.step_finished, record)
 
     def _reported(self, updates: list[RequestUpdate]) -> list[RequestUpdate]:
-        """Report requests that ended to the observers; return the updates."""
+        """Report ended requests to the observers; return the updates."""
         for update in updates if self._observers.request_finished else ():
             if update.finish is None or update.usage is None:
                 continue

@@ -1,4 +1,4 @@
-"""Data types for users and plugins: sampling parameters, outputs, id types."""
+"""Data types for users and plugins: outputs, messages, id types."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ Message: TypeAlias = Mapping[str, Any]
 
 
 class FinishReason(str, Enum):
-    """Why a completion ended."""
+    """The reason why a completion ended."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -58,10 +58,10 @@ class FinishReason(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Log-probabilities (natural, of the model's unmodified logits) of one token and of the most likely tokens.
+    """Log-probabilities of one token and of the most likely tokens: natural, from the model's unmodified logits.
 
     Attributes:
-        top: (token id, log-probability), most likely first.
+        top: pairs (token id, log-probability), most likely first.
     """
 
     token_id: int
@@ -69,7 +69,7 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
-#: One entry per prompt token; the first has no predecessor and is None.
+#: One entry per prompt token; the first entry is None, because the first token has no predecessor.
 PromptLogprobs: TypeAlias = tuple[TokenLogprob | None, ...]
 
 
@@ -78,12 +78,12 @@ class Usage:
     """Token counts of one request.
 
     Attributes:
-        cached_tokens: of the prompt's tokens, those reused from the prefix cache.
-        cached_host_tokens, cached_storage_tokens: of `cached_tokens`, those loaded from host memory and from storage.
-        jump_forward_tokens: of the completion's tokens, those that were not sampled, because the grammar determined
-            them.
-        drafted_tokens: tokens that speculation drafted and steps verified.
-        accepted_draft_tokens: of the completion's tokens, those that were drafted.
+        cached_tokens: number of prompt tokens that were reused from the prefix cache.
+        cached_host_tokens, cached_storage_tokens: numbers of `cached_tokens` that were loaded from host memory and
+            from storage.
+        jump_forward_tokens: number of completion tokens that the grammar determined, so they were not sampled.
+        drafted_tokens: number of tokens that speculation drafted and steps verified.
+        accepted_draft_tokens: number of completion tokens that were drafted.
     """
 
     prompt_tokens: int = 0
@@ -97,13 +97,13 @@ class Usage:
 
     @property
     def cached_tokens_by_tier(self) -> dict[str, int]:
-        """Cached tokens by tier: "device", "host" and "storage"."""
+        """Numbers of cached tokens by tier: "device", "host" and "storage"."""
         lower = {"host": self.cached_host_tokens, "storage": self.cached_storage_tokens}
         return {"device": self.cached_tokens - sum(lower.values())} | lower
 
     @property
     def total_tokens(self) -> int:
-        """Prompt and completion together."""
+        """Number of tokens of prompt and completion together."""
         return self.prompt_tokens + self.completion_tokens
 
 
@@ -112,9 +112,9 @@ class Timings:
     """Seconds since the request's arrival; None before the event.
 
     Attributes:
-        queue_s: until its first admission.
-        first_token_s: until its first token.
-        total_s: until it finished.
+        queue_s: time until the request's first admission.
+        first_token_s: time until its first token.
+        total_s: time until it finished.
     """
 
     queue_s: float | None = None
@@ -127,11 +127,11 @@ class Completion:
     """One of a request's `n` completions.
 
     Attributes:
-        matched_stop: the stop string or token id that ended it; None otherwise.
+        matched_stop: the stop string or token id that ended the completion; None if none did.
         error: the error if `finish_reason` is "error".
-        logprobs: one per token if requested, else None.
-        jump_forward_tokens: of its tokens, those that were not sampled, because the grammar determined them.
-        drafted_tokens, accepted_draft_tokens: as in `Usage`; set when it has ended.
+        logprobs: one entry per token if requested, else None.
+        jump_forward_tokens: number of tokens that the grammar determined, so they were not sampled.
+        drafted_tokens, accepted_draft_tokens: see `Usage`; set when the completion has ended.
     """
 
     index: int
@@ -148,12 +148,12 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """A request's output so far. `text`, `token_ids` and so on are those of its first completion.
+    """A request's output so far. `text`, `token_ids` and similar properties are those of its first completion.
 
     Attributes:
-        prompt_logprobs: one per prompt token if requested, else None. The entries of the first token and of tokens
-            before `prompt_logprobs_start` are None.
-        unenforced: paths of a JSON schema's keywords that are not enforced, with `strict=False`.
+        prompt_logprobs: one entry per prompt token if requested, else None. The entries of the first token and of
+            tokens before `prompt_logprobs_start` are None.
+        unenforced: with `strict=False`, the paths of the JSON schema's keywords that are not enforced.
     """
 
     request_id: str
@@ -181,7 +181,7 @@ class RequestOutput:
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Why the first completion ended; None while it runs."""
+        """The reason why the first completion ended; None while it runs."""
         return self.completions[0].finish_reason
 
     @property

@@ -1,1 +1,1 @@
-"""Assembly of an engine's parts from a configuration."""
+"""Assembles an engine's parts from a configuration."""

@@ -1,4 +1,4 @@
-"""Loading and unloading of adapters in a running engine, between two steps."""
+"""Loads and unloads adapters in a running engine, between two steps."""
 
 import logging
 import time
@@ -22,7 +22,7 @@ class AdapterLoader:
         loop: the step loop of the engine.
         catalog: the adapters by name.
         layers: the layers that store the adapters' weights.
-        read: reads the adapter in a folder; raises AdapterError if it does not fit the model.
+        read: function that reads the adapter in a folder; raises AdapterError if it does not fit the model.
     """
 
     def __init__(
@@ -44,10 +44,10 @@ class AdapterLoader:
         return self._catalog.loaded
 
     def read(self, name: str, path: str) -> AdapterWeights:
-        """Read an adapter and check that it fits the model. May be called in any thread, and has no effects.
+        """Read an adapter and check that it fits the model. Any thread may call this method; it has no effects.
 
         Args:
-            name: the name that the adapter is to have.
+            name: the name that the adapter will have.
             path: the adapter's folder.
 
         Raises:
@@ -74,9 +74,9 @@ class AdapterLoader:
         return adapter
 
     def unload(self, name: str) -> int:
-        """Refuse new requests for an adapter. Requests that already have it keep it until they end.
+        """Refuse new requests for an adapter. Waiting and running requests use it until they end.
 
-        Returns: the number of requests that still have it.
+        Returns: the number of waiting and running requests with the adapter.
 
         Raises:
             AdapterNotFoundError: no adapter has that name.

@@ -1,4 +1,4 @@
-"""Creation of the layers and the memory for low-rank adapters, from the configuration."""
+"""Creates the layers and the memory for low-rank adapters from the configuration."""
 
 import logging
 from collections.abc import Callable
@@ -31,7 +31,7 @@ class AdapterParts:
     Attributes:
         catalog: the adapters by name.
         layers: the layers that store the adapters' weights.
-        read: reads the adapter in a folder; raises AdapterError if it does not fit the model.
+        read: function that reads the adapter in a folder; raises AdapterError if it does not fit the model.
     """
 
     catalog: AdapterCatalog
@@ -95,7 +95,7 @@ def _check_room(config: EngineConfig, layers: list[Linear], num_replicas: int) -
     """Check that the device's memory is large enough for the configured adapters.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: the memory is too small.
     """
     settings, path = config.lora, ("lora", "max_loaded")
     device_memory = DeviceMemory.read(layers[0].weight.device).shared_by(num_replicas)

@@ -1,4 +1,4 @@
-"""Assembly of one engine from a configuration. The configured providers create the parts.
+"""Assembles one engine from a configuration. The configured providers create the parts.
 
 config ── Target ── ChosenPlugins ── ServedWeights ────── AllocatedKV ── DeviceParts ── StepLoop ── EngineParts
                                      AdapterParts         TierParts                     Grammars
@@ -55,9 +55,11 @@ def assemble(
     """Create every part of an engine, and connect the parts. Only this function does so.
 
     Args:
-        on_stage: called with the name of each stage, such as "loading weights"; None: progress is shown on a terminal.
-        on_step: called with every committed step, in addition to the plugins that observe steps.
-        await_tokenizer: returns the tokenizer; called after the slow stages. None: the checkpoint's tokenizer is read.
+        on_stage: function that is called with the name of each stage, such as "loading weights"; None: progress is
+            shown on a terminal.
+        on_step: function that is called with every committed step, in addition to the plugins that observe steps.
+        await_tokenizer: function that returns the tokenizer; called after the slow stages. None: the checkpoint's
+            tokenizer is read.
         num_replicas: number of engines that share this machine's memory, including this one.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Creation of the attention backend for the KV tensors."""
+"""Creates the attention backend for the KV tensors."""
 
 from graftlm.assembly.plugin_choices import ChosenPlugins
 from graftlm.assembly.target import Target
@@ -23,7 +23,7 @@ def make_attention(
     """Create the attention backend.
 
     Args:
-        window: the window pages, if sliding-window layers have a memory of their own. This memory then gets a second
+        window: the window pages if sliding-window layers have a separate memory. This memory then gets a second
             backend.
     """
     layers = chosen.model.attention_layers

@@ -1,4 +1,4 @@
-"""Creation of the prefix cache: at the engine's start, and each time that the KV memory restarts empty."""
+"""Creates the prefix cache at the engine's start, and each time that the KV memory restarts empty."""
 
 import logging
 import time

@@ -1,4 +1,4 @@
-"""The size of a device's memory, and checks that parts of an engine fit into it."""
+"""Reads the size of a device's memory, and checks that parts of an engine fit into it."""
 
 import logging
 from dataclasses import dataclass
@@ -23,8 +23,9 @@ class DeviceMemory:
 
     Attributes:
         total_bytes: size of the device's memory.
-        free_bytes: bytes of it that no program uses.
-        weight_bytes: bytes that this process has allocated, which are the weights; None if they are not counted (CPU).
+        free_bytes: number of bytes that no program uses.
+        weight_bytes: number of bytes that this process has allocated, which are the weights; None on a CPU, where they
+            are not counted.
     """
 
     total_bytes: int
@@ -45,7 +46,7 @@ class DeviceMemory:
                 total_bytes = min(total_bytes, limit_bytes)
                 free_bytes = min(free_bytes, max(0, limit_bytes - used_bytes))
             return cls(total_bytes, free_bytes, None)
-        torch.cuda.empty_cache()  # memory in PyTorch's cache is free, too
+        torch.cuda.empty_cache()  # memory in PyTorch's cache is free too
         free_bytes, total_bytes = torch.cuda.mem_get_info(device)
         return cls(total_bytes, free_bytes, torch.cuda.memory_allocated(device))
 
@@ -59,7 +60,7 @@ def check_room(num_bytes: int, device_memory: DeviceMemory, setting: str, what: 
 
     Args:
         num_bytes: size of the allocation.
-        setting: the setting to lower, as a message names it: "memory.kv_tokens" or "engine.yaml:3: memory.kv_tokens".
+        setting: name of the setting to lower, for messages: "memory.kv_tokens" or "engine.yaml:3: memory.kv_tokens".
         what: description of the content, such as "280,000 tokens".
         largest: the largest value of the setting that fits into the free memory.
 
@@ -106,7 +107,7 @@ def _cgroups(root: Path) -> list[tuple[int, int]]:
         else:
             continue
         folder = top / path.lstrip("/")
-        # In a container, the path may be one of the host, which is not mounted. Then only `top` has files.
+        # In a container, the path may be a path of the host that is not mounted. Only `top` then has files.
         for group in [folder, *folder.parents]:
             if group.is_relative_to(top) and (limit_bytes := _number(group / limit)) is not None:
                 statistics = _statistics(group / "memory.stat")

@@ -23,7 +23,7 @@ __all__ = ["EngineParts"]
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:
-    """An assembled engine, without a thread of its own.
+    """An assembled engine, without a thread.
 
     Attributes:
         config: the configuration.
@@ -35,7 +35,7 @@ class EngineParts:
         dtype: name of the dtype in which the model computes.
         embedding: the checkpoint's settings for embeddings.
         weights: replaces and reads the model's weights.
-        device_parts: the parts that compute steps, for tools that run steps of their own while the loop is idle.
+        device_parts: the parts that compute steps, for tools that run steps while the loop is idle.
         adapters: loads and unloads adapters; None if the configuration does not enable adapters.
         resolved: the chosen provider of each family, and the reason.
     """
@@ -78,8 +78,8 @@ class EngineParts:
 
         Args:
             new: the new weights, which `weights` has checked.
-            flush_cache: discard all keys and values that the old weights computed. Running and paused requests are
-                computed again. False keeps the keys and values.
+            flush_cache: whether all keys and values that the old weights computed are discarded. Running and paused
+                requests are then computed again. False keeps the keys and values.
 
         Raises:
             RequestError: flush_cache is False, but the cache has lower tiers, whose blocks are named by the weights.
@@ -92,7 +92,7 @@ class EngineParts:
         self.loop.change_model(lambda: self.weights.replace(new), keep_memory=not flush_cache)
 
     def read_weight(self, name: str) -> torch.Tensor:
-        """Return a copy of a weight on the CPU, read between two steps; errors as in `ServedWeights.read`."""
+        """Return a copy of a weight on the CPU, read between two steps. Errors are those of `ServedWeights.read`."""
         found: list[torch.Tensor] = []
         self.loop.run_on_device(lambda: found.append(self.weights.read(name)))
         return found[0]

@@ -1,4 +1,4 @@
-"""The fingerprint of a model, which distinguishes its keys and values from those of other models."""
+"""Computes the fingerprint of a model, which distinguishes its keys and values from those of other models."""
 
 import hashlib
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ def model_fingerprint(
         dtype: name of the dtype in which the model computes.
         layers: the model's attention layers.
         digests: hashes the weight files, or returns stored hashes.
-        quantization: the quantization that is applied after loading; None: there is none.
+        quantization: the quantization that is applied after loading; None: no quantization.
         frequencies: frequencies of the model's rotary embedding, from `graftlm.layers.frequency_bytes`.
         kv_dtype: dtype of the KV cache, in the form of `memory.kv_dtype`.
 

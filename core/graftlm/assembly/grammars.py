@@ -1,4 +1,4 @@
-"""Creation of the configured grammar backends.
+"""Creates the configured grammar backends.
 
 This module must not import torch: the server's main process, which checks grammars, does not need it.
 """
@@ -57,7 +57,7 @@ def make_grammars(
     options = registry.options(default, settings.options, "grammar.options", config.origins)
     fallback = options.fallback if isinstance(options, GrammarOptions) else ()
     for name in fallback:
-        registry.provider("grammar", name, "grammar.options.fallback")  # raises an error if there is none
+        registry.provider("grammar", name, "grammar.options.fallback")  # raises an error if there is no such backend
     for problem in circular_fallbacks(config, registry):
         raise ConfigError(problem)
 
@@ -100,6 +100,6 @@ def make_grammars(
 
 
 def _shared(options: Mapping[str, Any], provider: Provider[GrammarBackend]) -> dict[str, Any]:
-    """Return the default backend's options that another backend has, too. So both produce the same format of JSON."""
+    """Return the default backend's options that another backend also has, so that both produce the same JSON format."""
     names = provider.options.model_fields.keys() - GrammarOptions.model_fields.keys()
     return {name: value for name, value in options.items() if name in names}

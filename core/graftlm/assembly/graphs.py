@@ -1,4 +1,4 @@
-"""The replay of one-token steps: capture of CUDA graphs on a GPU, or recorded steps on a CPU."""
+"""Sets up the replay of one-token steps: CUDA graphs on a GPU, or recorded steps on a CPU."""
 
 import logging
 from collections.abc import Callable
@@ -57,9 +57,9 @@ def capture_graphs(
 
     Args:
         attention: the backend to which the model is bound.
-        kv: the KV tensors, with one spare page. If windows have a memory of their own, it has a spare page, too.
+        kv: the KV tensors, with one spare page. If windows have a separate memory, it has a spare page too.
         max_pages: maximum number of pages of a request.
-        on_stage: called with a text for every size.
+        on_stage: function that is called with a text for every size.
 
     Returns: None if the steps cannot be captured and `execution.graphs` is auto. The log says why.
 

@@ -1,4 +1,4 @@
-"""The stage of the assembly that determines the size of the KV memory and allocates it."""
+"""Determines the size of the KV memory, and allocates it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ class AllocatedKV:
     """The allocated KV memory.
 
     Attributes:
-        memory: its size, and the window pages if sliding-window layers have a memory of their own.
-        store: its tensors.
+        memory: size of the KV memory, and the window pages if sliding-window layers have a separate memory.
+        store: the tensors.
         max_row_pages: maximum number of pages of a request.
     """
 
@@ -90,7 +90,7 @@ def _allocate(
     """Allocate the tensors.
 
     Raises:
-        ConfigError: the device cannot allocate them, for instance because other programs use its memory.
+        ConfigError: the device cannot allocate the tensors, for instance because other programs use its memory.
     """
     num_window_pages = None if memory.window is None else memory.window.num_window_pages
     layers, page_size = chosen.model.attention_layers, config.cache.page_size

@@ -1,4 +1,4 @@
-"""The size and dtype of an engine's KV memory, and the separate memory of sliding-window layers."""
+"""Determines the size and dtype of an engine's KV memory, with the separate memory of sliding-window layers."""
 
 import logging
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ _logger = logging.getLogger(__name__)
 
 #: Page numbers are int32.
 _MAX_PAGES = (1 << 31) - 1
-#: Number of tokens before the window that a row keeps. A later prompt can then branch off shortly before the row's end.
+#: Number of tokens before its window that a row keeps, so that a later prompt can branch off shortly before its end.
 _SPARE_TOKENS = 32
 
 
@@ -34,7 +34,7 @@ class KVMemory:
     Attributes:
         dtype: dtype of the stored keys and values.
         num_pages: number of pages of each layer. With `window`, sliding-window layers have the window pages instead.
-        window: the allocator of window pages; None if sliding-window layers do not have a memory of their own.
+        window: the allocator of window pages; None if sliding-window layers have no separate memory.
     """
 
     dtype: torch.dtype
@@ -53,13 +53,13 @@ def size_memory(
     num_replicas: int = 1,
     device_memory: DeviceMemory | None = None,
 ) -> KVMemory:
-    """Determine the size of the KV memory, and whether sliding-window layers get a memory of their own.
+    """Determine the size of the KV memory, and whether sliding-window layers get a separate memory.
 
     Args:
         dtype: dtype of the model.
         context_len: maximum number of tokens of a request.
         steps: memory that is reserved for steps.
-        num_replicas: number of replicas that share the device, each with a KV memory of its own.
+        num_replicas: number of replicas that share the device, each with its own KV memory.
         device_memory: the memory of the device; None: it is read.
 
     Effects: logs the size and its reason.
@@ -153,7 +153,7 @@ def kv_bytes(sizes: KVSizes, layers: Sequence[AttentionLayer], kv_dtype: torch.d
 
 
 def _place(config: EngineConfig, name: str) -> str:
-    """Return the place in the configuration file, and the path, of a setting of `memory`."""
+    """Return the position in the configuration file and the path of a setting of `memory`."""
     path = ("memory", name)
     return str(Problem(path, "", origin_of(path, config.origins)))
 
@@ -171,7 +171,7 @@ def explain(
     dtype: torch.dtype,
     kv_dtype: torch.dtype,
 ) -> str:
-    """Return one line that says how many tokens the KV memory has, and why.
+    """Return one line with the number of tokens of the KV memory, and the reason for it.
 
     Args:
         dtype: dtype of the model.
@@ -206,10 +206,10 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _window_span(config: EngineConfig, registry: Registry, model: Model) -> WindowSpan | None:
-    """Return the window of the layers that get a memory of their own; None if no layers get one.
+    """Return the window of the layers that get a separate memory; None if no layers get one.
 
     Raises:
-        ConfigError: `memory.window_tokens` is set, but no layers can get a memory of their own.
+        ConfigError: `memory.window_tokens` is set, but no layers can get a separate memory.
     """
     provider = registry.provider("cache", config.cache.name)
     windows = sorted({layer.sliding_window for layer in model.attention_layers if layer.sliding_window is not None})

@@ -20,16 +20,17 @@ _ADAPTER_WEIGHTS = "adapter_model.safetensors"
 def check_machine(config: EngineConfig, registry: Registry) -> list[str]:
     """Return everything that this machine lacks for a configuration, one line each.
 
-    This reads no weights and does not import torch. It must not be used for a configuration of another machine.
+    This function reads no weights and does not import torch. It must not be used for a configuration of another
+    machine.
     """
     return _lines([*_device(config), *_checkpoint(config), *_adapters(config), *_options(config, registry)])
 
 
 def check_files(config: EngineConfig) -> list[str]:
-    """Return the errors of the checkpoint and the adapters, one line each. Each of them makes a start fail.
+    """Return the errors of the checkpoint and the adapters, one line each. Each error would make a start fail.
 
-    This takes milliseconds. It does not check the device, since torch may find one that its driver does not report. Nor
-    does it check options with which an engine can start, such as a storage that cannot be written.
+    This takes milliseconds. The device is not checked, because torch may find a device that the driver does not report.
+    Options with which an engine can start, such as a storage that cannot be written, are not checked either.
     """
     return _lines([*_checkpoint(config), *_adapters(config)])
 
@@ -78,7 +79,7 @@ def _adapters(config: EngineConfig) -> Iterator[Problem]:
 
 
 def _options(config: EngineConfig, registry: Registry) -> Iterator[Problem]:
-    """Yield the problems that the options of the selected providers report. Wrong names are reported elsewhere."""
+    """Yield the problems that the options of the selected providers report. Other code reports wrong names."""
     for selection in selections(config):
         options_path = selection.family.options_path
         if options_path is None:

@@ -1,4 +1,4 @@
-"""The choice of the providers of the model and of attention, and the creation of the model."""
+"""Chooses the providers of the model and of attention, and creates the model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ def check_choices(config: EngineConfig, registry: Registry) -> None:
     for selection in selections(config):
         family = selection.family
         if selection.name == AUTO:
-            continue  # chosen later, by the model
+            continue  # `auto` is resolved later, when the model is known
         provider = registry.provider(family.key, selection.name, family.name_path)
         if family.options_path is not None:
             registry.options(provider, selection.options, family.options_path, config.origins)
@@ -60,7 +60,7 @@ def choose_plugins(config: EngineConfig, registry: Registry, target: Target) -> 
     """Choose the providers of the model and of attention, and create the model without weights.
 
     Raises:
-        GraftlmError: none fits, or the configured one does not fit.
+        GraftlmError: no provider fits, or the configured one does not fit.
     """
     model_config = target.model_config
     model_provider = registry.model_for(model_config.architectures, config.model.architecture)
@@ -99,7 +99,7 @@ def choose_attention(
 
     Raises:
         ConfigError: the configured one does not fit.
-        PluginError: none fits.
+        PluginError: no provider fits.
     """
 
     def misfit(provider: Provider[AttentionBackend]) -> str | None:

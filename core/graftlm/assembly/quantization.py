@@ -1,4 +1,4 @@
-"""The quantization of a model's linear layers, from the configuration."""
+"""Sets up the configured quantization of a model's linear layers."""
 
 import logging
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ class QuantizedLayers:
     Attributes:
         name: name of the quantization.
         layers: path in the model -> layer.
-        obstacles: path in the model -> why that layer is not quantized.
+        obstacles: path in the model -> reason why that layer is not quantized.
     """
 
     name: str
@@ -38,7 +38,7 @@ class QuantizedLayers:
     obstacles: Mapping[str, str]
 
     def convert(self) -> None:
-        """Convert the loaded layers, one after the other, and log the memory that this saves."""
+        """Convert the loaded layers one by one, and log the saved memory."""
         for layer in self.layers.values():
             layer.pack()
         kernels = [kernel for layer in self.layers.values() for kernel in layer.kernels]
@@ -58,7 +58,7 @@ class QuantizedLayers:
 def quantize_layers(
     config: EngineConfig, registry: Registry, model: Model, device: torch.device, dtype: torch.dtype
 ) -> QuantizedLayers | None:
-    """Prepare the linear layers of a model for quantization, which follows when the weights are loaded.
+    """Prepare the linear layers of a model for quantization, which is done after the weights are loaded.
 
     Returns: None if the configuration sets no quantization.
 

@@ -1,4 +1,4 @@
-"""The provider that an engine uses of each family, with the reason, for the log, /server_info and --dry-run."""
+"""Lists the provider of each family that an engine uses, with the reason, for the log, /server_info and --dry-run."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,10 +22,10 @@ def resolve_plugins(
     Args:
         chosen: family -> its provider, for families that are set to "auto" and whose choice depends on more than the
             rank. The value is None if no provider was chosen.
-        fitting: what an automatic choice had to fit, such as "cpu/bfloat16".
+        fitting: the condition of an automatic choice, such as "cpu/bfloat16".
 
-    Returns: an entry for each family with a provider. Families whose choice depends on more than the rank have none if
-        they are set to "auto" and are missing in `chosen`.
+    Returns: an entry for each family with a provider. A family whose choice depends on more than the rank has no entry
+        if it is set to "auto" and is missing in `chosen`.
     """
     found: ResolvedPlugins = {}
     for selection in selections(config):

@@ -1,4 +1,4 @@
-"""The weights of a served model: loading, replacement in place, reading, and their fingerprint."""
+"""Loads, replaces and reads the weights of a served model, and computes their fingerprint."""
 
 import logging
 import os
@@ -34,7 +34,7 @@ class NewWeights:
     """Weights that were checked against a model, and can replace its weights.
 
     Attributes:
-        path: path of their checkpoint; None: they are tensors in memory.
+        path: path of the weights' checkpoint; None: they are tensors in memory.
         tensors: some or all of the model's weights, by their names in a checkpoint; None: all weights of the
             checkpoint.
     """
@@ -44,7 +44,7 @@ class NewWeights:
         self.tensors = tensors
 
     def items(self) -> Iterable[tuple[str, Tensor]]:
-        """Return an iterable of (name in the checkpoint, tensor). A checkpoint is read again by each call."""
+        """Return an iterable of (name in the checkpoint, tensor). Each call reads the checkpoint again."""
         if self.path is not None:
             return iter_weights(self.path)
         return (self.tensors or {}).items()
@@ -53,8 +53,8 @@ class NewWeights:
 class ServedWeights:
     """Loads, replaces and reads a model's weights. `load` and `replace` are called in the thread that runs the steps.
 
-    New weights are checked before any is copied, on a copy of the model without memory (on PyTorch's meta device). So
-    weights whose names, shapes or dtypes do not fit do not change the model.
+    New weights are checked before any is copied, on a copy of the model without memory (on PyTorch's meta device).
+    Weights whose names, shapes or dtypes do not fit therefore do not change the model.
     """
 
     def __init__(
@@ -70,8 +70,8 @@ class ServedWeights:
         """Store the model, whose weights are not loaded yet.
 
         Args:
-            make_meta_model: creates the same model on the meta device.
-            quantized: the layers that are converted after each loading; None: there is no quantization.
+            make_meta_model: function that creates the same model on the meta device.
+            quantized: the layers that are converted after each loading; None: no quantization.
             path: path of the checkpoint for `load`.
             dtype: dtype in which the model computes.
         """
@@ -89,7 +89,8 @@ class ServedWeights:
         """Load the checkpoint, and convert and pack its weights as configured.
 
         Args:
-            announce: called with the progress of a large checkpoint; None: a bar is shown on a terminal.
+            announce: function that is called with the progress of a large checkpoint; None: a bar is shown on a
+                terminal.
 
         Raises:
             GraftlmError: the checkpoint cannot be read, or does not fit the model.
@@ -99,7 +100,7 @@ class ServedWeights:
         self._prepare()
 
     def set_graphs(self, graphs: ReplayedSteps | None) -> None:
-        """Store the graphs that use these weights; None: there are none."""
+        """Store the graphs that use these weights; None: there are no graphs."""
         self._graphs = graphs
 
     def fingerprint(self) -> bytes:
@@ -125,7 +126,7 @@ class ServedWeights:
         return self._fingerprint
 
     def checked(self, weights: str | Path | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]) -> NewWeights:
-        """Check the weights of a checkpoint, as `checked_checkpoint` does, or tensors, as `checked_tensors` does."""
+        """Check the weights of a checkpoint with `checked_checkpoint`, or tensors with `checked_tensors`."""
         if isinstance(weights, str | Path):
             return self.checked_checkpoint(str(weights))
         return self.checked_tensors(weights.items() if isinstance(weights, Mapping) else weights)
@@ -152,8 +153,8 @@ class ServedWeights:
 
         Raises:
             ModelError: a tensor does not fit this model.
-            UnsupportedFeatureError: weights are missing, but the weights are quantized, so all are needed.
-            RequestError: there are no tensors, or a name is given twice.
+            UnsupportedFeatureError: some weights are missing, but quantized models need all of them.
+            RequestError: there are no tensors, or a name occurs twice.
         """
         by_name: dict[str, Tensor] = {}
         for name, tensor in tensors:
@@ -235,7 +236,7 @@ class ServedWeights:
             self._graphs.recapture()
 
     def _recapture_packed(self) -> None:
-        """Discard recorded calls with addresses of packed weights, since packing again changes the addresses."""
+        """Discard recorded calls with addresses of packed weights, because packing again changes the addresses."""
         if self._graphs is not None and self._graphs.uses_packed_weights:
             self._graphs.recapture()
 

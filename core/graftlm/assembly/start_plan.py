@@ -1,4 +1,4 @@
-"""The plan of a start for `graftlm serve --dry-run`: the engine's parts and sizes, without loading weights."""
+"""Plans a start for `graftlm serve --dry-run`: the engine's parts and sizes, without loading weights."""
 
 from dataclasses import replace
 
@@ -28,8 +28,8 @@ def plan_start(
 ) -> list[str]:
     """Return a description of the engine that would start, as lines.
 
-    This reads the checkpoint's configuration and tokenizer, but no weights. The memory that is free after the weights
-    are loaded is estimated. If the estimate is too small, a line contains a warning.
+    This function reads the checkpoint's configuration and tokenizer, but no weights. It estimates the memory that is
+    free after the weights are loaded. If the estimate is too small, a line contains a warning.
 
     Args:
         device_memory: the current memory of the device; None: it is read.

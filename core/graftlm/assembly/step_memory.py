@@ -1,4 +1,4 @@
-"""The memory that steps need in addition to weights, keys and values. The largest steps are run to measure it."""
+"""Measures the memory that steps need in addition to weights, keys and values, by running the largest steps."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,8 +27,8 @@ class StepMemory:
     """The memory that steps need in addition to weights, keys and values.
 
     Attributes:
-        activation_bytes: the largest step's activations.
-        graph_bytes: the CUDA graphs, with the memory in which their kernels compute.
+        activation_bytes: size of the largest step's activations.
+        graph_bytes: size of the CUDA graphs, with the memory in which their kernels compute.
     """
 
     activation_bytes: int = 0
@@ -80,7 +80,7 @@ class CudaMeter:
         self._device = device
 
     def peak_bytes(self, function: Callable[[], object]) -> int:
-        """Call a function, wait until the device has finished, and return the peak, as in `MemoryMeter`."""
+        """Call a function, wait until the device has finished, and return the peak; see `MemoryMeter.peak_bytes`."""
         torch.cuda.synchronize(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)
@@ -90,7 +90,7 @@ class CudaMeter:
 
 
 def meter_for(device: torch.device) -> MemoryMeter | None:
-    """Return a meter for a device; None for a CPU, since an engine shares the host's memory with other programs."""
+    """Return a meter for a device; None for a CPU, because an engine shares the host's memory with other programs."""
     return CudaMeter(device) if device.type == "cuda" else None
 
 
@@ -108,9 +108,9 @@ def measure_steps(
 
     Args:
         model: the model; the values of its weights do not matter.
-        make_attention: creates the attention backend for a KV memory.
+        make_attention: function that creates the attention backend for a KV memory.
         dtype: dtype of the temporary KV memory.
-        meter: measures the memory.
+        meter: the meter of the memory.
 
     Effects: the model must be bound to another backend before it runs again.
     """
@@ -183,7 +183,7 @@ class _TemporaryAttention(AttentionBackend):
 
 
 def _batch(query_lens: list[int], page_size: int, device: torch.device) -> ForwardBatch:
-    """Return a batch of requests without computed tokens, each with pages of its own."""
+    """Return a batch of requests without computed tokens, each with its own pages."""
     lens = np.array(query_lens, dtype=np.int32)
     num_pages = -(-lens // page_size)
     starts = np.cumsum(num_pages) - num_pages

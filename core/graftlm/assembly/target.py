@@ -64,7 +64,7 @@ class Target:
 
     @property
     def num_sharing(self) -> int:
-        """Number of engines that share the device's memory: all replicas on a CPU; 1 on GPUs, one for each replica."""
+        """Number of engines that share the device's memory: all replicas on a CPU, 1 on GPUs (one GPU per replica)."""
         return self.num_replicas if self.device.type == "cpu" else 1
 
     @property

@@ -1,4 +1,4 @@
-"""Creation of the cache's lower tiers from the configuration: host memory, storage, and the copies between them."""
+"""Creates the cache's lower tiers from the configuration: host memory, storage, and the copies between them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -26,8 +26,9 @@ class TierParts:
 
     Attributes:
         mover: copies pages between the device and host memory while steps run.
-        queue: the copies that wait for the next step.
-        create_storage: creates a storage from a provider's name, its options and the size of a block in bytes.
+        queue: queue of the copies for the next step.
+        create_storage: function that creates a storage from a provider's name, its options and the size of a block in
+            bytes.
     """
 
     mover: BlockMover
@@ -41,8 +42,8 @@ def assemble_tiers(
     """Return the parts for the configured cache's lower tiers; None if it has no lower tiers.
 
     Args:
-        fingerprint: returns the fingerprint of the model's weights, which is part of the names of stored blocks. It is
-            called each time that a cache is created.
+        fingerprint: function that returns the fingerprint of the model's weights, which is part of the names of stored
+            blocks. It is called each time that a cache is created.
         num_replicas: number of engines that share this machine's memory.
     """
     provider = registry.provider("cache", config.cache.name)
@@ -81,7 +82,7 @@ def _check_host_room(
     """Check that the blocks fit into host memory, together with the KV memory of an engine on the CPU.
 
     Raises:
-        ConfigError: they need more memory than the machine has.
+        ConfigError: the blocks need more memory than the machine has.
     """
     block_bytes = pages_per_block * kv.page_bytes
     kv_bytes = kv.num_bytes if kv.device.type == "cpu" else 0

@@ -1,4 +1,4 @@
-"""Hashes of whole weight files. They are stored in a file, so that a restart need not read the weights again."""
+"""Computes hashes of whole weight files, and stores them so that a restart need not read the weights again."""
 
 import hashlib
 import json
@@ -37,7 +37,7 @@ class WeightDigests:
 
     Args:
         store: the JSON file; None: hashes are not stored. The file and its folder are created private to the user.
-        clock: returns Unix time in seconds, comparable with the times of files.
+        clock: function that returns Unix time in seconds, comparable with the times of files.
     """
 
     def __init__(self, store: Path | None, clock: Callable[[], float] = time.time) -> None:
@@ -129,7 +129,7 @@ def _size(identity: Sequence[int]) -> int:
 
 
 def _digests(files: Sequence[Path], identities: Mapping[Path, Sequence[int]]) -> dict[Path, bytes]:
-    """Return file -> hash. A file's hash is made from its size and the hashes of its parts, in order."""
+    """Return file -> hash. A file's hash is computed from its size and the hashes of its parts, in order."""
     num_threads = min(_MAX_THREADS, os.cpu_count() or 1)
     with ThreadPoolExecutor(num_threads, "graftlm-weights") as threads:
         parts = {

@@ -1,1 +1,1 @@
-"""The in-process engine, which completes prompts with a step loop in a thread of its own."""
+"""The in-process engine, which completes prompts with a step loop in a separate thread."""

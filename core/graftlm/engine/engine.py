@@ -87,7 +87,7 @@ class Engine:
 
     @property
     def weight_version(self) -> str:
-        """The name that `update_weights` gave the current weights; "default" until it has set one."""
+        """The `weight_version` of the last `update_weights` that set one; "default" before."""
         return self._weight_version
 
     def generate(
@@ -111,13 +111,13 @@ class Engine:
             timeout_s: seconds after which a request is aborted; None: no limit.
             cache_salt: prompts share cached prefixes only if they have the same salt and the same adapter.
             adapter: name of a loaded low-rank adapter, one for all prompts or one for each; None: no adapter.
-            request_ids: one for each prompt, for `abort`; None: random ids.
-            progress: show a progress bar on standard error; None: only for long lists on a terminal.
+            request_ids: one id for each prompt, for `abort`; None: random ids.
+            progress: whether to show a progress bar on standard error; None: only for long lists on a terminal.
 
         Returns: one output per prompt, in order. A request that failed while it ran has finish_reason "error".
 
         Raises:
-            RequestError: a prompt or its parameters are not valid. Then no prompt is started.
+            RequestError: a prompt or its parameters are not valid; no prompt is started.
             EngineClosedError: the engine is closed.
         """
         options = RequestOptions(priority=priority, timeout_s=timeout_s, cache_salt=cache_salt)
@@ -144,9 +144,9 @@ class Engine:
             pooling: "mean": the mean of the model's final hidden states over the prompt; "last": the hidden state of
                 its last token; None: the checkpoint's setting, or the mean. The mean needs every token computed, so it
                 does not use the prefix cache.
-            normalize: scale each vector to unit length; None: the checkpoint's setting, or True.
-            dimensions: keep only this number of elements at the start of each vector, for models that are trained for
-                it (Matryoshka); None: keep all.
+            normalize: whether each vector is scaled to unit length; None: the checkpoint's setting, or True.
+            dimensions: number of elements to keep at the start of each vector, for models that are trained for this
+                (Matryoshka); None: all.
 
         The other arguments and the errors are those of `generate`.
 
@@ -171,7 +171,7 @@ class Engine:
     ) -> list[ClassificationOutput]:
         """Compute the scores of the model's score head for prompts: a classifier's logits, or a reward model's reward.
 
-        Arguments and errors as in `embed`.
+        Arguments and errors are those of `embed`.
 
         Raises:
             UnsupportedFeatureError: the model has no score head.
@@ -202,12 +202,11 @@ class Engine:
         """Score each item for a query. Each item needs one forward pass; a common prefix is computed once.
 
         Args:
-            query, items: all of them texts, or all of them lists of token ids. One text, or one flat list of ids, is
-                one item.
-            label_token_ids: the scores are the probabilities of these tokens directly after the item. None: the scores
-                are those of the model's score head, for query and item as joined by the checkpoint's tokenizer.
-            apply_softmax: apply softmax, so that the scores of an item add up to 1.
-            item_first: put the item before the query.
+            query, items: either texts or lists of token ids. One text, or one flat list of ids, is one item.
+            label_token_ids: tokens whose probabilities directly after the item are the scores. None: the scores are
+                those of the model's score head; the checkpoint's tokenizer joins query and item.
+            apply_softmax: whether softmax is applied, so that the scores of an item add up to 1.
+            item_first: whether the item is put before the query.
             adapter: name of a loaded low-rank adapter, one for all items or one for each; None: no adapter.
 
         Returns: for each item, one score for each label.
@@ -238,10 +237,10 @@ class Engine:
         adapter: str | None = None,
         request_id: str | None = None,
     ) -> Iterator[RequestOutput]:
-        """Complete one prompt. Return an iterator of outputs whose text and token_ids grow.
+        """Complete one prompt; return an iterator of outputs, each with the whole text and all token ids so far.
 
-        Closing the iterator early aborts the request. Arguments and errors as in `generate`. The prompt is checked and
-        queued before this method returns.
+        Closing the iterator early aborts the request. Arguments and errors are those of `generate`. The prompt is
+        checked and queued before this method returns.
         """
         options = RequestOptions(priority=priority, timeout_s=timeout_s, cache_salt=cache_salt)
         ids = None if request_id is None else [request_id]
@@ -259,10 +258,11 @@ class Engine:
         adapter: Adapters = None,
         request_ids: Sequence[str] | None = None,
     ) -> list[RequestOutput]:
-        """Complete prompts as `generate` does, without blocking the event loop. Cancelling the call aborts them.
+        """Complete prompts like `generate`, without blocking the event loop. Cancelling the call aborts the requests.
 
         Raises:
-            QueueFullError: `scheduling.max_queued_requests` requests would be exceeded, also by this call alone.
+            QueueFullError: more than `scheduling.max_queued_requests` requests would wait, also if all of them are from
+                this call.
         """
         options = RequestOptions(priority=priority, timeout_s=timeout_s, cache_salt=cache_salt)
         jobs = await asyncio.to_thread(
@@ -283,7 +283,7 @@ class Engine:
         cache_salt: str = "",
         adapter: Adapters = None,
     ) -> list[EmbeddingOutput]:
-        """Compute vectors as `embed` does, without blocking the event loop; see `agenerate`."""
+        """Compute vectors like `embed`, without blocking the event loop; see `agenerate`."""
         form = embedding_form(self._parts.embedding, pooling, normalize, dimensions)
         options = RequestOptions(priority=priority, timeout_s=timeout_s, cache_salt=cache_salt, pooling=form.pooling)
         jobs = await asyncio.to_thread(self._maker.jobs, split_prompts(prompts), POOLED, options, adapter)
@@ -301,9 +301,10 @@ class Engine:
         adapter: str | None = None,
         request_id: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Complete one prompt, and yield outputs whose text and token_ids grow. Closing the generator aborts it.
+        """Complete one prompt; yield outputs, each with the text so far. Closing the generator aborts the request.
 
-        Arguments and errors as in `generate`. The prompt is checked and queued when the first output is requested.
+        Arguments and errors are those of `generate`. The prompt is checked and queued when the first output is
+        requested.
         """
         options = RequestOptions(priority=priority, timeout_s=timeout_s, cache_salt=cache_salt)
         ids = None if request_id is None else [request_id]
@@ -315,7 +316,7 @@ class Engine:
     async def acache_prefix(self, prompt: Prompt, *, cache_salt: str = "", adapter: str | None = None) -> None:
         """Queue a request that computes a prompt and caches it for later prompts. Return when the request is queued.
 
-        Errors while it runs are ignored.
+        Errors of the running request are ignored.
 
         Raises:
             RequestError: the prompt is not valid.
@@ -348,16 +349,16 @@ class Engine:
 
         Args:
             weights: the folder or the GGUF file of a checkpoint of the same model; or tensors by their names in the
-                checkpoint, as a mapping or as pairs. These may be all weights or some of them, and are all kept in
+                checkpoint, as a mapping or as pairs. The tensors may be all weights or some of them; all of them are in
                 memory at the same time.
-            flush_cache: discard all keys and values that the old weights computed. False keeps cached prefixes.
-            abort_requests: abort current requests instead of waiting for them.
+            flush_cache: whether all keys and values that the old weights computed are discarded. False keeps cached
+                prefixes.
+            abort_requests: whether current requests are aborted; False: the update waits for them.
             weight_version: new value of `weight_version`; None keeps the old one.
 
         Raises:
             ModelError: a file is missing, or names, shapes or dtypes do not fit the model.
-            RequestError: a tensor is given twice, no tensor is given, or the model cannot replace some weights without
-                the others.
+            RequestError: a tensor is passed twice, no tensor is passed, or the model cannot replace only some weights.
             EngineError: copying failed halfway; the message says which weights the model has now.
         """
         parts = self._parts
@@ -381,8 +382,8 @@ class Engine:
     def pin_prefix(self, prompt: Prompt, ttl_s: float, *, cache_salt: str = "", adapter: str | None = None) -> int:
         """Pin the cached part of a prompt for `ttl_s` seconds: it is evicted only if nothing else can be evicted.
 
-        Returns: number of pinned tokens; 0 if no part of the prompt is cached. Of a prompt that ran before, everything
-            is cached except its last token and its last partial page.
+        Returns: number of pinned tokens; 0 if no part of the prompt is cached. A prompt that ran before is cached
+            except for its last token and its last partial page.
 
         Raises:
             RequestError: the prompt is not valid, or `ttl_s` is not above 0.
@@ -423,11 +424,11 @@ class Engine:
         self._thread.call(lambda: loader.install(name, str(path), weights)).result()
 
     def unload_adapter(self, name: str) -> int:
-        """Refuse new requests for an adapter. Requests that wait or run keep it until they end.
+        """Refuse new requests for an adapter. Waiting and running requests use it until they end.
 
-        Prompts of a long list that are not queued yet are refused, too.
+        Prompts of a long list that are not queued yet are refused too.
 
-        Returns: number of requests that wait or run with the adapter.
+        Returns: number of waiting and running requests with the adapter.
 
         Raises:
             AdapterNotFoundError: no adapter has that name.

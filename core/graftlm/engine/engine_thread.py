@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: Called in the engine's thread with each update of one request. Must not block.
+#: Function that is called in the engine's thread with each update of one request. It must not block.
 UpdateSink = Callable[[RequestUpdate], None]
 
 
@@ -74,10 +74,10 @@ class EngineThread:
         return future
 
     def submit(self, groups: "list[list[tuple[Request, UpdateSink]]]") -> "Future[int]":
-        """Add groups of requests between two steps, in order, until the queue is full. A group is added as a whole.
+        """Add groups of requests between two steps, in order, until the queue is full. Each group is added as a whole.
 
         Returns: a future of the number of groups that were added. It fails with QueueFullError if there is no room for
-            the first group. It fails with another RequestError if a request is refused; then no group is added.
+            the first group. It fails with another RequestError if a request is refused; no group is then added.
 
         Raises:
             EngineClosedError: the engine is closed.
@@ -201,7 +201,7 @@ class EngineThread:
 
 
 def _task(function: Callable[[], T]) -> "tuple[Future[T], Callable[[], None]]":
-    """Return a future of a function's result, and a function that sets it by calling the first one."""
+    """Return a future, and a function that calls `function` and sets the future to its result."""
     future: Future[T] = Future()
 
     def run() -> None:

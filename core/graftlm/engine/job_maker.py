@@ -1,4 +1,4 @@
-"""Checks of prompts and parameters, and their conversion into jobs that the engine can start."""
+"""Checks prompts and parameters, and converts them into jobs that the engine can start."""
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +29,7 @@ class JobMaker:
     Args:
         tokenizer: the checkpoint's tokenizer.
         intake: checks prompts and parameters, and makes requests.
-        text_stream: makes a new detokenizer for one completion.
+        text_stream: function that creates a detokenizer for one completion.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class JobMaker:
         Args:
             sampling_params: one object for all prompts, or one for each.
             options: the options of every prompt, except their adapter.
-            adapter: as in `Engine.generate`.
-            request_ids: one for each prompt; None: random ids.
+            adapter: see `Engine.generate`.
+            request_ids: one id for each prompt; None: random ids.
 
         Raises:
             RequestError: a prompt or its parameters are not valid.

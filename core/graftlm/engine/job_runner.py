@@ -1,4 +1,4 @@
-"""The runner of jobs: it starts jobs in the engine, waits for their end, and aborts them."""
+"""Starts jobs in the engine, waits for their end, and aborts them."""
 
 import asyncio
 import weakref
@@ -38,14 +38,14 @@ class JobRunner:
             self._abort_jobs([job])
 
     def stream(self, job: Job) -> Iterator[RequestOutput]:
-        """Start a job, and return an iterator of its growing outputs."""
+        """Start a job; return an iterator of outputs, each with everything so far."""
         events: SimpleQueue[bool] = SimpleQueue()
         self._thread.submit([group_of(job, lambda update: events.put(job.add(update)))]).result()
         self._register([job])
         return JobStream(job, events, self._abort_jobs)
 
     async def astream(self, job: Job) -> AsyncGenerator[RequestOutput, None]:
-        """Start a job, and yield its growing outputs. Closing the generator aborts the job."""
+        """Start a job, and yield outputs, each with everything so far. Closing the generator aborts the job."""
         loop = asyncio.get_running_loop()
         changed = asyncio.Event()
 
@@ -74,7 +74,7 @@ class JobRunner:
         """Start jobs while the queue has room for them, and wait until all have ended.
 
         Args:
-            progress: as in `Engine.generate`.
+            progress: see `Engine.generate`.
         """
         finished: SimpleQueue[Job] = SimpleQueue()
         waiting = deque(jobs)
@@ -95,7 +95,7 @@ class JobRunner:
         """Start all jobs together, and wait until all have ended. Cancelling the call aborts them.
 
         Raises:
-            QueueFullError: the queue does not have room for all jobs; then all are aborted.
+            QueueFullError: the queue does not have room for all jobs; all are then aborted.
         """
         loop = asyncio.get_running_loop()
         all_done = asyncio.Event()
@@ -126,7 +126,7 @@ class JobRunner:
         """Start jobs until the queue is full. Return their number.
 
         Raises:
-            QueueFullError: the queue is full, and none of these jobs runs whose end could be awaited.
+            QueueFullError: the queue is full, and no job of this call runs whose end could be awaited.
         """
         room = self._max_queued - num_running
         jobs = [waiting[i] for i in range(min(room, len(waiting)))]
@@ -138,7 +138,7 @@ class JobRunner:
         except QueueFullError:
             if num_running == 0:
                 raise
-            return 0  # other callers fill the queue, too; the next try follows when one of these jobs has ended
+            return 0  # other callers fill the queue too; the next try follows when a job of this call has ended
         self._register([waiting.popleft() for _ in range(num_started)])
         return num_started
 

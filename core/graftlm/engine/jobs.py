@@ -48,7 +48,7 @@ class Job:
 
 
 class JobStream(Iterator[RequestOutput]):
-    """An iterator of the growing outputs of one job. If it is closed or garbage-collected early, the job is aborted."""
+    """An iterator of the outputs of one job. If it is closed or garbage-collected early, the job is aborted."""
 
     def __init__(self, job: Job, events: "SimpleQueue[bool]", abort: Callable[[list[Job]], None]) -> None:
         self._job = job

@@ -1,1 +1,1 @@
-"""What happens on the device: batch, model, sampler. Host state is the scheduler's."""
+"""Runs steps on the device: batch, model, sampler. The scheduler owns the state on the host."""

@@ -42,12 +42,12 @@ class AdapterLayers:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the factors: that of the layers. There is at least one layer."""
+        """The dtype of the factors, which is that of the layers. There is at least one layer."""
         return self._layers[0][0].weight.dtype
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the factors in bytes, whether or not adapters are loaded."""
+        """Size of the factors in bytes, which does not depend on the loaded adapters."""
         return sum(factors.num_bytes for _, factors in self._layers)
 
     @torch.inference_mode()
@@ -55,7 +55,7 @@ class AdapterLayers:
         """Store an adapter in a slot.
 
         Args:
-            factors: by name of the projection in the checkpoint, such as "model.layers.0.self_attn.q_proj".
+            factors: name of the projection in the checkpoint, such as "model.layers.0.self_attn.q_proj" -> its factors.
 
         Raises:
             AdapterError: a factor is not finite in the layers' dtype; the slot is then empty.
@@ -97,7 +97,7 @@ def route_of(
     num_slots: int,
     device: torch.device,
 ) -> AdapterRoute:
-    """Return the adapter of each token: as a mask on a GPU, as groups of tokens on a CPU.
+    """Return the adapter of each token, as a mask on a GPU and as groups of tokens on a CPU.
 
     Args:
         adapter_slots: int32 [B], 0 for requests without an adapter.
@@ -121,7 +121,7 @@ def _groups(of_token: NDArray[np.int32]) -> AdapterGroups:
 
 
 def _pieces(of_token: NDArray[np.int32]) -> tuple[tuple[int, slice], ...]:
-    """Return (slot, tokens) of each contiguous run of tokens with the same adapter."""
+    """Return (slot, tokens) of each contiguous run of tokens with the same adapter; tokens without one are left out."""
     starts = np.flatnonzero(np.diff(of_token, prepend=-1)).tolist()
     ends = [*starts[1:], len(of_token)]
     runs = [(int(of_token[start]), slice(start, end)) for start, end in zip(starts, ends, strict=True)]

@@ -10,7 +10,7 @@ __all__ = ["AwaitingAttention"]
 
 
 class AwaitingAttention(AttentionBackend):
-    """Runs another backend; each layer waits for its own loads only.
+    """Runs another backend; each layer waits only for its own loads.
 
     Args:
         inner: the backend.

@@ -14,7 +14,7 @@ __all__ = ["BatchBuilder", "to_device"]
 
 
 def to_device(array: NDArray[np.generic], device: torch.device) -> Tensor:
-    """Return an array as a tensor on a device: on the CPU a view, on a GPU an asynchronous copy from pinned memory."""
+    """Return an array as a tensor: a view on the CPU, or an asynchronous copy from pinned memory on a GPU."""
     if device.type == "cpu":
         return torch.from_numpy(array)
     # An array that is not contiguous would be copied through pageable memory.
@@ -33,10 +33,10 @@ class BatchBuilder:
         self._device = last_tokens.device
         self._rows = np.empty(0, dtype=np.int32)
         self._rows_on_device = torch.empty(0, dtype=torch.int64)  # of `_rows`
-        self._bounds = self._idx = torch.empty(0)  # of the latest decode step's batch size
+        self._bounds = self._idx = torch.empty(0)  # for the batch size of the latest decode step
 
     def rows_on_device(self, rows: NDArray[np.int32]) -> Tensor:
-        """Return rows as int64 on the device; for the same array object the same tensor as before."""
+        """Return rows as int64 on the device; the same array object gives the same tensor as before."""
         if rows is not self._rows:
             self._rows, self._rows_on_device = rows, to_device(rows.astype(np.int64), self._device)
         return self._rows_on_device
@@ -69,7 +69,7 @@ class BatchBuilder:
     def _bounds_and_samples(self, plan: StepPlan) -> tuple[Tensor, Tensor]:
         """Return `cu_seqlens_q` and `logits_idx`."""
         num_requests = len(plan.rows)
-        if num_requests == plan.num_tokens == len(plan.sample_idx):  # usually decode: token i is of request i
+        if num_requests == plan.num_tokens == len(plan.sample_idx):  # usually decode: token i belongs to request i
             if len(self._idx) != num_requests:
                 self._bounds = to_device(np.arange(num_requests + 1, dtype=np.int32), self._device)
                 self._idx = to_device(np.arange(num_requests), self._device)

@@ -25,7 +25,7 @@ def _forbid_kernel(
     vocab_size: tl.tensor,
     BLOCK: tl.constexpr,  # noqa: N803  # Triton's convention for compile-time constants
 ) -> None:
-    """Mask one block of columns of one row; program (i, b) has row rows[i] and block b."""
+    """Mask one block of columns of one row; program (i, b) masks block b of row rows[i]."""
     idx = tl.program_id(0)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < vocab_size
@@ -42,9 +42,9 @@ def forbid_in_place(scores: Tensor, rows: Tensor, bits: Tensor) -> None:
     Args:
         scores: any floating dtype [n, V], any row stride, column stride 1; changed in place.
         rows: int64 [m], unique rows of `scores`.
-        bits: int32 [m, ceil(V / 32)], as in `TokenMask`; word stride 1.
+        bits: int32 [m, ceil(V / 32)], see `TokenMask`; word stride 1.
 
-    All are on one device.
+    All tensors are on one device.
 
     Raises:
         ValueError: the columns of `scores` or the words of `bits` do not have stride 1.
@@ -65,5 +65,5 @@ def forbid_in_place(scores: Tensor, rows: Tensor, bits: Tensor) -> None:
         bits.stride(0),
         num_columns,
         BLOCK=_BLOCK,
-        enable_fp_fusion=True,  # explicit, since Triton warns that its default will change
+        enable_fp_fusion=True,  # explicit, because Triton warns that its default will change
     )

@@ -1,4 +1,4 @@
-"""The device side of KV transfers: copies blocks between paged tensors and host memory during the forward pass."""
+"""Copies blocks between paged tensors and host memory during the forward pass: the device side of KV transfers."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ __all__ = ["BlockMover"]
 class BlockMover:
     """Runs the copies of one step at a time; called from the step thread.
 
-    A block in host memory has for each layer the keys of its tokens, then their values unless they are a part of the
+    A block in host memory has, for each layer, the keys of its tokens, then their values unless these are a part of the
     keys, then the scales of both if the dtype has scales:
 
         slot 0 | keys of layer 0 | values of layer 0 | keys of layer 1 | ...
@@ -33,8 +33,8 @@ class BlockMover:
 
     Args:
         kv: the paged tensors.
-        device: of these tensors.
-        streams: of the device; None: torch's for a GPU, none for a CPU.
+        device: device of these tensors.
+        streams: streams of the device; None: torch's streams for a GPU, no streams for a CPU.
     """
 
     def __init__(self, kv: KVStore, device: torch.device, streams: DeviceStreams | None = None) -> None:
@@ -64,7 +64,7 @@ class BlockMover:
 
     @contextmanager
     def overlapped(self, copies: StepCopies) -> Iterator[None]:
-        """Run a step's copies while the body runs its forward pass; all are done when the context ends."""
+        """Run a step's copies while the body runs its forward pass; all copies are done when the context ends."""
         if self._streams is not None and self._stream is not None:
             with self._overlapped_on_stream(copies, self._streams, self._stream):
                 yield
@@ -144,7 +144,7 @@ class _Arrivals:
     """No loads are running."""
 
     def wait(self, layer_id: int) -> None:
-        """Return at once."""
+        """Return immediately."""
 
 
 _NOTHING = _Arrivals()
@@ -163,7 +163,7 @@ class _ThreadArrivals(_Arrivals):
         self._events[layer_id].set()
 
     def end(self) -> None:
-        """Wake all waiting threads, also after an error, which is raised where the copies are awaited."""
+        """Wake all waiting threads, also after an error; the error is raised where the copies are awaited."""
         for event in self._events:
             event.set()
 
@@ -181,7 +181,7 @@ class _StreamArrivals(_Arrivals):
         self._events[layer_id].record()
 
     def end(self) -> None:
-        """Do nothing: waiting for an event that was not recorded returns at once."""
+        """Do nothing, because waiting for an event that was not recorded returns immediately."""
 
 
 def _layer_views(memory: Tensor, kv: KVStore, pages_per_block: int) -> Iterator[tuple[Tensor, ...]]:

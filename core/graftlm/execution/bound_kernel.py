@@ -27,14 +27,14 @@ def _ordered(value: tl.tensor) -> tl.tensor:
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _unordered(ordered: tl.tensor) -> tl.tensor:
-    """The inverse of `_ordered`."""
+    """Apply the inverse of `_ordered`."""
     bits = tl.where((ordered >> 31) != 0, ordered & 0x7FFFFFFF, ordered ^ 0xFFFFFFFF)
     return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _counted(value: tl.tensor) -> tl.tensor:
-    """Return a probability; 0 for NaN and infinity."""
+    """Return a probability, with NaN and infinity replaced by 0."""
     return tl.where((value > 0.0) & (value < float("inf")), value, 0.0)
 
 
@@ -51,8 +51,8 @@ def _bound_kernel(
 ) -> None:
     """Find one row's bound: the largest number such that the row's numbers >= bound reach the target. Program r: row r.
 
-    The target is a count, `targets[r]`, or a share of the row's sum. Count and share fall as the bound rises, so a
-    search finds the bound's 32 bits from the highest bit on, two bits in each pass over the row. Probabilities are
+    The target is a count, `targets[r]`, or a share of the row's sum. Count and share decrease as the bound increases,
+    so a search finds the bound's 32 bits from the highest bit on, two bits in each pass over the row. Probabilities are
     added as integers, in units of 2**-unit_bits of the power of two above the largest, so the order of additions does
     not change the sum.
     """
@@ -71,7 +71,8 @@ def _bound_kernel(
             num_nan += (value != value).to(tl.int32)
         top = tl.max(largest, axis=0)
         exponent = (top.to(tl.uint32, bitcast=True) >> 23).to(tl.int32) - 127
-        # At most 2**126, for float32: rows whose largest probability is under 2**-64 have coarser units.
+        # The scale is at most 2**126, because of float32. Rows whose largest probability is below 2**-64 have coarser
+        # units.
         scale_bits = tl.minimum(unit_bits - 1 - exponent, 126) + 127
         scale = (scale_bits << 23).to(tl.float32, bitcast=True)
         units = tl.zeros([BLOCK], tl.int64)
@@ -119,8 +120,8 @@ def kth_largest(x: Tensor, k: Tensor) -> Tensor:
 def top_p_bounds(probs: Tensor, top_p: Tensor) -> Tensor:
     """Return each row's top-p bound, float32 [n]: the lowest probability in the smallest set of tokens with sum top_p.
 
-    In a vocabulary of 2**17, sums are exact to V * 2**-45 of the row's largest probability. A row with NaN, or with
-    zeros only, has the bound 0.
+    In a vocabulary of V = 2**17 tokens, sums are exact to V * 2**-45 of the row's largest probability. A row with NaN,
+    or with zeros only, has the bound 0.
 
     Args:
         probs: float32 [n, V], not negative; any row stride, column stride 1.

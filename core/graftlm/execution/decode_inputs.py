@@ -24,8 +24,8 @@ class DecodeShape:
         max_size: N, maximum number of requests in one step.
         max_pages: P, columns of the page table.
         page_size: tokens in a page.
-        spare_pages: a page that no request owns, in the memory of all layers; then one in the memory of the
-            sliding-window layers, if they have their own.
+        spare_pages: ids of pages that no request owns: one in the memory of all layers, and one in the memory of the
+            sliding-window layers if they have their own.
     """
 
     num_rows: int

@@ -15,7 +15,7 @@ __all__ = ["DraftSamples"]
 
 @dataclass(frozen=True, slots=True)
 class DraftSamples:
-    """The drafts that S samples follow. A request with n drafts has n + 1 consecutive samples.
+    """The drafts before each of S samples. A request with n drafts has n + 1 consecutive samples.
 
         input      last   d1   d2   d3
         sample       s0   s1   s2   s3
@@ -23,7 +23,7 @@ class DraftSamples:
         counts      yes   if s0 = d1   if also s1 = d2   if also s2 = d3
 
     Attributes:
-        depths: int64 [S], number of drafts that a sample follows.
+        depths: int64 [S], number of drafts before each sample.
         before: int64 [S], the latest of these drafts; undefined at depth 0.
         firsts: int64 [S], index of the request's sample of depth 0.
         lasts: int64 [B'], index of the last sample of each of the B' requests that sample.
@@ -36,7 +36,7 @@ class DraftSamples:
 
     @classmethod
     def of(cls, plan: StepPlan) -> "DraftSamples | None":
-        """Return those of a plan; None if no request has drafts."""
+        """Return the draft samples of a plan; None if no request has drafts."""
         if plan.num_drafts is None:
             return None
         is_first = np.diff(plan.sample_idx, prepend=-1) != 0
@@ -50,15 +50,15 @@ class DraftSamples:
 
     @property
     def firsts_of_requests(self) -> NDArray[np.int64]:
-        """int64 [B'], index of the sample of depth 0 of each request that samples."""
+        """Index of the sample of depth 0 of each request that samples, int64 [B']."""
         return self.firsts[self.lasts]
 
     def prefix(self, sample: int) -> NDArray[np.int64]:
-        """Return the drafts that a sample follows, int64 [depth]."""
+        """Return the drafts before a sample, int64 [depth]."""
         return self.before[self.firsts[sample] + 1 : sample + 1]
 
     def counted(self, token_ids: Tensor) -> Tensor:
-        """Return which samples count, bool [S] on the device: the drafts before them were sampled.
+        """Return which samples count, bool [S] on the device: those whose preceding drafts were all accepted.
 
         Args:
             token_ids: int64 [S], the sampled tokens.

@@ -1,4 +1,4 @@
-"""Executors of steps: in the caller's thread, or in worker threads in parallel with the scheduler."""
+"""Executors of steps, which run in the caller's thread or in worker threads in parallel with the scheduler."""
 
 import threading
 from collections.abc import Callable
@@ -24,7 +24,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Outcome(Protocol[T_co]):
-    """The result of a step or a call: the part of `Future` that the engine uses."""
+    """The result of a step or a call; the part of `Future` that the engine uses."""
 
     def result(self, timeout: float | None = None) -> T_co:
         """Wait for at most `timeout` seconds; return the result, or raise the call's exception."""
@@ -55,7 +55,7 @@ class Launched(Protocol):
     """A step that was launched on the device."""
 
     def result(self) -> StepResult:
-        """Wait for the device, without the GIL."""
+        """Wait for the device without holding the GIL."""
         ...
 
 
@@ -72,7 +72,7 @@ class Runner(Protocol):
 
 
 def executor_for(runner: Runner, device_type: str, *, overlap: bool) -> StepExecutor:
-    """Return the executor of a torch device type: parallel to the scheduler if `overlap`, else in its thread."""
+    """Return the executor of a torch device type. If `overlap`, it runs in parallel with the scheduler."""
     if not overlap:
         return InlineExecutor(runner.run)
     return WorkerExecutor(runner.run) if device_type == "cpu" else LaunchExecutor(runner.launch)
@@ -129,7 +129,7 @@ class _Failed:
 
 
 class WorkerExecutor:
-    """Runs steps in one worker thread, so that the scheduler plans the next step while one runs."""
+    """Runs steps in one worker thread, so that the scheduler plans the next step while the current one runs."""
 
     def __init__(self, run: Callable[[StepPlan], StepResult]) -> None:
         self._run = run
@@ -153,7 +153,7 @@ class WorkerExecutor:
 
 
 class LaunchExecutor:
-    """Launches steps in one thread and waits for them in another, so that a GPU gets the next step before one ends."""
+    """Launches steps in one thread and waits for them in another, so that a GPU gets steps before earlier ones end."""
 
     def __init__(self, launch: Callable[[StepPlan], Launched]) -> None:
         self._launch = launch

@@ -16,7 +16,7 @@ __all__ = ["CudaCapture", "DecodeGraphs", "EagerCapture", "GraphCapture", "Repla
 
 #: The first sizes. Above 8, sizes increase by 8 or an eighth, so padding adds at most an eighth to a large batch.
 _FIRST_SIZES = (1, 2, 4, 8)
-#: Largest size that is captured by default: in larger batches the kernels take longer than their launches.
+#: Largest size that is captured by default. In larger batches the kernels take longer than their launches.
 _MAX_SIZE = 512
 
 
@@ -32,7 +32,7 @@ def graph_sizes(max_requests: int) -> tuple[int, ...]:
 
 
 class ReplayedSteps(Protocol):
-    """Replays a model's forward pass without its Python code: as graphs on a GPU, as recordings on a CPU."""
+    """Replays a model's forward pass without its Python code, as graphs on a GPU or as recordings on a CPU."""
 
     #: int64 [R], each row's latest sampled token; written by the sampler.
     last_tokens: Tensor
@@ -41,7 +41,7 @@ class ReplayedSteps(Protocol):
 
     @property
     def uses_packed_weights(self) -> bool:
-        """Whether it reads packed weights, whose addresses change each time that weights are packed."""
+        """Whether replays read packed weights, whose addresses change each time that weights are packed."""
         ...
 
     def replay(self, plan: StepPlan) -> Tensor | None:
@@ -49,7 +49,7 @@ class ReplayedSteps(Protocol):
         ...
 
     def recapture(self) -> None:
-        """Drop all captures, since the model's tensors were replaced. Called between two steps."""
+        """Drop all captures, because the model's tensors were replaced. Called between two steps."""
         ...
 
 
@@ -75,7 +75,7 @@ class EagerCapture:
 
 
 class CudaCapture:
-    """Captures CUDA graphs in a separate stream. They share one memory pool, since only one runs at a time."""
+    """Captures CUDA graphs in a separate stream. They share one memory pool, because only one runs at a time."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -109,9 +109,10 @@ class DecodeGraphs:
         inputs: the tensors that the graphs read.
         sizes: batch sizes to capture, in requests; at most the largest batch of `inputs`.
         attention: the backend that `forward` calls.
-        forward: the model's.
+        forward: the model's forward pass.
         capture: captures the graphs.
-        on_size: called with each size before its capture; the largest is first, so that the others fit in its memory.
+        on_size: function that is called with each size before its capture. The largest size is first, so that the
+            other sizes fit in its memory.
 
     Attributes:
         last_tokens: int64 [R], each row's latest sampled token; written by the sampler.
@@ -146,12 +147,12 @@ class DecodeGraphs:
 
     @property
     def uses_packed_weights(self) -> bool:
-        """Always False: weights are packed on a CPU only, where no graph is captured."""
+        """Always False, because weights are packed only on a CPU, where no graph is captured."""
         return False
 
     @torch.inference_mode()
     def recapture(self) -> None:
-        """Capture all sizes again, since the model's tensors were replaced. Called between two steps."""
+        """Capture all sizes again, because the model's tensors were replaced. Called between two steps."""
         self._replays.clear()  # frees their memory for the new graphs
         for size in reversed(self._sizes):
             self._replays[size] = self._captured(size)

@@ -1,4 +1,4 @@
-"""The number of pages of KV memory, and of the memory of sliding-window layers."""
+"""Computes the number of pages of KV memory, and of the memory of sliding-window layers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from graftlm.memory import WindowSpan
 
 __all__ = ["KVDemand", "KVSizes", "size_kv"]
 
-#: Window pages for the windows of cached prefixes, as a share of all pages; in addition to those of running requests.
+#: Share of all pages for which there are window pages for cached prefixes, in addition to those of running requests.
 CACHED_WINDOW_SHARE = 1 / 4
 
 
@@ -21,10 +21,10 @@ class KVDemand:
     """The requirements of KV memory.
 
     Attributes:
-        kv_tokens, window_tokens: as configured; None: derived.
+        kv_tokens, window_tokens: configured numbers of tokens; None: derived.
         kv_fraction: maximum share of `free_bytes` to use.
-        free_bytes: free memory.
-        reserved_bytes: part of it that must stay free for steps.
+        free_bytes: free memory in bytes.
+        reserved_bytes: number of free bytes that must stay free for steps.
         num_rows: maximum number of running requests.
         context_len: maximum number of tokens of a request.
         prefill_tokens: maximum number of prompt tokens in a step.
@@ -44,7 +44,7 @@ class KVDemand:
 
     @property
     def budget_bytes(self) -> int:
-        """Bytes that pages may use, not negative."""
+        """Number of bytes that pages may use, at least 0."""
         return max(0, min(int(self.free_bytes * self.kv_fraction), self.free_bytes - self.reserved_bytes))
 
     @property
@@ -55,17 +55,17 @@ class KVDemand:
 
 @dataclass(frozen=True, slots=True)
 class KVSizes:
-    """Pages of full-attention layers, and of sliding-window layers (None if all layers share one memory)."""
+    """Numbers of pages of full-attention layers, and of sliding-window layers (None if all layers share one memory)."""
 
     num_pages: int
     num_window_pages: int | None = None
 
 
 def size_kv(layers: Sequence[AttentionLayer], dtype: torch.dtype, demand: KVDemand) -> KVSizes:
-    """Return the sizes of KV memory: as configured, else a share of the free memory, up to what all rows can use.
+    """Return the sizes of KV memory: as configured, or a share of the free memory, limited to what all rows can use.
 
-    With a span, sliding-window layers get pages for the windows of running requests and for one step's prompts, and in
-    addition a quarter of all pages for the windows of cached prefixes.
+    With a span, sliding-window layers get pages for the windows of running requests, for one step's prompts, and for
+    the windows of cached prefixes (a quarter of all pages).
 
     Raises:
         ConfigError: the memory, or the configured number of window tokens, is too small to run one request.
@@ -90,7 +90,7 @@ def size_kv(layers: Sequence[AttentionLayer], dtype: torch.dtype, demand: KVDema
 
 
 def _fitting_pages(demand: KVDemand, full_bytes: int, window_bytes: int) -> int:
-    """Return the number of pages that fit, each with its part of the window memory."""
+    """Return the number of pages that fit, if each page needs its share of the window memory."""
     budget = demand.budget_bytes
     unsplit = budget // (full_bytes + window_bytes)  # one window page per page: the maximum cost
     if demand.span is None:

@@ -28,13 +28,13 @@ class KVStore:
     unused slots take no RAM. The content of unused slots is undefined.
 
     Args:
-        layers: every attention layer, by layer_id.
-        num_pages: pages per layer.
-        page_size: tokens in a page.
-        dtype: of the stored keys and values: the model's, torch.int8 or torch.float8_e4m3fn.
-        device: of all tensors.
-        num_window_pages: pages per layer with a sliding window; None: `num_pages`.
-        spare_pages: additional pages of every layer that no request owns.
+        layers: every attention layer, in order of layer_id.
+        num_pages: number of pages per layer.
+        page_size: number of tokens in a page.
+        dtype: dtype of the stored keys and values: the model's, torch.int8 or torch.float8_e4m3fn.
+        device: device of all tensors.
+        num_window_pages: number of pages per layer with a sliding window; None: `num_pages`.
+        spare_pages: number of additional pages per layer that no request owns.
 
     Attributes:
         has_window_memory: whether layers with a sliding window have their own pages.
@@ -83,7 +83,7 @@ class KVStore:
 
     @staticmethod
     def bytes_per_token(layers: Sequence[AttentionLayer], dtype: torch.dtype) -> int:
-        """Return the bytes of one token's keys, values and scales in all layers."""
+        """Return the number of bytes of one token's keys, values and scales in all layers."""
         row_scale = SCALE_DTYPE.itemsize if dtype == torch.int8 else 0
         return sum(
             layer.numbers_per_token // layer.head_dim * (layer.head_dim * dtype.itemsize + row_scale)
@@ -97,12 +97,12 @@ class KVStore:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one page's keys, values and scales in all layers."""
+        """Number of bytes of one page's keys, values and scales in all layers."""
         return sum(tensor[0].nbytes for tensors in self._stored for tensor in tensors)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all keys, values and scales."""
+        """Number of bytes of all keys, values and scales."""
         return sum(tensor.nbytes for tensors in self._stored for tensor in tensors)
 
     def keys(self, layer_id: int) -> Tensor:
@@ -118,7 +118,7 @@ class KVStore:
         return self._key_scales[layer_id]
 
     def value_scales(self, layer_id: int) -> Tensor | None:
-        """Return the scales of a layer's values, likewise; the keys' scales if values are a prefix of the keys."""
+        """Return the scales of a layer's values, or None; the keys' scales if values are a prefix of the keys."""
         return self._value_scales[layer_id]
 
     def stored(self, layer_id: int) -> tuple[Tensor, ...]:

@@ -1,4 +1,4 @@
-"""Token masks on a CPU by a compiled kernel, if it is available."""
+"""Applies token masks on a CPU with a compiled kernel, if it is available."""
 
 import ctypes
 import logging
@@ -19,7 +19,7 @@ _logger = logging.getLogger(__name__)
 
 _SOURCE = Path(__file__).with_name("token_masks.cpp")
 _ADDRESS, _SIZE = ctypes.c_void_p, ctypes.c_int64
-#: Number of scores from which several threads are faster than one.
+#: Minimum number of scores for which several threads are faster than one.
 _PARALLEL_SCORES: Final = 1 << 16
 
 
@@ -27,7 +27,7 @@ class NativeMasks:
     """Sets the scores of forbidden tokens to -inf, in one pass that does not read the other scores.
 
     Args:
-        library: compiled from token_masks.cpp.
+        library: the library compiled from token_masks.cpp.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
@@ -50,7 +50,7 @@ class NativeMasks:
         Args:
             scores: float32 [n, V] on the host, contiguous; changed in place.
             rows: int64 [m], unique.
-            bits: int32 [m, ceil(V / 32)], as in `TokenMask`.
+            bits: int32 [m, ceil(V / 32)], see `TokenMask`.
 
         Raises:
             InvariantError: shapes, dtypes or rows do not match.

@@ -1,4 +1,4 @@
-"""Sampling on a CPU by compiled kernels, if they are available."""
+"""Samples on a CPU with compiled kernels, if they are available."""
 
 import ctypes
 import logging
@@ -21,7 +21,7 @@ _logger = logging.getLogger(__name__)
 _SOURCE = Path(__file__).with_name("sampling.cpp")
 _ADDRESS, _SIZE = ctypes.c_void_p, ctypes.c_int64
 _DTYPES: Final = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
-#: Number of logits, in several rows, from which several threads are faster than one.
+#: Minimum number of logits, in several rows, for which several threads are faster than one.
 _PARALLEL_LOGITS: Final = 1 << 16
 
 
@@ -45,12 +45,12 @@ class DrawSettings:
 class NativeSampling:
     """Implements `most_likely` and `draw` of `vocab_blocks`, and the sampling filters, one row at a time.
 
-    With the same noise it draws the same tokens as those functions, except where rounding differs: they add weights in
-    another order, and they compare with the bounds of top-p and min-p as probabilities, not as weights. About one draw
-    in a million differs; more if many tokens have the probability of a bound to seven digits.
+    With the same noise it draws the same tokens as those functions, except if rounding differs: the functions add
+    weights in another order, and compare probabilities, not weights, with the bounds of top-p and min-p. About one draw
+    in a million differs; more if the probabilities of many tokens equal a bound to seven digits.
 
     Args:
-        library: compiled from sampling.cpp.
+        library: the library compiled from sampling.cpp.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
@@ -79,7 +79,7 @@ class NativeSampling:
         return logits.dtype in _DTYPES and logits.device.type == "cpu" and logits.stride(1) == 1
 
     def most_likely(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the same as `vocab_blocks.most_likely`.
+        """Compute `vocab_blocks.most_likely`.
 
         Args:
             logits: [n, V], for which `takes` is True.
@@ -133,5 +133,5 @@ class NativeSampling:
 
 
 def _num_threads(num_rows: int, num_columns: int) -> int:
-    """Return the number of threads for the rows; one thread computes a row."""
+    """Return the number of threads for the rows; each row is computed by one thread."""
     return 1 if num_rows == 1 or num_rows * num_columns < _PARALLEL_LOGITS else torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""Noise for sampling: exponential random numbers as a function of seed, position and column."""
+"""Computes noise for sampling: exponential random numbers as a function of seed, position and column."""
 
 from typing import Final
 
@@ -62,7 +62,7 @@ def _mix(z: Tensor) -> Tensor:
 
 
 def _shifted(z: Tensor, num_bits: int) -> Tensor:
-    """Logical right shift."""
+    """Shift right logically."""
     return (z >> num_bits) & ((1 << (64 - num_bits)) - 1)
 
 

@@ -1,4 +1,4 @@
-"""Penalties for tokens of the prompt and the output so far: repetition, frequency, presence."""
+"""Applies the repetition, frequency and presence penalties for tokens of the prompt and the output so far."""
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ class Penalties:
 
         seen    | the prompt's, once each | output token 0 | output token 1 | ... | drafts of this step
 
-    An output token's place follows from its position, so the host knows the length of a list without its tokens.
+    An output token's place follows from its position, so the host can compute the length of a list without its tokens.
     """
 
     def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
@@ -29,7 +29,7 @@ class Penalties:
         self._device = device
         self._active = np.zeros(num_rows, dtype=np.bool_)
         self._settings = np.zeros((3, num_rows), dtype=np.float32)  # repetition, frequency, presence
-        self._offset = np.zeros(num_rows, dtype=np.int64)  # of an output token's place in `seen` from its position
+        self._offset = np.zeros(num_rows, dtype=np.int64)  # place of an output token in `seen` minus its position
         self._counts: Tensor | None = None
         self._seen = torch.zeros(num_rows, 0, dtype=torch.int64, device=device)
 
@@ -40,7 +40,7 @@ class Penalties:
         if not params.has_penalties:
             return
         self._settings[:, row] = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
-        inside = setup.prompt_token_ids < self._vocab_size  # a prompt may contain others
+        inside = setup.prompt_token_ids < self._vocab_size  # a prompt may contain ids outside the vocabulary
         prompt = np.unique(setup.prompt_token_ids[inside])
         tokens = np.concatenate([prompt, setup.output_token_ids]).astype(np.int64)
         counts = np.where(np.arange(len(tokens)) < len(prompt), 1, 2).astype(np.int32)
@@ -68,7 +68,7 @@ class Penalties:
             logits: float32 [n, V], contiguous.
             rows: int64 [n].
             positions: int64 [n], positions of the sampled tokens.
-            drafts: int64 [n, k], the drafts just before each position, -1 past their number; None: there are none.
+            drafts: int64 [n, k], the drafts directly before each position, padded with -1; None: there are no drafts.
         """
         local = np.flatnonzero(self._active[rows])
         if len(local) == 0:
@@ -98,7 +98,7 @@ class Penalties:
         token_ids: Tensor,
         counted: Tensor | None = None,
     ) -> None:
-        """Count sampled tokens; those of rows without penalties are skipped.
+        """Count sampled tokens; tokens of rows without penalties are skipped.
 
         Args:
             rows, positions: int64 [n].
@@ -118,14 +118,14 @@ class Penalties:
         self._write(rows, places, tokens)
 
     def _list_drafts(self, rows: NDArray[np.int64], num_seen: NDArray[np.int64], drafts: NDArray[np.int64]) -> None:
-        """Write the drafts that samples follow to `seen`; they are counted if they are sampled."""
+        """Write the drafts before each sample to `seen`; they are counted if they are sampled."""
         depths = (drafts >= 0).sum(axis=1)
-        latest = np.flatnonzero(depths)  # each adds its latest draft; the samples before add the others
+        latest = np.flatnonzero(depths)  # each sample adds its latest draft; earlier samples add the earlier drafts
         ids = drafts[latest, depths[latest] - 1]
         self._write(rows[latest], num_seen[latest] - 1, to_device(ids, self._device))
 
     def _write(self, rows: NDArray[np.int64], places: NDArray[np.int64], tokens: Tensor) -> None:
-        """Write tokens, int64 [n] on the device, to places of rows of `seen`."""
+        """Write tokens, int64 [n] on the device, to the given places of rows of `seen`."""
         if not len(rows):
             return
         self._reserve(int(places.max()) + 1)

@@ -12,7 +12,7 @@ __all__ = ["CudaReadback", "HostReadback", "Readback", "readback_from"]
 
 
 class Readback(Protocol):
-    """Copies tensors to the host, and measures the device's time from its creation until `close`."""
+    """Copies tensors to the host, and measures the device time from the readback's creation to `close`."""
 
     def fetch(self, tensor: Tensor) -> Tensor:
         """Start the copy of a tensor. Returns: a host tensor, which is filled after `wait` returned."""
@@ -49,7 +49,7 @@ class HostReadback:
 class CudaReadback:
     """Copies to pinned memory in the current stream, with an event after the last copy.
 
-    Waiting sleeps and releases the GIL; with overlapped scheduling, the next step runs meanwhile.
+    `wait` sleeps instead of spinning and releases the GIL. With overlapped scheduling, the next step runs meanwhile.
     """
 
     def __init__(self, streams: DeviceStreams) -> None:
@@ -73,5 +73,5 @@ class CudaReadback:
 
 
 def readback_from(streams: DeviceStreams | None) -> Readback:
-    """Return a readback of what is launched from now on; `streams` is None on a CPU."""
+    """Return a readback of the work that is launched from now on; `streams` is None on a CPU."""
     return HostReadback() if streams is None else CudaReadback(streams)

@@ -18,8 +18,8 @@ def read_out(model: Model, spans: Sequence[PoolSpan], hidden: Tensor) -> list[Te
     """Return the vector that each span adds to its request: float32 [n] on the device of `hidden`.
 
     Args:
-        model: has a score head if a span's pooling is "scores".
-        hidden: [T, hidden], of the whole step.
+        model: the model; it has a score head if a span's pooling is "scores".
+        hidden: [T, hidden], the hidden states of the whole step.
     """
     readings: dict[str, Callable[[Model, Sequence[PoolSpan], Tensor], list[Tensor]]] = {
         "scores": _scores,

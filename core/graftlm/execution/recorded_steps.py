@@ -1,4 +1,4 @@
-"""Recorded decode steps on a CPU: recorded once per batch size, then replayed without Python between kernels."""
+"""Records decode steps on a CPU once per batch size, then replays them without Python between kernels."""
 
 import gc
 import logging
@@ -42,8 +42,8 @@ _UNREPEATABLE: Final = (
 class _Memory:
     """The tensor memory of recordings. Blocks are never freed; a block is reused when its tensor was deleted.
 
-    Recordings that never run at the same time share it, as CUDA graphs share a memory pool: only the hidden states of
-    a step remain there after the step.
+    Recordings that never run at the same time share this memory, like CUDA graphs that share a memory pool. After a
+    step, only its hidden states remain in the memory.
     """
 
     def __init__(self) -> None:
@@ -105,10 +105,10 @@ class _OtherResultError(Exception):
 
 
 class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records what a function computes: calls of compiled kernels and PyTorch operations, in order.
+    """Records the compiled kernels and PyTorch operations that a function calls, in order.
 
     Args:
-        memory: for the tensors that the function creates.
+        memory: memory for the tensors that the function creates.
     """
 
     def __init__(self, memory: _Memory) -> None:
@@ -137,7 +137,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # A result in the memory of an argument is not new: it is a view, or an argument that was changed in place.
         given = {_address(arg) for arg in tree_leaves((args, kwargs)) if isinstance(arg, Tensor)}
         kept = [tensor if _address(tensor) in given else self.memory.like(tensor).copy_(tensor) for tensor in made]
-        # Recorded calls hold views that do not prevent reuse, so the memory of deleted tensors is reused.
+        # Recorded calls have views that do not prevent reuse, so the memory of deleted tensors is reused.
         args, kwargs = tree_map_only(Tensor, self.memory.borrowed, (args, kwargs))
         if any(ours is not theirs for ours, theirs in zip(kept, made, strict=True)):
             self.calls.append(
@@ -172,11 +172,11 @@ def record(function: Callable[[], None], memory: _Memory | None = None) -> Recor
     """Run a function and return a recording of its work.
 
     Args:
-        memory: for the tensors that it creates; shared by recordings of which only one runs at a time. None: a new
-            one.
+        memory: memory for the tensors that the function creates. Recordings may share it if only one of them runs at a
+            time. None: new memory.
 
     Raises:
-        GraphCaptureError: it makes a call that is known to be unrepeatable, or it fails.
+        GraphCaptureError: the function makes a call that cannot be repeated, or fails.
     """
     recording = Recording(_Memory() if memory is None else memory)
     try:
@@ -198,7 +198,7 @@ def _tensors_of(out: object) -> Sequence[Tensor] | None:
 
 
 def _address(tensor: Tensor) -> int | None:
-    """Return the address of a tensor's storage; None if it has none, as in oneDNN's layouts."""
+    """Return the address of a tensor's storage; None if it has none, such as in oneDNN's layouts."""
     return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else None
 
 
@@ -214,7 +214,7 @@ def _repeat_with_result(result: object, function: Callable[..., Any], arguments:
 
 
 class _TokensOnly(ForwardBatch):
-    """A batch of which a recorded model may read only what all decode batches of the same size share."""
+    """A batch with only the fields that all decode batches of the same size share, for a recorded model."""
 
     __slots__ = ()
 
@@ -230,7 +230,7 @@ class _TokensOnly(ForwardBatch):
 
     @property
     def num_requests(self) -> int:
-        """Number of tokens: without prefill, each token is a request of its own to the model."""
+        """Number of tokens. Without prefill, each token is a separate request for the model."""
         return self.num_tokens
 
 
@@ -244,10 +244,10 @@ _VARYING_FIELDS: Final = frozenset(field.name for field in fields(ForwardBatch))
 
 
 class RecordedSteps:
-    """Replays a model's forward pass for steps without prefill, of few tokens.
+    """Replays a model's forward pass for steps with few tokens and without prefill.
 
-    The first step of a size is recorded while it runs. The second runs twice: by the model, and by the recording over
-    memory filled with NaN. If the results differ, the model runs all later steps.
+    The first step of a size is recorded while it runs. The second step is run by the model and then by the recording,
+    in memory filled with NaN. If the results differ, the model runs all later steps.
 
     Args:
         attention, forward: the model's backend and forward pass; `repeats_calls` is True for both.
@@ -273,19 +273,19 @@ class RecordedSteps:
         self._forward = forward
         self._input_ids, self._positions = torch.zeros(2, max_size, dtype=torch.int64)
         self._inputs_by_size: dict[int, tuple[Tensor, Tensor]] = {}  # their first `size` elements
-        #: By (number of tokens, whether without drafts, number of threads); None: recording failed, the model runs all
-        #: steps.
+        #: Key: (number of tokens, whether without drafts, number of threads). None: recording failed, and the model
+        #: runs all steps.
         self._steps: dict[tuple[int, bool, int], _RecordedStep] | None = {}
         self._memory = _Memory()
         self._records_drafts = True
 
     @property
     def uses_packed_weights(self) -> bool:
-        """Always True: the recorded arguments of kernels are addresses."""
+        """Always True, because the recorded arguments of kernels are addresses."""
         return True
 
     def recapture(self) -> None:
-        """Delete all recordings, since the model's tensors were replaced. Called between two steps."""
+        """Delete all recordings, because the model's tensors were replaced. Called between two steps."""
         if self._steps is not None:
             self._steps.clear()
             self._memory = _Memory()

@@ -43,7 +43,7 @@ class RowProcessors:
         """Create a request's processors.
 
         Raises:
-            RequestFailedError: creating one failed; the row then has none.
+            RequestFailedError: the creation of a processor failed; the row then has no processors.
         """
         self.clear_row(setup.row)
         if not setup.params.logits_processors:
@@ -77,10 +77,10 @@ class RowProcessors:
             logits: float32 [n, V].
             samples: int64 [n], indices into S, ascending.
             rows: int64 [S].
-            drafted: index into S -> the drafts that the sample follows, if there are some.
+            drafted: sample index -> the drafts before the sample, if there are any.
 
-        Returns: index into S -> reason of its failure. If the sample follows no drafts, the processors of its row are
-            removed.
+        Returns: sample index -> reason of its failure. If there are no drafts before the sample, the processors of its
+            row are removed.
         """
         failures: dict[int, str] = {}
         failed_rows: set[int] = set()

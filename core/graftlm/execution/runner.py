@@ -1,4 +1,4 @@
-"""Runs one step on the device: takes a plan, returns sampled tokens."""
+"""Runs the steps of plans on the device, and returns sampled tokens."""
 
 import msgspec
 import numpy as np
@@ -42,10 +42,10 @@ class LaunchedStep(msgspec.Struct, frozen=True, eq=False):
     """A step that was launched on the device. Its tensors are on the host, filled after the readback's `wait`.
 
     Attributes:
-        sampled: None if no request samples.
-        prompt_logprobs: of the tokens of all spans, concatenated; None if there are no spans.
+        sampled: the samples; None if no request samples.
+        prompt_logprobs: log-probabilities of the tokens of all spans, concatenated; None if there are no spans.
         span_lens: number of tokens of each span.
-        pooled: float32, one vector per span.
+        pooled: float32, one vector per pooling span.
     """
 
     readback: Readback
@@ -71,14 +71,14 @@ class LaunchedStep(msgspec.Struct, frozen=True, eq=False):
 class ModelRunner:
     """Runs plans in order, one at a time, always called from the same thread.
 
-    The latest token of every row stays on the device, where the next step reads it before the host has it. On a GPU
-    steps run in a separate stream, and `launch` does not wait for it, with two exceptions: a row with logits
+    The latest token of every row stays on the device, so the next step can read it before the host has it. On a GPU,
+    steps run in a separate stream, and `launch` does not wait for it. There are two exceptions: a row with logits
     processors, which run on the host, and a step with copies.
 
     Args:
         graphs: replays the steps that it supports; None: the model runs all steps.
         adapters: sets the adapters of the requests; None: requests have none.
-        streams: of the device; None: torch's for a GPU, none for a CPU.
+        streams: streams of the device; None: torch's streams for a GPU, no streams for a CPU.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class ModelRunner:
         return launched
 
     def _forward(self, plan: StepPlan) -> tuple[Tensor, bool]:
-        """Return hidden states, and whether they are those of the sampled tokens only."""
+        """Return hidden states, and whether they contain only those of the sampled tokens."""
         if self._adapters is not None:
             self._adapters.route(plan)
         hidden = None if self._graphs is None else self._graphs.replay(plan)

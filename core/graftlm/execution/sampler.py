@@ -30,7 +30,7 @@ __all__ = ["NOT_FINITE", "Sampled", "Sampler"]
 #: Error of a request whose row is True in `Sampled.failed`.
 NOT_FINITE: Final = "logits are not finite"
 
-#: Lower limit of the temperature: with a smaller one, logit / temperature could exceed float32.
+#: Lower limit of the temperature. With a smaller one, logit / temperature could exceed float32.
 _MIN_TEMPERATURE: Final = 1e-6
 
 
@@ -38,11 +38,11 @@ class Sampled(msgspec.Struct, frozen=True, eq=False):
     """The sampler's result, S samples. The tensors are on the device and may not be computed yet.
 
     Attributes:
-        token_ids: int64 [S], each below V, also where sampling failed.
+        token_ids: int64 [S], each below V, also if sampling failed.
         failed: bool [S], samples whose logits contain NaN or +inf, or no finite number.
-        processor_errors: index into S -> other error of that sample; known on the host.
-        logprobs: None if no row returns logprobs; 0 in rows that do not return them.
-        counted: bool [S], samples that follow only drafts that were sampled; None without drafts.
+        processor_errors: sample index -> error of the sample's logits processors; on the host.
+        logprobs: log-probabilities; None if no row returns them, 0 in rows that do not return them.
+        counted: bool [S], samples whose preceding drafts were all accepted; None without drafts.
     """
 
     token_ids: Tensor
@@ -59,15 +59,15 @@ class Sampler:
     except for rows with logits processors. If all rows are greedy, sampling is one pass over the logits.
 
     A token depends on its logits, its row's parameters and seed, its position and the tokens before it, not on the rest
-    of the batch. At a position after drafts it is the token that would be sampled there if the drafts had been.
+    of the batch. A token after drafts is the token that would be sampled if the drafts had been sampled.
 
     Args:
         num_rows: R, rows of the request table.
         vocab_size: V.
-        device: of the logits.
-        make_processor: creates logits processors.
-        native_masks: applies masks on a CPU; None: numpy does.
-        native_sampling: samples on a CPU; None: torch does.
+        device: device of the logits.
+        make_processor: function that creates logits processors.
+        native_masks: kernel that applies masks on a CPU; None: numpy is used.
+        native_sampling: kernel that samples on a CPU; None: torch is used.
     """
 
     def __init__(
@@ -94,13 +94,13 @@ class Sampler:
         self._seed = np.zeros(num_rows, dtype=np.uint64)
         self._returns_logprobs = np.zeros(num_rows, dtype=np.bool_)
         self._num_top = np.zeros(num_rows, dtype=np.int64)
-        self._needs_full_sampling = np.zeros(num_rows, dtype=np.bool_)  # more than the argmax of the logits
-        self._argmax_rows: NDArray[np.int32] | None = None  # argmax is enough; checked since a row was last set
+        self._needs_full_sampling = np.zeros(num_rows, dtype=np.bool_)  # rows that may need more than argmax
+        self._argmax_rows: NDArray[np.int32] | None = None  # latest rows that needed only argmax; reset by `set_row`
 
     def set_row(self, setup: RowSetup) -> None:
         """Set a row's request.
 
-        If the creation of a logits processor fails, the request fails when it is sampled next.
+        If the creation of a logits processor fails, the request fails at its next sample.
         """
         row, params = setup.row, setup.params
         self._argmax_rows = None
@@ -133,13 +133,12 @@ class Sampler:
 
         Args:
             logits: [S, V], any floating dtype; not changed.
-            rows: int32 [S], the row of each sample; unique, but for rows with drafts.
+            rows: int32 [S], the row of each sample; unique, except for rows with drafts.
             positions: int64 [S], positions of the sampled tokens.
             token_mask: allowed tokens of some samples; it has precedence over all other parameters.
-            drafts: of the rows that have some; None: no row has.
+            drafts: the drafts of the rows that have some; None: no row has drafts.
 
-        Effects: adds the tokens that count to the penalties' counts and to the logits processors' history of their
-            rows.
+        Effects: adds the tokens that count to their rows' penalty counts and logits processor histories.
         """
         token_ids, failed = self._most_likely(logits)
         if token_mask is None and self._are_argmax_only(rows):
@@ -195,13 +194,14 @@ class Sampler:
         positions: NDArray[np.int64],
         drafts: DraftSamples | None,
     ) -> dict[int, str]:
-        """Apply logits processors, biases and min_tokens to logits, float32 [n, V], in place; masks come after.
+        """Apply logits processors, biases and min_tokens to logits, float32 [n, V], in place; masks are applied later.
 
         Args:
-            worked: int64 [n], indices into S.
+            worked: int64 [n], sample indices.
             rows, positions: int64 [S].
 
-        Returns: index into S -> error of a sample after drafts, which the row fails with only if the sample counts.
+        Returns: sample index -> error of a sample after drafts; the row fails with this error only if the sample
+            counts.
         """
         errors: dict[int, str] = {}
         drafted = {} if drafts is None else {i: drafts.prefix(i) for i in worked.tolist() if drafts.depths[i]}
@@ -255,7 +255,7 @@ def _own_floats(logits: Tensor, rows: NDArray[np.int64]) -> Tensor:
 
 
 def _prefixes(drafts: DraftSamples | None, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
-    """Return the drafts that some samples follow, int64 [n, k], -1 past their number; nothing without drafts."""
+    """Return the drafts before some samples, int64 [n, k], padded with -1; an empty tuple without drafts."""
     if drafts is None or not drafts.depths[samples].any():
         return ()
     depths = drafts.depths[samples]

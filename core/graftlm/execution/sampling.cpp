@@ -1,11 +1,11 @@
-// Chooses tokens: the most likely one of a row, or one drawn after temperature, top-k, top-p and min-p.
+// Chooses tokens: the most likely token of a row, or a token drawn after temperature, top-k, top-p and min-p.
 //
-// It computes the same as vocab_blocks.py, sampling_filters.py and noise.py, one row at a time. A row is read in place,
-// and its weights stay in a core's cache until its token is chosen. Every search uses the largest number of each block
-// of 128 columns to skip blocks.
+// The kernel computes the functions of vocab_blocks.py, sampling_filters.py and noise.py, one row at a time. A row is
+// read in place, and its weights stay in a core's cache until its token is chosen. Every search uses the largest number
+// of each block of 128 columns to skip blocks.
 //
-// Instruction sets: none; vectors are GCC's, which it splits into the registers that the CPU has. Without a compiled
-// library the caller uses torch's operations.
+// Instruction sets: none; GCC splits its vector types into the registers that the CPU has. Without a compiled library
+// the caller uses torch's operations.
 //
 // The interface is plain C, for ctypes.
 
@@ -23,7 +23,7 @@
 namespace {
 
 constexpr int64_t kLanes = 16;
-constexpr int64_t kBlock = 128;  // as in vocab_blocks.py
+constexpr int64_t kBlock = 128;  // the block size of vocab_blocks.py
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 typedef float Vec __attribute__((vector_size(4 * kLanes)));
@@ -47,7 +47,7 @@ inline Vec load(const uint16_t* p) {
     return widen_bf16<Vec, WordVec>(halves);
 }
 
-// Loads the numbers from p on; kNothing replaces those from the `count`-th on.
+// Loads the numbers from p on; kNothing replaces the numbers from index `count` on.
 template <typename T>
 inline Vec load(const T* p, int64_t count) {
     if (count >= kLanes) return load(p);
@@ -58,7 +58,7 @@ inline Vec load(const T* p, int64_t count) {
 
 inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
 
-// Reduces the lanes of a vector, half with half.
+// Reduces the lanes of a vector by combining its two halves repeatedly.
 template <typename Join>
 inline float joined(Vec x, const Join& join) {
     float lanes[kLanes];
@@ -113,7 +113,7 @@ Best find_best(const T* row, int64_t num_columns, float* block_largest) {
     return best;
 }
 
-// The memory of a thread, for rows of one length.
+// The working memory of a thread, for rows of one length.
 struct Scratch {
     std::vector<float> weights, candidates, block_largest, block_sums, order;
 
@@ -162,8 +162,8 @@ constexpr uint32_t kNumBins = (127u << (23 - kBinShift)) + 1;
 
 inline uint32_t bin_of(float weight) { return bits_as<uint32_t>(weight) >> kBinShift; }
 
-// Returns the smallest weight that is needed for the largest weights to sum up to `wanted`; the smallest weight of all
-// if the sum of all weights is less. Sorts only the weights of the bin in which the sum is reached.
+// Returns the smallest of the largest weights whose sum reaches `wanted`, or the smallest of all weights if their sum
+// is less. Sorts only the weights of the bin in which the sum is reached.
 float find_last(float* weights, int64_t count, double wanted) {
     std::vector<double> sums(kNumBins, 0.0);
     for (int64_t i = 0; i < count; ++i) sums[bin_of(weights[i])] += weights[i];
@@ -236,7 +236,7 @@ int64_t draw(const T* row, int64_t num_columns, float largest, const Settings& w
             count = 0;
             double sum = 0.0;
             for (int64_t block = 0; block < num_blocks; ++block) {
-                if (scratch.block_sums[block] < look) continue;  // then each weight in it is smaller, too
+                if (scratch.block_sums[block] < look) continue;  // then each weight in the block is smaller too
                 for (int64_t c = block * kBlock; c < (block + 1) * kBlock; ++c) {
                     const bool is_candidate = weights[c] >= look && weights[c] > 0.0f;
                     scratch.candidates[count] = weights[c];
@@ -318,7 +318,7 @@ void draw_rows(const T* logits, int64_t row_stride, int64_t num_rows, int64_t nu
 
 extern "C" {
 
-// logits [n, V], rows `row_stride` apart; columns [n]; is_bad [n].
+// logits [n, V], with row stride `row_stride`; columns [n]; is_bad [n].
 void graftlm_most_likely_float32(const float* logits, int64_t row_stride, int64_t num_rows, int64_t num_columns,
                                  int64_t* columns, bool* is_bad, int64_t num_threads) {
     find_most_likely(logits, row_stride, num_rows, num_columns, columns, is_bad, num_threads);
@@ -329,7 +329,7 @@ void graftlm_most_likely_bfloat16(const uint16_t* logits, int64_t row_stride, in
     find_most_likely(logits, row_stride, num_rows, num_columns, columns, is_bad, num_threads);
 }
 
-// logits [n, V], rows `row_stride` apart; whole [3, m]: rows of logits, top_k (at least 1) and keys; real [3, m]:
+// logits [n, V], with row stride `row_stride`; whole [3, m]: rows of logits, top_k (at least 1) and keys; real [3, m]:
 // temperature, top_p and min_p; columns [m].
 void graftlm_draw_float32(const float* logits, int64_t row_stride, int64_t num_rows, int64_t num_columns,
                           const int64_t* whole, const double* real, int64_t* columns, int64_t num_threads) {

@@ -1,8 +1,8 @@
 """The sampling filters top-k, top-p and min-p.
 
-Each filter computes one bound per row and keeps the tokens that reach it. So all tokens with the probability of the
-last kept token are kept too, and the result does not depend on the order in which a sort puts equal numbers (bfloat16
-logits have many equal numbers). On a GPU a kernel searches for the bound without sorting.
+Each filter computes one bound per row and keeps the tokens that reach it. All tokens with the probability of the last
+kept token are therefore kept too, and the result does not depend on how a sort orders equal numbers. (bfloat16 logits
+have many equal numbers.) On a GPU a kernel searches for the bound without sorting.
 
 The settings are host arrays, so rows without a filter cost nothing and no filter waits for the device. Rows with NaN
 stay NaN or become empty; other rows are unaffected.
@@ -20,8 +20,8 @@ from graftlm.execution.device_rows import put_rows, take_rows
 
 __all__ = ["keep_min_p", "keep_top_k", "keep_top_p", "top_p_bounds_on_host"]
 
-#: On the host, top-p sorts only the tokens above this share of the largest probability; the next lower share is used if
-#: their sum is too small.
+#: On the host, top-p sorts only the tokens above the first of these shares of the largest probability. If their sum is
+#: too small, the next share is used.
 _CANDIDATE_SHARES: Final = (2.0**-6, 2.0**-12, 2.0**-18, 0.0)
 
 
@@ -54,7 +54,7 @@ def keep_top_p(probs: Tensor, top_p: NDArray[np.float64]) -> Tensor:
 
 
 def keep_min_p(probs: Tensor, min_p: NDArray[np.float64]) -> Tensor:
-    """Set tokens to 0 whose probability is below min_p times the row's largest.
+    """Set to 0 all tokens whose probability is below min_p times the row's largest.
 
     Args:
         probs: float32 [n, V], not negative; not changed.

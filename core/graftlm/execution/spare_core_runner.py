@@ -1,4 +1,4 @@
-"""Runs CPU steps with one thread fewer while the spare core is in use."""
+"""Runs CPU steps with fewer threads while another computation uses a core."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,13 +18,13 @@ T = TypeVar("T")
 class SpareCoreRunner:
     """Runs steps on one thread fewer while the spare core is in use.
 
-    The threads of a step synchronise hundreds of times, and each time wait for the slowest. If one of them shares its
-    core with another computation, the step takes several times as long, whatever the priorities: waiting threads yield
-    their core, and Linux may then put two threads of the step on one core. With one thread fewer, a step on two cores
-    takes at most twice as long.
+    The threads of a step synchronise hundreds of times, and each time all wait for the slowest thread. If one of them
+    shares its core with another computation, the step takes several times as long, for all priorities: waiting threads
+    yield their core, and Linux may then put two threads of the step on one core. With one thread fewer, a step on two
+    cores takes at most twice as long.
 
     Args:
-        runner: runs the steps. The same thread must run all of them, since torch's thread count is per thread.
+        runner: runs the steps. The same thread must run all of them, because torch's thread count is per thread.
     """
 
     def __init__(self, runner: Runner, spare_core: SpareCore) -> None:
@@ -55,8 +55,8 @@ class SpareCoreRunner:
 def _set_own_threads(num_threads: int) -> None:
     """Set torch's thread count for the calling thread only.
 
-    torch applies the count to all later threads of the process too. This function restores their count: another engine
-    may start during this step, and there may be no later step that would restore it.
+    torch applies the count to all later threads of the process too. This function restores their count, because another
+    engine may start during this step, and there may be no later step that would restore it.
     """
     for_others = _in_new_thread(torch.get_num_threads)
     torch.set_num_threads(num_threads)

@@ -1,4 +1,4 @@
-"""Attention over two page memories: of the full-attention layers and of the sliding-window layers."""
+"""Computes attention over two page memories: that of full-attention layers and that of sliding-window layers."""
 
 from torch import Tensor
 
@@ -11,12 +11,12 @@ __all__ = ["SplitAttention"]
 class SplitAttention(AttentionBackend):
     """Runs each layer with a backend that was prepared with the page table of the layer's memory.
 
-    The backends need no special support: each gets a batch and pages. Before the window, a window page table has page
-    0, which a backend never attends to.
+    The backends need no special support: each gets a batch and pages. Entries of the window page table before the
+    window are page 0; a backend never attends to them.
 
     Args:
-        full: for the full-attention layers; None if the model has none.
-        window: another instance, for the sliding-window layers.
+        full: backend for the full-attention layers; None if the model has none.
+        window: another instance of the backend, for the sliding-window layers.
     """
 
     def __init__(self, full: AttentionBackend | None, window: AttentionBackend) -> None:

@@ -12,7 +12,7 @@ class DeviceStream(Protocol):
     """A queue of work on the device; see `torch.cuda.Stream`."""
 
     def wait_stream(self, stream: Any) -> None:
-        """Let later work of this stream start after the present work of another one. The host does not wait."""
+        """Let later work of this stream start after the current work of another stream. The host does not wait."""
         ...
 
     def synchronize(self) -> None:
@@ -32,23 +32,23 @@ class DeviceEvent(Protocol):
         ...
 
     def synchronize(self) -> None:
-        """Let the host wait for the event; return at once if it was never recorded."""
+        """Let the host wait for the event; return immediately if it was never recorded."""
         ...
 
     def elapsed_time(self, end_event: Any) -> float:
-        """Return the milliseconds from this event to a later one; both are timed and complete."""
+        """Return the time in milliseconds from this event to a later one; both are timed and complete."""
         ...
 
 
 class DeviceStreams(Protocol):
-    """Makes and selects the streams of one device."""
+    """Creates and selects the streams of one device."""
 
     def stream(self) -> DeviceStream:
         """Return a new stream."""
         ...
 
     def current(self) -> DeviceStream:
-        """Return the stream that takes the work of this thread."""
+        """Return the stream to which this thread's work is added."""
         ...
 
     def use(self, stream: Any) -> AbstractContextManager[object]:
@@ -56,7 +56,7 @@ class DeviceStreams(Protocol):
         ...
 
     def event(self, *, timed: bool = False) -> DeviceEvent:
-        """Return a new event; a timed one takes part in `elapsed_time`, and a host that waits for it sleeps."""
+        """Return a new event. `elapsed_time` needs timed events; a host that waits for a timed event sleeps."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Changes of single tokens' logits: biases, and stop tokens before `min_tokens`."""
+"""Changes the logits of single tokens: biases, and stop tokens before `min_tokens`."""
 
 import numpy as np
 import torch

@@ -11,7 +11,7 @@
 
 extern "C" {
 
-// scores [n, V], rows V apart; rows [m], each once; bits [m, words], where bit i of word w is token 32 w + i.
+// scores [n, V], with row stride V; rows [m], unique; bits [m, words], where bit i of word w is token 32 w + i.
 void graftlm_forbid_float32(float* scores, int64_t num_columns, const int64_t* rows, const uint32_t* bits,
                             int64_t num_rows, int64_t num_words, int64_t num_threads) {
 #pragma omp parallel for num_threads(num_threads) schedule(static)

@@ -33,9 +33,9 @@ def forbid(
     Args:
         scores: float32 [n, V], changed in place.
         rows: int64 [m], ascending, unique rows of `scores`.
-        bits: int32 [m, ceil(V / 32)], as in `TokenMask`.
-        fallback: [m, V], any floating dtype: replaces the scores of a row in which all allowed tokens have -inf.
-        native: the kernel for a CPU; None: numpy.
+        bits: int32 [m, ceil(V / 32)], see `TokenMask`.
+        fallback: [m, V], any floating dtype: scores that replace those of a row in which all allowed tokens have -inf.
+        native: the kernel for a CPU; None: numpy is used.
     """
     _write(scores, rows, bits, native)
     if fallback is None:

@@ -1,4 +1,4 @@
-"""Argmax and random draws over the vocabulary.
+"""Computes the argmax and random draws over the vocabulary.
 
 A draw has two levels: first over blocks of tokens, then within one block. One pass reads the V columns and computes
 V / 128 sums per row. Applying noise to these sums costs almost nothing; applying it to all V columns would cost more
@@ -29,22 +29,22 @@ def most_likely(logits: Tensor) -> tuple[Tensor, Tensor]:
         best, columns = logits.max(dim=1)  # one kernel
         return columns, best - best != 0  # the same as `~isfinite`, with a third of the calls
     rows = logits.float().numpy()
-    columns = rows.argmax(axis=1)  # numpy's is vectorized, torch's is not; no threads are woken
+    columns = rows.argmax(axis=1)  # numpy's argmax is vectorized, torch's is not; no threads are woken
     best = rows[np.arange(len(rows)), columns]
     return torch.from_numpy(columns), torch.from_numpy(~np.isfinite(best))
 
 
 def num_noise(vocab_size: int) -> int:
-    """Return how many random numbers `draw` needs for a row of V columns."""
+    """Return the number of random numbers that `draw` needs for a row of V columns."""
     return -(-vocab_size // _BLOCK_LEN) + _BLOCK_LEN
 
 
 def draw(weights: Tensor, noise: Tensor) -> Tensor:
     """Draw one column per row with probability proportional to its weight: first a block, then a column of the block.
 
-    Each draw is an exponential race: the largest weight / noise wins. A relative rounding error of 1e-6 in the weights
-    then changes one draw in a million. With the inverse of a cumulative sum it would change all draws of columns whose
-    weight is below the rounding error of the sum, and a vocabulary has many such columns.
+    Each draw is an exponential race: the column with the largest weight / noise is drawn. A relative rounding error of
+    1e-6 in the weights then changes one draw in a million. With the inverse of a cumulative sum it would change all
+    draws of columns whose weight is below the rounding error of the sum, and a vocabulary has many such columns.
 
     Args:
         weights: float32 [n, V], not negative; they need not sum to 1.

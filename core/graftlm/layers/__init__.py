@@ -1,4 +1,4 @@
-"""The layers that models are built from, and the loading of weights into them."""
+"""The layers of which models consist, and the loading of weights into them."""
 
 from graftlm.layers.activation import Activation, activation
 from graftlm.layers.attention import Attention

@@ -1,4 +1,4 @@
-"""Activation functions by the names that config.json uses."""
+"""Activation functions by their names in config.json."""
 
 from collections.abc import Callable
 from functools import partial
@@ -24,7 +24,7 @@ _ACTIVATIONS: dict[str, Activation] = {
 
 
 def activation(name: str) -> Activation:
-    """Return the function of that name.
+    """Return the activation function of a name.
 
     Raises:
         UnsupportedArchitectureError: there is no such function.

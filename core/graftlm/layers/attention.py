@@ -1,4 +1,4 @@
-"""The attention call site: passes a model's queries, keys and values to the backend."""
+"""The attention layer, which passes a model's queries, keys and values to the backend."""
 
 from torch import Tensor, nn
 
@@ -9,10 +9,10 @@ __all__ = ["Attention"]
 
 
 class Attention(nn.Module):
-    """One layer's attention; holds no parameters.
+    """The attention of one layer; it has no parameters.
 
     Args:
-        spec: the layer's shape, as the backend and the KV cache see it.
+        spec: shape of the layer for the backend and the KV cache.
     """
 
     def __init__(self, spec: AttentionLayer) -> None:
@@ -25,7 +25,7 @@ class Attention(nn.Module):
         self._backend = backend
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attend with q [T, H, D] after writing k [T, H_kv, D] and v [T, H_kv, D_v]; returns [T, H * D_v].
+        """Write k [T, H_kv, D] and v [T, H_kv, D_v], then attend with q [T, H, D]; return [T, H * D_v].
 
         Raises:
             InvariantError: no backend was bound.

@@ -1,4 +1,4 @@
-"""The base class of decoder models: all of the model contract but the forward pass."""
+"""The base class of decoder models, which implements the model contract except for the forward pass."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,26 +18,26 @@ __all__ = ["DecoderLayer", "DecoderModel"]
 
 
 class DecoderLayer(nn.Module, ABC):
-    """One layer of a `DecoderModel`: any module that knows the checkpoint's names of its tensors."""
+    """One layer of a `DecoderModel`: a module that yields the names of its tensors in the checkpoint."""
 
     @abstractmethod
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Yield the slots of all tensors of the layer.
 
         Args:
-            prefix: begins the tensors' names in the checkpoint, such as "model.layers.0.".
+            prefix: prefix of the tensors' names in the checkpoint, such as "model.layers.0.".
         """
 
 
 class DecoderModel(nn.Module, Model):
     """A token embedding, layers, a final norm and an output projection, under the checkpoint names of a Llama.
 
-    It binds attention, and it loads, updates, reads and packs weights. A subclass adds `forward`.
+    This class binds attention, and loads, updates, reads and packs weights. A subclass adds `forward`.
 
     Args:
-        shape: of the decoder; `shape.tied` models use the token embedding as the output projection.
+        shape: shape of the decoder; `shape.tied` models use the token embedding as the output projection.
         context: the device and the dtype of the parameters.
-        layers: in the order of the forward pass. Each attends through `graftlm.layers.Attention`.
+        layers: layers in the order of the forward pass. Each attends through `graftlm.layers.Attention`.
         norm: the final norm.
 
     Attributes:
@@ -73,11 +73,11 @@ class DecoderModel(nn.Module, Model):
         return self.embed.logits(hidden) if self.lm_head is None else self.lm_head.forward(hidden)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy a Hugging Face checkpoint in; see the contract."""
+        """Copy a Hugging Face checkpoint to the parameters; see the contract."""
         copy_weights(self.weight_slots(), self.convert_weights(weights), self._aliases)
 
     def update_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy some tensors in; see the contract."""
+        """Copy some tensors to the parameters; see the contract."""
         copy_weights(self.weight_slots(), self.convert_weights(weights), self._aliases, partial=True)
 
     def read_weight(self, name: str) -> Tensor:
@@ -91,9 +91,9 @@ class DecoderModel(nn.Module, Model):
             self.embed.pack_output()
 
     def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
-        """Convert a checkpoint's (name, tensor) to those of `weight_slots`; by default, return them unchanged.
+        """Convert a checkpoint's (name, tensor) pairs to those of `weight_slots`; by default, return them unchanged.
 
-        `load_weights` and `update_weights` call it. A subclass overrides it to drop, rename or decode tensors.
+        `load_weights` and `update_weights` call this method. A subclass overrides it to drop, rename or decode tensors.
         """
         return weights
 

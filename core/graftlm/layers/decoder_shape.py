@@ -1,4 +1,4 @@
-"""The sizes of a Llama-like decoder, read from config.json with every number checked."""
+"""Reads the sizes of a Llama-like decoder from config.json, and checks every number."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from graftlm.errors import CheckpointError, UnsupportedArchitectureError
 
 __all__ = ["DecoderShape", "is_positive", "read_flag", "read_layer_types", "read_number", "read_size"]
 
-#: Layers compute in float32 or a narrower type, in which larger numbers are infinite.
+#: Largest number that is accepted from config.json. In float32, and in narrower types, larger numbers are infinite.
 _LARGEST = torch.finfo(torch.float32).max
 
 _LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -22,12 +22,12 @@ class DecoderShape:
     """The sizes that Llama and its descendants share.
 
     Attributes:
-        num_heads: query heads H.
-        num_kv_heads: key/value heads H_kv.
-        head_dim: D.
-        eps: of the RMS norms.
+        num_heads: number of query heads H.
+        num_kv_heads: number of key/value heads H_kv.
+        head_dim: head dimension D.
+        eps: epsilon of the RMS norms.
         hidden_act: name of the feed-forward activation.
-        tied: the output projection is the token embedding.
+        tied: whether the output projection is the token embedding.
     """
 
     vocab_size: int
@@ -43,12 +43,12 @@ class DecoderShape:
 
     @property
     def q_size(self) -> int:
-        """Features of all query heads."""
+        """Number of features of all query heads."""
         return self.num_heads * self.head_dim
 
     @property
     def kv_size(self) -> int:
-        """Features of all key heads, or all value heads."""
+        """Number of features of all key heads, or of all value heads."""
         return self.num_kv_heads * self.head_dim
 
     def attention_layer(
@@ -59,7 +59,7 @@ class DecoderShape:
         scale: float | None = None,
         soft_cap: float | None = None,
     ) -> AttentionLayer:
-        """Describe one layer's attention to the backend; scores are scaled by 1 / sqrt(D) if no scale is given."""
+        """Return the shape of one layer's attention; without `scale`, scores are scaled by 1 / sqrt(D)."""
         return AttentionLayer(
             layer_id=layer_id,
             num_heads=self.num_heads,
@@ -75,9 +75,9 @@ class DecoderShape:
         """Read config.json.
 
         Args:
-            config: of the checkpoint.
-            head_dim: D if config.json does not give it; None: hidden_size / num_attention_heads.
-            tied: whether weights are tied if config.json does not say.
+            config: the checkpoint's configuration.
+            head_dim: default of D if it is missing in config.json; None: hidden_size / num_attention_heads.
+            tied: default of `tie_word_embeddings` if it is missing in config.json.
 
         Raises:
             CheckpointError: a size is missing, or the sizes are inconsistent.
@@ -110,7 +110,7 @@ def read_size(raw: Mapping[str, Any], name: str, default: int | None = None) -> 
     """Read an integer above 0; null counts as absent.
 
     Raises:
-        CheckpointError: it is absent and has no default, or is not an integer above 0.
+        CheckpointError: the value is absent without a default, or is not an integer above 0.
     """
     value = raw.get(name)
     value = default if value is None else value
@@ -123,7 +123,7 @@ def read_flag(raw: Mapping[str, Any], name: str, default: bool = False) -> bool:
     """Read true or false; null counts as absent.
 
     Raises:
-        CheckpointError: it is neither.
+        CheckpointError: the value is neither.
     """
     value = raw.get(name)
     value = default if value is None else value
@@ -136,7 +136,7 @@ def read_number(raw: Mapping[str, Any], name: str, default: float | None = None)
     """Read a number above 0; null counts as absent.
 
     Raises:
-        CheckpointError: it is absent and has no default, or is not a number above 0.
+        CheckpointError: the value is absent without a default, or is not a number above 0.
     """
     value = raw.get(name)
     value = default if value is None else value
@@ -146,7 +146,7 @@ def read_number(raw: Mapping[str, Any], name: str, default: float | None = None)
 
 
 def is_positive(value: object) -> TypeGuard[float]:
-    """Whether a value of config.json is a number above 0 that float32 can hold, unlike NaN, Infinity and 1e39."""
+    """Whether a value of config.json is a number above 0 within the range of float32 (not NaN, Infinity or 1e39)."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= _LARGEST
 
 
@@ -155,7 +155,7 @@ def read_layer_types(raw: Mapping[str, Any], default: Sequence[str]) -> tuple[st
 
     Args:
         raw: config.json.
-        default: the kinds if `layer_types` is absent or null, one per layer.
+        default: kinds that are used if `layer_types` is absent or null, one per layer.
 
     Raises:
         CheckpointError: `layer_types` has another length or other entries.

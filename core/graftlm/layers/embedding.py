@@ -18,8 +18,8 @@ class TokenEmbedding(nn.Module):
 
     Args:
         vocab_size: V.
-        hidden_size: of a row.
-        device, dtype: of the weight.
+        hidden_size: size of a row.
+        device, dtype: device and dtype of the weight.
     """
 
     def __init__(self, vocab_size: int, hidden_size: int, *, device: torch.device, dtype: torch.dtype) -> None:
@@ -33,17 +33,17 @@ class TokenEmbedding(nn.Module):
         self.ops = ops
 
     def forward(self, token_ids: Tensor) -> Tensor:
-        """Look up int64 [T]; returns [T, hidden]."""
+        """Look up token ids, int64 [T]; return [T, hidden]."""
         return F.embedding(token_ids, self.weight)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Map [S, hidden] to [S, V] by the embedding matrix: the output projection of a tied model."""
+        """Map [S, hidden] to [S, V] with the embedding matrix, as the output projection of a tied model."""
         return linear(hidden, self.weight, self._packed)
 
     def pack_output(self) -> None:
         """Pack the loaded weight for `logits` of a tied model on a CPU.
 
-        Effects: allocates a second copy, since look-ups read the plain weight. Loading again discards it.
+        Effects: allocates a second copy, because look-ups read the plain weight. Loading again discards it.
         """
         self._packed = self.ops.pack(self.weight)
 

@@ -1,6 +1,6 @@
-"""The grouped linear layer: one matrix per expert, each multiplied with the rows routed to that expert.
+"""The grouped linear layer, which multiplies each expert's matrix with the rows that are routed to that expert.
 
-On a CPU, and with quantized weights, each expert that has rows is one matrix product. Experts without rows cost
+On a CPU, and with quantized weights, there is one matrix product per expert with rows. Experts without rows cost
 nothing, and the Python overhead does not depend on the number of rows. On a CUDA device all experts are one operation;
 its bfloat16 kernel reads the ends of the groups on the device, so that the host does not synchronise.
 """
@@ -19,7 +19,7 @@ from graftlm.layers.weights import empty_parameter
 
 __all__ = ["GroupedLinear", "RowGroups", "grouped_product"]
 
-#: The grouped kernel needs rows of a multiple of this many bytes.
+#: The grouped kernel needs rows whose size in bytes is a multiple of this number.
 _ALIGNMENT_BYTES = 16
 
 
@@ -29,7 +29,7 @@ class RowGroups:
 
     Attributes:
         expert_ids: int64 [N], ascending.
-        ends: int32 [E], the row after each expert's last.
+        ends: int32 [E], index after each expert's last row.
     """
 
     expert_ids: Tensor
@@ -37,7 +37,7 @@ class RowGroups:
 
     @classmethod
     def of(cls, expert_ids: Tensor, num_experts: int) -> "RowGroups":
-        """Make the groups of int64 [N] ascending ids, without synchronising with the device."""
+        """Return the groups of ascending ids, int64 [N], without synchronising with the device."""
         experts = torch.arange(num_experts, device=expert_ids.device)
         return cls(expert_ids, torch.searchsorted(expert_ids, experts, right=True, out_int32=True))
 
@@ -55,10 +55,10 @@ class GroupedLinear(nn.Module):
 
     Args:
         num_experts: E.
-        in_features, out_features: of each matrix.
-        parts: the checkpoint's names of the projections in a matrix, in the order of its output; for quantizations.
-        bias: whether each expert has one.
-        device, dtype: of the parameters.
+        in_features, out_features: sizes of each matrix.
+        parts: names in the checkpoint of the projections of a matrix, in the order of its output; for quantizations.
+        bias: whether each expert has a bias.
+        device, dtype: device and dtype of the parameters.
 
     Attributes:
         weight: [E, out, in]; [0, out, in] while the experts' matrices are packed or quantized, each separately.
@@ -89,7 +89,7 @@ class GroupedLinear(nn.Module):
         self.bias = empty_parameter(num_experts, out_features, device=device, dtype=dtype) if bias else None
 
     def forward(self, x: Tensor, groups: RowGroups) -> Tensor:
-        """Map [N, in], N > 0, to [N, out], each row by its expert's matrix."""
+        """Map [N, in], N > 0, to [N, out], each row with its expert's matrix."""
         if self._fits_one_kernel():
             return grouped_product(x, self.weight, self.bias, groups)
         return torch.cat([self._product(expert, x[rows]) for expert, rows in groups.on_host()])
@@ -105,21 +105,21 @@ class GroupedLinear(nn.Module):
 
     @property
     def num_weights(self) -> int:
-        """Elements of the weight, quantized or not."""
+        """Number of elements of the weight, quantized or not."""
         return self.num_experts * self.out_features * self.in_features
 
     def describe(self, name: str) -> LinearLayer:
-        """Describe the layer of each expert to a quantization; `name` is the layer's path in the model."""
+        """Return the description of each expert's layer for a quantization; `name` is the layer's path in the model."""
         return LinearLayer(name, self._parts, self.in_features, self.out_features)
 
     def quantize_with(self, quantization: Quantization | None) -> None:
-        """Set the quantization that converts the weights after each loading; None: weights stay as they are."""
+        """Set the quantization that converts the weights after each loading; None: weights are not quantized."""
         self._quantization = quantization
 
     def pack(self) -> None:
         """Quantize the loaded weights, or pack them for this CPU; `unpack` reverses it.
 
-        Effects: allocates a second copy of this layer's weights while it runs.
+        Effects: while this method runs, a second copy of this layer's weights is allocated.
         """
         if self._kernels or self._packed:
             return
@@ -168,7 +168,7 @@ def grouped_product(x: Tensor, weight: Tensor, bias: Tensor | None, groups: RowG
         x: [N, in].
         weight: [E, out, in]; a row of either size is a multiple of 16 bytes.
         bias: [E, out], or None.
-        groups: of the rows.
+        groups: groups of the rows.
 
     Returns: [N, out].
     """

@@ -1,4 +1,4 @@
-"""Loads the shared library of a C++ source: a shipped one, or one compiled once per source, compiler and CPU."""
+"""Loads the shared library of a C++ source: a shipped library, or one compiled once per source, compiler and CPU."""
 
 import contextlib
 import ctypes
@@ -28,7 +28,7 @@ _logger = logging.getLogger(__name__)
 _INCLUDE_DIR = Path(__file__).with_name("include")
 
 _COMPILE_LIMIT_S = 120.0
-#: Longest wait for another process that compiles the same kernel; then this process compiles it as well.
+#: Longest wait for another process that compiles the same kernel. After it, this process also compiles the kernel.
 _WAIT_LIMIT_S = 2 * _COMPILE_LIMIT_S
 _LOOK_AGAIN_S = 0.05
 _SHOWN_ERROR_CHARS = 2000
@@ -52,12 +52,12 @@ def user_cache_dir(environ: Mapping[str, str]) -> Path:
 def load_library(
     source: Path, compiler: str, cache_dir: Path, flags: Sequence[str] = (), include_dir: Path = _INCLUDE_DIR
 ) -> ctypes.CDLL:
-    """Load the library of a source: a shipped one that fits the CPU, else one from the cache, compiled if needed.
+    """Load the library of a source: a shipped library that fits the CPU, else one from the cache, compiled if needed.
 
-    It uses the OpenMP runtime that torch has loaded already.
+    The library uses the OpenMP runtime that torch has already loaded.
 
-    Args, Effects and Raises: as of `build_library`. A compiled library that cannot be loaded raises KernelBuildError,
-    too: it is unchanged since the compiler wrote it, so that compiling again would not help.
+    Args, Effects and Raises are those of `build_library`. A compiled library that cannot be loaded also raises
+    KernelBuildError: it is unchanged since the compiler wrote it, so compiling it again would not help.
     """
     shipped = _load_shipped(source, flags, include_dir)
     if shipped is not None:
@@ -80,7 +80,7 @@ def _load_shipped(source: Path, flags: Sequence[str], include_dir: Path) -> ctyp
     library, level = found
     try:
         loaded = ctypes.CDLL(str(library))
-    except OSError as error:  # another C library, say
+    except OSError as error:  # for example because of another C library
         _logger.warning("cannot load the kernel %s of the installed package: %s", library, error)
         return None
     kernel_used(KernelUse(source.stem, library, time.monotonic() - start_s, "wheel", level.name))
@@ -90,23 +90,24 @@ def _load_shipped(source: Path, flags: Sequence[str], include_dir: Path) -> ctyp
 def build_library(
     source: Path, compiler: str, cache_dir: Path, flags: Sequence[str] = (), include_dir: Path = _INCLUDE_DIR
 ) -> Path:
-    """Return the shared library of a source, compiling it if the cache does not hold it.
+    """Return the shared library of a source, compiling it if it is not in the cache.
 
-    Processes that need the same library at the same time compile it once: one compiles, the others wait. The file is
+    If several processes need the same library at the same time, one compiles it and the others wait. The file is
     renamed into place once it is complete and sealed. A cached library that is damaged, or that other users may write
     to, is compiled again.
 
     Args:
         source: a C++ file. Its own headers are in its folder or below.
-        compiler: a name on PATH or a path.
-        cache_dir: created with mode 0700 if missing.
-        flags: for the compiler, besides `BASE_FLAGS`, those of the chosen instructions and those that the source names.
-        include_dir: of the headers that kernels share.
+        compiler: compiler, as a name on PATH or a path.
+        cache_dir: folder of compiled libraries; created with mode 0700 if missing.
+        flags: compiler flags in addition to `BASE_FLAGS`, those of the chosen instructions and those in the source.
+        include_dir: folder of the headers that kernels share.
 
     Effects: notifies the watches of `kernel_events`; logs what is compiled and how long that takes.
 
     Raises:
-        KernelBuildError: no compiler, the compiler fails, or others than this user and root may write to the folder.
+        KernelBuildError: there is no compiler, it fails, or users other than this user and root may write to the
+            folder.
     """
     start_s = time.monotonic()
     level, level_flags = compile_level()
@@ -161,14 +162,14 @@ def _flaw(library: Path) -> str | None:
 def _remove_dead_builds(cache_dir: Path) -> None:
     """Remove the folders of compilations whose processes were killed."""
     for folder in cache_dir.glob(f"{_BUILD_PREFIX}*"):
-        with contextlib.suppress(OSError):  # another process removes it, too
+        with contextlib.suppress(OSError):  # another process removes it too
             if time.time() - folder.stat().st_mtime > _DEAD_BUILD_S:
                 shutil.rmtree(folder)
 
 
 @contextlib.contextmanager
 def _lock(library: Path) -> Iterator[None]:
-    """Hold the lock on compiling a library; wait while another process or thread holds it.
+    """Hold the lock for compiling a library; first wait while another process or thread has it.
 
     The operating system releases the lock of a process that dies. On a file system without locks, each process
     compiles.

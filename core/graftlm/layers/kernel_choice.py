@@ -1,7 +1,6 @@
-"""Which instruction sets kernels are taken or compiled for while a context is active.
+"""Chooses the instruction sets of the kernels that are loaded or compiled while a context is active.
 
-Kernels are loaded in plugins too. The choice reaches them by a context variable, so that no function in between passes
-it on.
+Plugins load kernels too. The choice is a context variable, so that the functions in between need not pass it on.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,14 +21,15 @@ _choice: ContextVar[str] = ContextVar("graftlm_kernel_choice", default=_AUTO)
 
 @contextmanager
 def choosing_kernels(choice: str) -> Iterator[None]:
-    """Have the kernels that this thread or task loads be of a choice until the context ends.
+    """Set the choice for the kernels that this thread or task loads until the context ends.
 
     Args:
-        choice: "auto" takes shipped kernels of the best level that the CPU has, and compiles the others for this CPU;
-            "native" compiles all of them for this CPU; the name of a level takes or compiles kernels of this level.
+        choice: "auto" loads shipped kernels of the best level that the CPU supports, and compiles other kernels for
+            this CPU. "native" compiles all kernels for this CPU. The name of a level loads or compiles kernels of this
+            level.
 
     Raises:
-        ProviderUnavailableError: there is no such level, or the CPU lacks it.
+        ProviderUnavailableError: there is no such level, or the CPU does not support it.
     """
     if choice not in (_AUTO, _NATIVE):
         _check(choice)
@@ -41,7 +41,7 @@ def choosing_kernels(choice: str) -> Iterator[None]:
 
 
 def shipped_levels() -> Sequence[KernelLevel]:
-    """Return the levels of which a shipped kernel may be loaded, the best first."""
+    """Return the levels whose shipped kernels may be loaded, best first."""
     choice = _choice.get()
     if choice == _NATIVE:
         return ()
@@ -49,7 +49,7 @@ def shipped_levels() -> Sequence[KernelLevel]:
 
 
 def compile_level() -> tuple[str, Sequence[str]]:
-    """Return the name of what kernels are compiled for, and the compiler's flags for it."""
+    """Return the name of the target for which kernels are compiled, and its compiler flags."""
     level = next((level for level in LEVELS if level.name == _choice.get()), None)
     return (_NATIVE, NATIVE_FLAGS) if level is None else (level.name, level.flags)
 

@@ -1,7 +1,7 @@
-"""The key of a compiled kernel: a hash of the inputs of its machine code, without paths.
+"""Computes the key of a compiled kernel: a hash of the inputs of its machine code, without paths.
 
-`hatch_build.py` loads this file by its path, in an environment without graftlm's dependencies: it imports the standard
-library only.
+`hatch_build.py` loads this file by its path, in an environment without graftlm's dependencies. The file therefore
+imports only the standard library.
 """
 
 import hashlib
@@ -19,23 +19,23 @@ _CPU_ENTRIES = ("vendor_id", "cpu family", "model", "model name", "flags", "Feat
 
 
 def kernel_key(source: Path, include_dirs: Sequence[Path], flags: Sequence[str], compiler_version: str) -> str:
-    """Return the key of a source as it would be compiled on this machine.
+    """Return the key of a source when it is compiled on this machine.
 
     Equal files in other folders, such as another virtual environment or another clone, have the same key. Kernels
-    include no header of torch and link no library of torch, so torch's version is not part of the key.
+    include no headers of torch and are not linked with torch, so torch's version is not part of the key.
 
     Args:
         source: a C++ file.
-        include_dirs: searched for `#include "..."` after the folder of the including file.
-        flags: of the compiler, without those that name folders.
-        compiler_version: output of `--version`.
+        include_dirs: folders that are searched for `#include "..."` after the folder of the including file.
+        flags: compiler flags, without those that contain folders.
+        compiler_version: output of the compiler's `--version`.
     """
     compiler = [line for line in compiler_version.splitlines() if not line.startswith("InstalledDir:")]
     return _hash([*_texts(source, include_dirs, set()), *flags, *compiler, *platform.libc_ver(), _cpu()])
 
 
 class _Level(Protocol):
-    """What is read of a `KernelLevel`."""
+    """The fields of a `KernelLevel` that are read."""
 
     @property
     def name(self) -> str: ...
@@ -49,9 +49,9 @@ def shipped_name(source: Path, include_dir: Path, level: _Level, flags: Sequence
 
     Args:
         source: a C++ file.
-        include_dir: of the headers that kernels share.
-        level: which it is compiled for.
-        flags: for the compiler, besides those of every kernel and of the level.
+        include_dir: folder of the headers that kernels share.
+        level: level for which the library is compiled.
+        flags: compiler flags in addition to those of every kernel and of the level.
     """
     key = _hash([*_texts(source, [include_dir], set()), *level.flags, *flags])
     return f"{level.name}/{source.stem}-{key}.so"
@@ -74,7 +74,7 @@ def _texts(source: Path, include_dirs: Sequence[Path], seen: set[Path]) -> Itera
 
 
 def _cpu() -> str:
-    """Return the CPU and its instruction sets, for which `-march=native` builds."""
+    """Return the CPU and its instruction sets, which are the target of `-march=native`."""
     cpuinfo = Path("/proc/cpuinfo")
     if not cpuinfo.exists():
         return f"{platform.machine()} {platform.processor()}"

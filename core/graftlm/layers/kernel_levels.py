@@ -1,7 +1,7 @@
-"""The instruction-set levels that kernels are compiled for ahead of time.
+"""The instruction-set levels for which kernels are compiled ahead of time.
 
-`hatch_build.py` loads this file by its path, in an environment without graftlm's dependencies: it imports the standard
-library only.
+`hatch_build.py` loads this file by its path, in an environment without graftlm's dependencies. The file therefore
+imports only the standard library.
 """
 
 import platform
@@ -15,12 +15,12 @@ from typing import Final
 
 __all__ = ["BASE_FLAGS", "LEVELS", "NATIVE_FLAGS", "KernelLevel", "cpu_features", "levels_of", "source_flags"]
 
-#: Of GCC, for every kernel and every level.
+#: GCC's flags for every kernel and every level.
 BASE_FLAGS: Final = ("-O3", "-std=c++17", "-fopenmp", "-shared", "-fPIC")
-#: Of GCC, for exactly the CPU that compiles.
+#: GCC's flags for exactly the CPU on which it runs.
 NATIVE_FLAGS: Final = ("-march=native",)
 
-#: A source names flags that it needs besides these in a comment: `// Compiler flags: -ffp-contract=fast`.
+#: A source lists additional flags in a comment: `// Compiler flags: -ffp-contract=fast`.
 _SOURCE_FLAGS: Final = re.compile(r"^// Compiler flags: (.+)$", re.MULTILINE)
 
 
@@ -29,10 +29,10 @@ class KernelLevel:
     """A set of instructions.
 
     Attributes:
-        name: as `model.kernels` names it.
-        machine: as `platform.machine()` names it.
-        flags: of GCC, besides `BASE_FLAGS`.
-        features: what Linux lists in /proc/cpuinfo for a CPU that has the instructions.
+        name: name of the level in `model.kernels`.
+        machine: machine type in the form of `platform.machine()`.
+        flags: GCC's flags in addition to `BASE_FLAGS`.
+        features: entries in Linux's /proc/cpuinfo of a CPU that has the instructions.
     """
 
     name: str
@@ -41,11 +41,11 @@ class KernelLevel:
     features: frozenset[str]
 
     def missing(self, machine: str, features: AbstractSet[str]) -> list[str]:
-        """Return what a CPU lacks for this level, sorted; nothing if it has the level.
+        """Return the features that a CPU lacks for this level, sorted; empty if it supports the level.
 
         Args:
-            machine: as `platform.machine()` names it.
-            features: of the CPU, as `cpu_features` returns them.
+            machine: machine type in the form of `platform.machine()`.
+            features: features of the CPU, from `cpu_features`.
         """
         return [f"a CPU of type {self.machine}"] if machine != self.machine else sorted(self.features - features)
 
@@ -56,7 +56,7 @@ _V4: Final = _V3 | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
 _AVX512_BF16: Final = frozenset(_V4 | {"avx512_bf16", "avx512_vnni", "avx512vbmi"})
 _AVX512_BF16_FLAGS: Final = ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni", "-mavx512vbmi")
 
-#: The best of each machine first.
+#: All levels; for each machine type, the best level is first.
 LEVELS: Final = (
     KernelLevel(
         "amx",
@@ -71,12 +71,12 @@ LEVELS: Final = (
 
 
 def levels_of(machine: str, features: AbstractSet[str]) -> Sequence[KernelLevel]:
-    """Return the levels that a CPU has, the best first."""
+    """Return the levels that a CPU supports, best first."""
     return [level for level in LEVELS if not level.missing(machine, features)]
 
 
 def cpu_features() -> tuple[str, frozenset[str]]:
-    """Return this CPU's machine type and features; no features where the operating system is not Linux."""
+    """Return this CPU's machine type and features; no features if the operating system is not Linux."""
     machine = platform.machine()
     if sys.platform != "linux":
         return machine, frozenset()
@@ -89,6 +89,6 @@ def cpu_features() -> tuple[str, frozenset[str]]:
 
 
 def source_flags(source: Path) -> tuple[str, ...]:
-    """Return the compiler flags that a C++ file names in its comments."""
+    """Return the compiler flags in the comments of a C++ file."""
     named = _SOURCE_FLAGS.search(source.read_text(encoding="utf-8"))
     return tuple(named[1].split()) if named else ()

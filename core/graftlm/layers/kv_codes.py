@@ -1,4 +1,4 @@
-"""Keys and values in 8 bits: encoding rows to codes and decoding them."""
+"""Encodes rows of keys and values in 8 bits, and decodes them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["KV_DTYPES", "SCALE_DTYPE", "CacheRows", "cache_rows", "encode_int8"]
 
 #: Names in `memory.kv_dtype` and `AttentionCapabilities.kv_dtypes` -> dtype of the cache. Only int8 rows have scales.
 KV_DTYPES: Mapping[str, torch.dtype] = MappingProxyType({"int8": torch.int8, "fp8": torch.float8_e4m3fn})
-#: Of the scales of int8 rows. It has float32's range, and codes are relative to the rounded scale.
+#: Dtype of the scales of int8 rows. It has float32's range, and codes are relative to the rounded scale.
 SCALE_DTYPE = torch.bfloat16
 
 _INT8_MAX = 127
@@ -28,14 +28,14 @@ class CacheRows:
 
     Attributes:
         stored: [slots, H_kv, D], the cache's memory.
-        scales: [slots, H_kv] SCALE_DTYPE if `stored` holds int8 codes: a row is its codes times its scale. Else None.
+        scales: [slots, H_kv] SCALE_DTYPE if `stored` has int8 codes, else None. A row is its codes times its scale.
     """
 
     stored: Tensor
     scales: Tensor | None
 
     def write(self, slots: Tensor, rows: Tensor) -> None:
-        """Encode rows [T, H_kv, D] and write them into slots, int64 [T]."""
+        """Encode rows [T, H_kv, D] and write them to slots, int64 [T]."""
         if self.scales is not None:
             codes, scales = encode_int8(rows)
             self.stored.index_copy_(0, slots, codes)

@@ -1,4 +1,4 @@
-"""The linear layer: one matrix for one or several projections of a checkpoint."""
+"""The linear layer, which has one matrix for one or several projections of a checkpoint."""
 
 from collections.abc import Iterator, Mapping
 from typing import Protocol, cast
@@ -17,10 +17,10 @@ __all__ = ["GatedLinear", "Linear", "OutputDelta", "pack_linears"]
 
 
 class OutputDelta(Protocol):
-    """The addition of an adapter to a linear layer's output."""
+    """The term that adapters add to a linear layer's output."""
 
     def __call__(self, x: Tensor, out: Tensor) -> Tensor:
-        """Return `out` [T, out_features] plus the addition for the input x [T, in]; may change `out` in place."""
+        """Return `out` [T, out_features] plus the adapters' term for the input x [T, in]; may change `out` in place."""
         ...
 
 
@@ -29,13 +29,13 @@ class Linear(nn.Module):
 
     Args:
         in_features: size of the input.
-        parts: checkpoint name -> output size of each projection, in the order of the output: `{"q_proj": 64, "k_proj":
-            16, "v_proj": 16}` has outputs of 96.
-        bias: whether each projection has one.
-        device, dtype: of the parameters.
+        parts: name of each projection in the checkpoint -> its output size, in the order of the output. For example,
+            `{"q_proj": 64, "k_proj": 16, "v_proj": 16}` has outputs of size 96.
+        bias: whether each projection has a bias.
+        device, dtype: device and dtype of the parameters.
 
-    A layer with a prefix in the checkpoint can have adapters: it is called with one row per token of the batch, in the
-    batch's order. A layer without a prefix, such as `lm_head`, may be called with any rows.
+    A layer with a prefix in the checkpoint can have adapters, and must be called with one row per token of the batch,
+    in the batch's order. A layer without a prefix, such as `lm_head`, may be called with any rows.
     """
 
     def __init__(
@@ -70,12 +70,12 @@ class Linear(nn.Module):
         self.ops = ops
 
     def adapt(self, delta: OutputDelta | None) -> None:
-        """Set the addition to the output of all later calls; None: no addition."""
+        """Set the adapters' term that all later calls add to the output; None: no term."""
         self._delta = delta
 
     @property
     def parts(self) -> Mapping[str, int]:
-        """The checkpoint's name and the output size of each projection, in the order of the output."""
+        """The name in the checkpoint and the output size of each projection, in the order of the output."""
         return self._parts
 
     @property
@@ -90,20 +90,20 @@ class Linear(nn.Module):
 
     @property
     def kernels(self) -> list[LinearKernel]:
-        """The quantized matrix, if there is one; a `GroupedLinear` has several."""
+        """The quantized matrix as a list, empty without one; a `GroupedLinear` has several matrices."""
         return [] if self._kernel is None else [self._kernel]
 
     @property
     def num_weights(self) -> int:
-        """Elements of the weight, quantized or not."""
+        """Number of elements of the weight, quantized or not."""
         return self.out_features * self.in_features
 
     def describe(self, name: str) -> LinearLayer:
-        """Describe the layer to a quantization; `name` is the layer's path in the model."""
+        """Return the description of the layer for a quantization; `name` is the layer's path in the model."""
         return LinearLayer(name, tuple(self._parts), self.in_features, self.out_features)
 
     def quantize_with(self, quantization: Quantization | None) -> None:
-        """Set the quantization that converts the weights after each loading; None: weights stay as they are."""
+        """Set the quantization that converts the weights after each loading; None: weights are not quantized."""
         self._quantization = quantization
 
     def pack(self) -> None:
@@ -150,10 +150,10 @@ class GatedLinear(Linear):
 
     Args:
         in_features: size of the input.
-        parts: checkpoint name -> size, as of `Linear`: gate and up, or one tensor that holds both.
+        parts: name in the checkpoint -> output size, see `Linear`: gate and up, or one tensor with both.
         hidden_act: name of the activation in config.json.
-        bias: whether each projection has one.
-        device, dtype: of the parameters.
+        bias: whether each projection has a bias.
+        device, dtype: device and dtype of the parameters.
 
     Raises:
         UnsupportedArchitectureError: there is no such activation.
@@ -170,7 +170,7 @@ class GatedLinear(Linear):
         dtype: torch.dtype,
     ) -> None:
         super().__init__(in_features, parts, bias=bias, device=device, dtype=dtype)
-        activation(hidden_act)  # an unknown name is an error now, not in the first step
+        activation(hidden_act)  # raises now for an unknown name, not in the first step
         self._hidden_act = hidden_act
         self._packs_gates = False
 

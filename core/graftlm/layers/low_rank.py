@@ -1,4 +1,4 @@
-"""Low-rank adapters (arXiv:2106.09685) of one linear layer: each token uses its own adapter."""
+"""Low-rank adapters (arXiv:2106.09685) of one linear layer; each token uses its own adapter."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ __all__ = ["AdapterGroups", "AdapterMask", "AdapterRoute", "LowRankFactors", "Lo
 
 @dataclass(frozen=True, slots=True)
 class LowRankFactors:
-    """One adapter's addition to one projection: up @ (down @ x).
+    """The factors of the term up @ (down @ x) that one adapter adds to one projection.
 
     Attributes:
         down: [r, in].
-        up: [out, r], multiplied by the adapter's scale.
+        up: [out, r], already multiplied by the adapter's scale.
     """
 
     down: Tensor
@@ -28,11 +28,11 @@ class LowRankFactors:
 
 @dataclass(frozen=True, slots=True)
 class AdapterGroups:
-    """A step's tokens by adapter, for one product per adapter: tokens without an adapter cost nothing.
+    """A step's tokens grouped by adapter, for one product per adapter. Tokens without an adapter cost nothing.
 
     Attributes:
-        groups: (slot, its tokens) for each adapter of the step, once the tokens are in `order`.
-        order: int64 [T], the permutation that makes the tokens of each adapter neighbours; None: they are already.
+        groups: (slot, tokens) for each adapter of the step, after the tokens were permuted by `order`.
+        order: int64 [T], the permutation that makes the tokens of each adapter contiguous; None: they are already.
         inverse: int64 [T], the inverse permutation.
     """
 
@@ -44,10 +44,10 @@ class AdapterGroups:
 
 @dataclass(frozen=True, slots=True)
 class AdapterMask:
-    """A step's tokens by adapter, for products over all tokens and all adapters at once.
+    """A mask of each token's adapter, for products over all tokens and all adapters.
 
-    That is more arithmetic than products per group, but the number of kernels does not grow with the number of
-    adapters. It is faster on a GPU, where small products are limited by their launch.
+    These products have more arithmetic than products per group, but the number of kernels does not grow with the number
+    of adapters. This is faster on a GPU, where launches dominate the time of small products.
 
     Attributes:
         mask: bool [T, slots], whether a token has the adapter of a slot.
@@ -57,7 +57,7 @@ class AdapterMask:
 
     @property
     def num_tokens(self) -> int:
-        """T."""
+        """T, the number of tokens."""
         return self.mask.shape[0]
 
 
@@ -65,19 +65,19 @@ AdapterRoute = AdapterGroups | AdapterMask
 
 
 def low_rank_bytes(layer: Linear, max_rank: int) -> int:
-    """Return the memory of each slot of a `LowRankLayer` in bytes."""
+    """Return the size of each slot of a `LowRankLayer` in bytes."""
     return max_rank * (len(layer.parts) * layer.in_features + sum(layer.parts.values())) * layer.weight.dtype.itemsize
 
 
 class LowRankLayer:
     """The factors of all adapters for one linear layer, and the products with them.
 
-    A slot's factors are padded with zeros to the largest rank. A layer of several projections has factors for each.
+    A slot's factors are padded with zeros to the maximum rank. A layer with several projections has factors for each.
 
     Args:
         layer: the layer; its rows are the tokens of the batch, in order.
-        num_slots: largest number of adapters; their slots are 1 .. num_slots.
-        max_rank: largest rank of an adapter.
+        num_slots: maximum number of adapters; their slots are 1 .. num_slots.
+        max_rank: maximum rank of an adapter.
     """
 
     def __init__(self, layer: Linear, num_slots: int, max_rank: int) -> None:
@@ -95,17 +95,17 @@ class LowRankLayer:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the factors in bytes."""
+        """Size of the factors in bytes."""
         return self._down.nbytes + sum(up.nbytes for up in self._up)
 
     def set(self, slot: int, factors: Mapping[str, LowRankFactors]) -> None:
-        """Put an adapter into a slot that no running step uses.
+        """Store an adapter in a slot that no running step uses.
 
-        Factors must be finite: products over all slots would spread other numbers to the tokens of every adapter, since
-        zero times infinity is NaN.
+        Factors must be finite: zero times infinity is NaN, so products over all slots would spread other numbers to the
+        tokens of every adapter.
 
         Args:
-            factors: by the name of the projection; a projection without factors stays unchanged.
+            factors: name of a projection -> its factors; the adapter does not change projections without factors.
 
         Raises:
             AdapterError: a factor is not finite in the layer's dtype; the slot is then empty.
@@ -125,7 +125,7 @@ class LowRankLayer:
             )
 
     def clear(self, slot: int) -> None:
-        """Empty a slot that no running step uses: the slot adds nothing afterwards."""
+        """Clear a slot that no running step uses; afterwards it adds nothing."""
         at = slot - 1
         for factors in (self._down, *self._up):
             factors[at].zero_()
@@ -136,7 +136,7 @@ class LowRankLayer:
         return bool(torch.stack(held).all())  # a single synchronisation with the device
 
     def route(self, route: AdapterRoute | None) -> None:
-        """Set the adapter of each token of the next step; None: no token has one."""
+        """Set the adapter of each token of the next step; None: no token has an adapter."""
         if route is None:
             self._layer.adapt(None)
         elif isinstance(route, AdapterGroups):

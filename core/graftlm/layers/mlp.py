@@ -15,12 +15,12 @@ class GatedMLP(nn.Module):
     """down(act(gate(x)) * up(x)), with gate and up as one matrix.
 
     Args:
-        hidden_size: of input and output.
-        intermediate_size: of gate and of up.
+        hidden_size: size of input and output.
+        intermediate_size: output size of gate and of up.
         hidden_act: name of the activation in config.json.
-        bias: whether the three projections have one.
-        gate_up: the checkpoint's names of gate and up, or of the one tensor that holds both.
-        device, dtype: of the parameters.
+        bias: whether the three projections have a bias.
+        gate_up: names in the checkpoint of gate and up, or of the one tensor with both.
+        device, dtype: device and dtype of the parameters.
 
     Raises:
         UnsupportedArchitectureError: there is no such activation.

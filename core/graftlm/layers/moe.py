@@ -1,4 +1,4 @@
-"""The mixture of experts (arXiv:1701.06538): gated feed-forward layers, of which each token uses a few.
+"""The mixture of experts (arXiv:1701.06538): many gated feed-forward layers; each token uses a few of them.
 
     tokens [T] -> pairs of token and expert [T * K] -> sorted by expert -> two grouped products -> back in the tokens'
     order -> weighted sum over K
@@ -29,16 +29,16 @@ class Experts(nn.Module):
 
     Args:
         num_experts: E.
-        hidden_size: D, of input and output.
-        intermediate_size: I, of gate and of up.
+        hidden_size: D, size of input and output.
+        intermediate_size: I, output size of gate and of up.
         act: name of the activation in config.json, or a function from the output of gate and up, in the checkpoint's
             layout, to the input of down.
-        bias: whether the projections have one.
-        device, dtype: of the parameters.
+        bias: whether the projections have a bias.
+        device, dtype: device and dtype of the parameters.
 
     Attributes:
-        gate_up: its weight is [E, 2 I, D].
-        down: its weight is [E, D, I].
+        gate_up: gates and up projections, with weight [E, 2 I, D].
+        down: down projections, with weight [E, D, I].
 
     Raises:
         UnsupportedArchitectureError: there is no such activation.
@@ -57,7 +57,7 @@ class Experts(nn.Module):
     ) -> None:
         super().__init__()
         if isinstance(act, str):
-            activation(act)  # an unknown name is an error now, not in the first step
+            activation(act)  # raises now for an unknown name, not in the first step
         gate_up, down = ("gate_proj", "up_proj"), ("down_proj",)
         self._act = act
         self._intermediate_size = intermediate_size
@@ -77,8 +77,8 @@ class Experts(nn.Module):
         groups = RowGroups.of(expert_ids, self.num_experts)
         gate_up = self.gate_up(x[pair_ids // top_k], groups)  # [T * K, 2 I]
         down = self.down(self._activate(gate_up), groups)  # [T * K, D]
-        # Gathered by index instead of added by index: the order of atomic additions, and so a device's sums, would
-        # vary.
+        # Outputs are gathered by index, not added by index: the order of atomic additions would vary, and with it the
+        # sums.
         outputs = torch.empty_like(down).index_copy_(0, pair_ids, down).view(num_tokens, top_k, -1)
         return (outputs * routing.weights.unsqueeze(-1)).sum(dim=1).to(x.dtype)
 
@@ -106,8 +106,8 @@ class Experts(nn.Module):
         """Yield the slots of `{prefix}gate_up_proj`, `down_proj` and their `_bias`: one tensor for all experts.
 
         Args:
-            prefix: of the names.
-            transposed: the tensors are [E, D, 2 I] and [E, I, D].
+            prefix: prefix of the names.
+            transposed: whether the tensors are [E, D, 2 I] and [E, I, D].
         """
         self._unpack()
         for name, layer in (("gate_up_proj", self.gate_up), ("down_proj", self.down)):
@@ -127,8 +127,8 @@ class MoE(nn.Module):
     """A router and its experts.
 
     Args:
-        router: chooses the experts of each token.
-        experts: as many as the router scores.
+        router: the router, which chooses the experts of each token.
+        experts: the experts; their number is that of the router.
     """
 
     def __init__(self, router: Router, experts: Experts) -> None:

@@ -1,4 +1,4 @@
-"""Calls of compiled kernels, which can be recorded and repeated."""
+"""Calls compiled kernels so that the calls can be recorded and repeated."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ def call_native(function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a compiled kernel, and pass the call to this thread's listener.
 
     Every kernel that a model's `forward` calls by `ctypes` is called through this function. A repeated call with the
-    same arguments must do the same work on the current contents of the addresses among them.
+    same arguments must do the same work on the current content of the memory at the given addresses.
     """
     result = function(*arguments)
     if _listening.listener is not None:

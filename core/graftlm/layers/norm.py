@@ -1,7 +1,7 @@
 """Root-mean-square normalisation (arXiv:1910.07467), of hidden states and of attention heads.
 
 The mean square is computed in float32. Later operations round in the order of Hugging Face's models, so that bfloat16
-gives the same numbers: the result is cast before the weight multiplies it; Gemma's result is cast after.
+gives the same numbers: the result is cast before the multiplication with the weight, or after it in Gemma.
 """
 
 from collections.abc import Iterator
@@ -19,9 +19,9 @@ class RMSNorm(nn.Module):
     """Normalises hidden states, after adding them to the residual stream.
 
     Args:
-        size: of the last dimension.
-        eps: added to the mean square.
-        device, dtype: of the weight.
+        size: size of the last dimension.
+        eps: number that is added to the mean square.
+        device, dtype: device and dtype of the weight.
     """
 
     def __init__(self, size: int, eps: float, *, device: torch.device, dtype: torch.dtype) -> None:
@@ -35,7 +35,7 @@ class RMSNorm(nn.Module):
 
         Args:
             x: [T, size], the output of the previous layer.
-            residual: [T, size], the stream so far; None: x starts it.
+            residual: [T, size], the stream so far; None: x starts the stream.
 
         Returns: (normalised [T, size], the new residual stream [T, size]).
         """
@@ -51,7 +51,7 @@ class RMSNorm(nn.Module):
 
 
 class QKNorm(nn.Module):
-    """Normalises each query and key head separately, all in one pass.
+    """Normalises each query and key head separately, in one pass over all heads.
 
     The checkpoint has one weight for queries and one for keys; the parameter has one row per head.
     """
@@ -87,12 +87,12 @@ class QKNorm(nn.Module):
 
 
 class GemmaRMSNorm(nn.Module):
-    """Normalises hidden states as Gemma does: the checkpoint's weight plus 1 is the factor, in float32.
+    """Normalises hidden states in Gemma's way: the factor is the checkpoint's weight plus 1, in float32.
 
     Args:
-        size: of the last dimension.
-        eps: added to the mean square.
-        device: of the weight, which is float32 for every dtype of the model.
+        size: size of the last dimension.
+        eps: number that is added to the mean square.
+        device: device of the weight, which is float32 for every dtype of the model.
     """
 
     def __init__(self, size: int, eps: float, *, device: torch.device) -> None:
@@ -115,7 +115,7 @@ class GemmaRMSNorm(nn.Module):
 
 
 class GemmaQKNorm(nn.Module):
-    """Normalises each query and key head separately, all in one pass, with Gemma's weights; see `QKNorm`."""
+    """Normalises each query and key head separately with Gemma's weights; see `QKNorm`."""
 
     def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, eps: float, *, device: torch.device) -> None:
         super().__init__()

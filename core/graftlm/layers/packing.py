@@ -1,7 +1,8 @@
-"""Weight matrices in packed layouts, with oneDNN's as the default.
+"""Packs weight matrices, by default in oneDNN's layout.
 
-Every product with a plain matrix rearranges it, in part or in whole. Packing it once makes products of few rows, as in
-decode, up to twice as fast in bfloat16 and up to five times in float32; docs/log.md has the figures.
+Every product with a plain matrix rearranges the matrix, in part or in whole. If the matrix is packed once, products
+with few rows, as in decode, are up to twice as fast in bfloat16 and up to five times as fast in float32; docs/log.md
+has the figures.
 """
 
 from typing import Final, Protocol, cast
@@ -12,8 +13,8 @@ from torch import Tensor
 
 __all__ = ["OneDnnMatrix", "PackedGates", "PackedMatrix", "can_pack", "linear", "pack_for_onednn"]
 
-#: In smaller matrices, the 10 µs that a packed product needs to find its kernel cost more than packing saves. Plain
-#: float32 products have no such cost; plain products of the narrow types have it, too.
+#: Minimum number of elements. With fewer, the 10 µs that a packed product needs to find its kernel cost more than
+#: packing saves. Plain products have this cost too in the narrow types, but not in float32.
 _MIN_ELEMENTS: Final = {torch.float32: 3 << 17, torch.bfloat16: 1 << 15, torch.float16: 1 << 15}
 
 
@@ -21,7 +22,7 @@ class PackedMatrix(Protocol):
     """A weight matrix, [out, in], in a packed layout."""
 
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Map [..., in] to [..., out], as `torch.nn.functional.linear` does, up to rounding."""
+        """Map [..., in] to [..., out] like `torch.nn.functional.linear`, up to rounding."""
         ...
 
     def plain(self) -> Tensor:
@@ -30,7 +31,7 @@ class PackedMatrix(Protocol):
 
 
 class PackedGates(PackedMatrix, Protocol):
-    """Gates above the rows that they multiply, [2 I, in], in a layout whose products can be activated in registers."""
+    """Gates and then the rows that they multiply, [2 I, in], packed so that products can be activated in registers."""
 
     def act_and_mul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Map [T, in] to [T, I]: the product, then `LayerOps.act_and_mul`."""
@@ -41,7 +42,7 @@ class OneDnnMatrix:
     """A weight matrix in the blocked layout that oneDNN's kernels read.
 
     Args:
-        weight: [out, in], of a dtype that `can_pack` names; not kept.
+        weight: [out, in], of a dtype for which `can_pack` is True; no reference is kept.
     """
 
     def __init__(self, weight: Tensor) -> None:
@@ -62,13 +63,13 @@ def pack_for_onednn(weight: Tensor) -> OneDnnMatrix | None:
     The plain layout is as fast for small matrices, on other devices, and in dtypes without kernels on this CPU.
 
     Args:
-        weight: [out, in]; not kept.
+        weight: [out, in]; no reference is kept.
     """
     return OneDnnMatrix(weight) if _gains(weight) else None
 
 
 def linear(x: Tensor, weight: Tensor, packed: PackedMatrix | None, bias: Tensor | None = None) -> Tensor:
-    """Map [..., in] to [..., out] by the packed matrix, or by the plain one if `packed` is None."""
+    """Map [..., in] to [..., out] with the packed matrix, or with the plain one if `packed` is None."""
     return F.linear(x, weight, bias) if packed is None else packed(x, bias)
 
 

@@ -1,11 +1,10 @@
 // bfloat16 matrix product in vectors: out = x W^T + bias. If the first half of W's rows are gates of the second half,
 // the output can be activated and multiplied before it is written.
-//
 // W is stored in panels of 64 rows, in the order in which the loop reads them. Decode reads each weight once for a few
 // rows of x, so it reads memory from one end to the other. One step multiplies two inputs of up to 6 rows of x with all
-// rows of the panel: 24 vectors of sums, all in registers. More rows of x take several passes over a slab of the panel,
-// which stays in the second-level cache. Each pass prefetches a share of the next slab, so that reading memory overlaps
-// the arithmetic.
+// rows of the panel; its 24 vectors of sums are all in registers. More rows of x need several passes over a slab of the
+// panel, which stays in the second-level cache. Each pass prefetches a share of the next slab, so that memory reads
+// overlap the arithmetic.
 //
 // Instruction sets: AVX512-F, -BW, -VL and -BF16. Without them `graftlm_panels_supported` returns 0, and the caller
 // uses oneDNN's kernels through torch.
@@ -23,14 +22,14 @@
 namespace {
 
 constexpr int64_t kPanel = 64;   // rows of W; the last panel may have fewer, a multiple of kLanes
-constexpr int64_t kPair = 2;     // inputs that one instruction multiplies
+constexpr int64_t kPair = 2;     // number of inputs that one instruction multiplies
 constexpr int64_t kRowsOfX = 6;  // rows of x whose sums fit into the registers
 constexpr int64_t kSlab = 1024;  // inputs of a panel that all rows of x use before the next inputs
 constexpr int64_t kRowsAtATime =
     192;  // rows of x whose inputs of one slab fit into the second-level cache together with two slabs
 constexpr int64_t kBytesAhead = 16 * 1024;  // prefetch distance of a single pass
 
-// Returns the rows of a panel, zero rows at its end included.
+// Returns the number of rows of a panel, including zero rows at its end.
 inline int64_t padded(int64_t num_rows) { return round_up(num_rows, kLanes); }
 
 inline int64_t num_panels(int64_t num_rows) { return (num_rows + kPanel - 1) / kPanel; }
@@ -46,7 +45,7 @@ struct Slab {
 
 // Multiplies rows [token, token + kRows) of x with a slab of a panel of `kVectors` vectors. `kUnrolled` sets of sums
 // hide the latency of instructions if one set has few sums. Each step prefetches `kLines` lines from `wanted` on.
-// `kept`, [kRows, kPanel], holds the sums of earlier slabs, and afterwards also those of this one.
+// `kept`, [kRows, kPanel], has the sums of earlier slabs; the sums of this slab are added.
 template <int kRows, int kVectors, int kUnrolled, int kLines>
 void multiply_tile(const Product& p, const Slab& slab, int64_t token, const char* wanted, float* kept) {
     __m512 sums[kUnrolled][kRows][kVectors];

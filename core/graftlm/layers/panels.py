@@ -1,4 +1,4 @@
-"""Bfloat16 matrices packed for CPUs with AVX512-BF16 or AMX, and the products with them."""
+"""Packs bfloat16 matrices for CPUs with AVX512-BF16 or AMX, and multiplies them."""
 
 import ctypes
 from pathlib import Path
@@ -16,19 +16,19 @@ __all__ = ["PanelGates", "PanelKernels", "PanelMatrix"]
 _VECTORS = Path(__file__).with_name("panel_matmul.cpp")
 _TILES = Path(__file__).with_name("tile_matmul.cpp")
 _ADDRESS, _SIZE = ctypes.c_void_p, ctypes.c_int64
-#: From this many multiplications on, a second thread gains more than waking it costs.
+#: Minimum number of multiplications for which a second thread saves more time than waking it costs.
 _PARALLEL_PRODUCTS: Final = 1 << 17
-#: Name of an activation in config.json -> the kernels' number; 0 is none.
+#: Name of an activation in config.json -> its number in the kernels; 0 is no activation.
 _ACTIVATIONS: Final = {"silu": 1, "swish": 1, "gelu_pytorch_tanh": 2}
 #: I must be a multiple of this, so that gates fill whole vectors.
 _GATE_ROWS: Final = 16
 
 
 class PanelKernels:
-    """The functions of panel_matmul.cpp, or of tile_matmul.cpp, which has the same ones.
+    """The functions of panel_matmul.cpp, or the same functions of tile_matmul.cpp.
 
     Args:
-        library: compiled from one of them.
+        library: the library compiled from one of the two files.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
@@ -49,11 +49,11 @@ class PanelKernels:
         """Compile the kernels for this CPU if needed, and load them.
 
         Args:
-            compiler, cache_dir: as of `load_library`.
+            compiler, cache_dir: see `load_library`.
             use_matrix_units: whether to choose the AMX kernels on a CPU with AMX.
 
         Raises:
-            ProviderUnavailableError: they cannot be compiled or loaded, or there are none for this CPU.
+            ProviderUnavailableError: the kernels cannot be compiled or loaded, or there are none for this CPU.
         """
         if not torch.cpu._is_avx512_bf16_supported():
             raise ProviderUnavailableError("this CPU has no AVX512-BF16")
@@ -71,8 +71,8 @@ class PanelMatrix:
     """A weight matrix in panels, multiplied on as many threads as torch uses.
 
     Args:
-        weight: bfloat16 [out, in], `in` even; not kept.
-        kernels: that pack and multiply it.
+        weight: bfloat16 [out, in], `in` even; no reference is kept.
+        kernels: kernels that pack and multiply the matrix.
 
     Raises:
         InvariantError: the weight has another dtype, shape or device.
@@ -100,7 +100,7 @@ class PanelMatrix:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the weights."""
+        """Size of the weights in bytes."""
         return self._panels.nbytes
 
     def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -138,11 +138,11 @@ class PanelMatrix:
 
 
 class PanelGates(PanelMatrix):
-    """Gates above the rows that they multiply, packed side by side, so that products are activated in registers.
+    """Gates and the rows that they multiply, packed next to each other, so that products are activated in registers.
 
     Args:
-        weight: bfloat16 [2 I, in], `in` even and I a multiple of 16; not kept.
-        kernels: that pack and multiply it.
+        weight: bfloat16 [2 I, in], `in` even and I a multiple of 16; no reference is kept.
+        kernels: kernels that pack and multiply the matrix.
         hidden_act: name of the activation in config.json.
 
     Raises:

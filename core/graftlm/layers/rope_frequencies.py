@@ -1,14 +1,14 @@
-"""The frequencies of rotary position embedding, read from a checkpoint's config.json.
+"""Reads the frequencies of rotary position embedding from a checkpoint's config.json.
 
 Keys are cached after rotation and shared by requests, so one set of frequencies serves all requests of an engine, at
 all lengths. Two rope types of Transformers change their frequencies with the length of the text:
 
-- dynamic changes them beyond max_position_embeddings. Requests never exceed it, and within it dynamic is the default
-  type.
+- dynamic changes them beyond max_position_embeddings. Requests never exceed this limit, and within it dynamic equals
+  the default type.
 - longrope changes them beyond the context of the first training. If `model.context_len` is within that context, results
-  equal those of Transformers. Otherwise all texts use the frequencies of long texts: texts beyond the first context get
-  the results of Transformers; shorter texts get the results that the start of a long text has, which are close but not
-  the same.
+  equal those of Transformers. Otherwise all texts use the frequencies of long texts. Texts beyond the first context
+  then have the results of Transformers. Shorter texts have the results of the start of a long text, which are close but
+  not the same.
 """
 
 import logging
@@ -35,7 +35,7 @@ class Frequencies:
 
     Attributes:
         inv_freq: float32 [R / 2], radians per position.
-        scaling: multiplies cosines and sines.
+        scaling: factor of cosines and sines.
     """
 
     inv_freq: Tensor
@@ -54,12 +54,12 @@ def rope_frequencies(
     """Read the frequencies from `rope_parameters` of config.json, or from the older `rope_scaling` and `rope_theta`.
 
     Args:
-        config: of the checkpoint.
+        config: the checkpoint's configuration.
         head_dim: D.
-        rope: the parameters of one type of layers, if types differ: `rope_theta`, and those that `rope_type` needs.
+        rope: parameters of one type of layers, if types differ: `rope_theta`, and those that `rope_type` needs.
         partial: whether the architecture supports `partial_rotary_factor`, the share of a head's rotated dimensions.
-        context_len: largest number of tokens of a request; None: config.max_position_embeddings.
-        default_theta: `rope_theta` if config.json does not give it.
+        context_len: maximum number of tokens of a request; None: config.max_position_embeddings.
+        default_theta: `rope_theta` if it is missing in config.json.
 
     Raises:
         CheckpointError: a parameter of the rope type is missing or not a number, or the parameters are inconsistent.
@@ -84,10 +84,10 @@ class _Rope:
     """The inputs of a rope type.
 
     Attributes:
-        parameters: of config.json.
+        parameters: rope parameters of config.json.
         period: float32 [R / 2], positions per radian before any scaling.
-        config: of the checkpoint.
-        context_len: largest number of tokens of a request.
+        config: the checkpoint's configuration.
+        context_len: maximum number of tokens of a request.
     """
 
     parameters: Mapping[str, Any]
@@ -100,20 +100,20 @@ class _Rope:
         return _number(self.parameters, name)
 
     def number_or(self, name: str, default: float) -> float:
-        """Read a parameter; absent, null and 0 mean the default."""
+        """Read a parameter; return the default if it is absent, null or 0."""
         return self.number(name) if self.parameters.get(name) else default
 
     def original_context(self) -> float:
-        """Tokens of context before stretching; an entry outside the rope parameters has precedence over one inside.
+        """Return the context length before stretching; an entry outside the rope parameters has precedence.
 
-        It is above 1, since its logarithm is a divisor.
+        The length is above 1, because its logarithm is a divisor.
         """
         name = "original_max_position_embeddings"
         value = self.config.raw.get(name) or self.parameters.get(name) or self.config.max_position_embeddings
         return _number({**self.parameters, name: value}, name, above=1)
 
     def stretched_context(self) -> float:
-        """Tokens of context after stretching."""
+        """Return the context length after stretching."""
         name = "max_position_embeddings"
         return _number({**self.parameters, name: self.config.max_position_embeddings}, name)
 
@@ -152,7 +152,7 @@ def _rotary_dim(rope: Mapping[str, Any], head_dim: int, partial: bool) -> int:
 
 
 def _with_type(rope: Mapping[str, Any]) -> dict[str, Any]:
-    """Add `rope_type`, which older files name `type`; Phi-3's first files name longrope su or yarn."""
+    """Add `rope_type`, which is `type` in older files; in Phi-3's first files, the name of longrope is su or yarn."""
     rope_type = rope.get("rope_type") or rope.get("type") or "default"
     if not isinstance(rope_type, str):
         raise CheckpointError(f"config.json needs rope_type as a text, got {rope_type!r}")
@@ -160,7 +160,7 @@ def _with_type(rope: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _number(rope: Mapping[str, Any], name: str, above: int = 0) -> float:
-    """Read a number above 0 or 1 that float32 can hold."""
+    """Read a number above 0 or 1 within the range of float32."""
     value = rope.get(name)
     if not is_positive(value) or value <= above:
         raise CheckpointError(
@@ -170,18 +170,18 @@ def _number(rope: Mapping[str, Any], name: str, above: int = 0) -> float:
 
 
 def _out_of_order(rope: _Rope, needed: str) -> CheckpointError:
-    """Return the error for two parameters in the wrong order, between which frequencies are blended."""
+    """Return the error for two limits of the blended range that are in the wrong order."""
     return CheckpointError(f"config.json's rope_type {rope.parameters['rope_type']!r} needs {needed}")
 
 
 def _check_finite(frequencies: Frequencies, rope: Mapping[str, Any]) -> None:
-    """Refuse parameters that are numbers, but give frequencies outside float32."""
+    """Refuse parameters whose frequencies are outside the range of float32."""
     inv_freq = frequencies.inv_freq
     if not (inv_freq.isfinite() & (inv_freq > 0)).all() or not is_positive(frequencies.scaling):
         raise CheckpointError(f"config.json's rope parameters give no finite frequencies above 0: {dict(rope)!r}")
 
 
-# The order of operations below is Hugging Face's: at far positions, rounding a frequency changes the angle visibly.
+# The operations below have Hugging Face's order: at far positions, rounding of a frequency changes the angle visibly.
 
 
 def _default(rope: _Rope) -> Frequencies:
@@ -189,12 +189,12 @@ def _default(rope: _Rope) -> Frequencies:
 
 
 def _linear(rope: _Rope) -> Frequencies:
-    """Positions are divided by the factor (arXiv:2306.15595)."""
+    """Divide positions by the factor (arXiv:2306.15595)."""
     return Frequencies(1.0 / rope.period / rope.number("factor"))
 
 
 def _llama3(rope: _Rope) -> Frequencies:
-    """Llama 3.1: stretch long wavelengths by the factor, keep short ones, and blend those between."""
+    """Stretch long wavelengths by the factor, keep short ones, and blend those between (Llama 3.1)."""
     factor, low, high = (rope.number(name) for name in ("factor", "low_freq_factor", "high_freq_factor"))
     if low >= high:
         raise _out_of_order(rope, f"low_freq_factor below high_freq_factor, got {low!r} and {high!r}")
@@ -205,7 +205,7 @@ def _llama3(rope: _Rope) -> Frequencies:
 
 
 def _yarn(rope: _Rope) -> Frequencies:
-    """YaRN (arXiv:2309.00071): blends by the number of turns over the original context, and scales attention."""
+    """Blend by the number of turns over the original context, and scale attention (YaRN, arXiv:2309.00071)."""
     period, original, factor = rope.period, rope.original_context(), rope.number("factor")
     fast, slow = rope.number_or("beta_fast", 32), rope.number_or("beta_slow", 1)
     if fast < slow:
@@ -237,7 +237,7 @@ def _yarn_scaling(rope: _Rope, factor: float) -> float:
 
 
 def _longrope(rope: _Rope) -> Frequencies:
-    """LongRoPE (arXiv:2402.13753): one factor per pair of dimensions, from one of two lists; see the module."""
+    """Use one factor per pair of dimensions, from one of two lists (LongRoPE, arXiv:2402.13753); see the module."""
     original = rope.original_context()
     is_long = rope.context_len > original
     if is_long:
@@ -260,7 +260,7 @@ def _longrope_scaling(rope: _Rope, original: float) -> float:
 
 
 def _factors(rope: _Rope, name: str) -> Tensor:
-    """Read a list of one number per pair of dimensions; float32 [R / 2]."""
+    """Read a list with one number per pair of dimensions; return float32 [R / 2]."""
     values, expected = rope.parameters.get(name), len(rope.period)
     if not isinstance(values, Sequence) or len(values) != expected or not all(map(is_positive, values)):
         raise CheckpointError(f"config.json's longrope needs {name} as {expected} numbers above 0, got {values!r}")

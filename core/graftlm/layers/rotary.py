@@ -21,7 +21,7 @@ __all__ = ["RotaryEmbedding", "Rotation", "frequency_bytes", "rotate"]
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """The rotation of a step's tokens by their positions; unpacks into cosines and sines.
+    """The rotation of a step's tokens by their positions.
 
     Attributes:
         cos: [T, 1, R].
@@ -34,7 +34,7 @@ class Rotation:
     ops: LayerOps
 
     def __call__(self, heads: Tensor) -> Tensor:
-        """Rotate the first R dimensions of [T, heads, D] of any strides; returns all D dimensions, contiguous."""
+        """Rotate the first R dimensions of [T, heads, D], any strides; return all D dimensions, contiguous."""
         size = self.cos.shape[-1]
         if heads.shape[-1] == size:
             return self.ops.rotate(heads, self.cos, self.sin)
@@ -51,9 +51,9 @@ class RotaryEmbedding(nn.Module):
     a gigabyte.
 
     Args:
-        frequencies: of the checkpoint, from `rope_frequencies`.
-        device: of the positions.
-        dtype: of queries and keys. Angles are always float32.
+        frequencies: the checkpoint's frequencies, from `rope_frequencies`.
+        device: device of the positions.
+        dtype: dtype of queries and keys. Angles are always float32.
     """
 
     inv_freq: Tensor
@@ -74,7 +74,7 @@ class RotaryEmbedding(nn.Module):
         self.ops = ops
 
     def forward(self, positions: Tensor) -> Rotation:
-        """Return the rotation of int64 [T] positions."""
+        """Return the rotation of positions, int64 [T]."""
         angles = positions.view(-1, 1, 1) * self.inv_freq
         cos = angles.cos()
         if self._scaling != 1.0:
@@ -83,15 +83,15 @@ class RotaryEmbedding(nn.Module):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate [T, heads, D] by cosines and sines with PyTorch's operations; a `Rotation` uses the device's fastest."""
+    """Rotate [T, heads, D] with PyTorch's operations; a `Rotation` uses the device's fastest operations."""
     return TorchOps().rotate(x, cos, sin)
 
 
 def frequency_bytes(model: object) -> bytes:
     """Return the frequencies of all rotations of a model.
 
-    Cached keys depend on them, and longrope's do not follow from the checkpoint alone: two engines of one checkpoint
-    may differ in `model.context_len`.
+    Cached keys depend on the frequencies. Those of longrope also depend on `model.context_len`, in which two engines
+    with the same checkpoint may differ.
     """
     if not isinstance(model, nn.Module):
         return b""

@@ -1,4 +1,4 @@
-"""The router of a mixture of experts: the experts of each token and their weights."""
+"""The router of a mixture of experts, which chooses the experts of each token and their weights."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -28,23 +28,23 @@ class Routing:
     weights: Tensor
 
 
-#: Maps a router's logits, float32 [T, E], to the experts chosen.
+#: Maps a router's logits, float32 [T, E], to the chosen experts.
 ChooseExperts: TypeAlias = Callable[[Tensor], Routing]
 
 
 class Router(nn.Module):
     """Scores each token against each expert.
 
-    It is not a `Linear`, so that quantizations leave it unchanged: a rounding error would send a token to another
+    The router is not a `Linear`, so that quantizations leave it unchanged: a rounding error could change a token's
     expert, and the matrix is small.
 
     Args:
-        hidden_size: of the input.
+        hidden_size: size of the input.
         num_experts: E.
-        choose: picks experts by the scores.
-        bias: whether the scores have one.
-        device: of the parameters.
-        dtype: of the parameters; scores are computed in it.
+        choose: function that chooses experts by the scores.
+        bias: whether the scores have a bias.
+        device: device of the parameters.
+        dtype: dtype of the parameters and of the computation of scores.
     """
 
     def __init__(
@@ -75,12 +75,12 @@ class Router(nn.Module):
 
 
 def softmax_top_k(top_k: int, *, renormalise: bool, scale: float = 1.0) -> ChooseExperts:
-    """Return a choice of the `top_k` most probable experts (arXiv:1701.06538).
+    """Return a function that chooses the `top_k` most probable experts (arXiv:1701.06538).
 
     Args:
         top_k: K.
-        renormalise: divide the chosen experts' probabilities by their sum.
-        scale: multiplies the weights at the end.
+        renormalise: whether the chosen experts' probabilities are divided by their sum.
+        scale: factor by which the weights are finally multiplied.
     """
 
     def choose(logits: Tensor) -> Routing:

@@ -1,7 +1,7 @@
-"""A file that is run as code: checks of its integrity and of who may write to it.
+"""Checks the integrity of a file that is run as code, and who may write to it.
 
-`hatch_build.py` loads this file by its path, in an environment without graftlm's dependencies: it imports the standard
-library only.
+`hatch_build.py` loads this file by its path, in an environment without graftlm's dependencies. The file therefore
+imports only the standard library.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ _ROOT_UID: Final = 0
 
 
 def seal(file: Path) -> None:
-    """Append a seal to a file and flush it to disk. Other users may read it afterwards, whatever the umask."""
+    """Append a seal to a file and flush it to disk. Other users may read the file afterwards, for any umask."""
     mark = _seal_of(file.read_bytes())
     with file.open("ab") as stream:
         stream.write(mark)
@@ -31,12 +31,12 @@ def seal(file: Path) -> None:
 
 
 def find_flaw(file: Path) -> str | None:
-    """Return the reason not to run a file, as "is ...": damaged, without a seal, or writable by others.
+    """Return the reason not to run a file, in the form "is ...": damaged, without a seal, or writable by other users.
 
     Returns: None for a file that is unchanged since `seal`.
 
     Raises:
-        OSError: it cannot be read; a FileNotFoundError if it does not exist.
+        OSError: the file cannot be read; a FileNotFoundError if it does not exist.
     """
     status = file.lstat()
     if not stat.S_ISREG(status.st_mode):
@@ -48,9 +48,9 @@ def find_flaw(file: Path) -> str | None:
 
 
 def find_damage(content: bytes) -> str | None:
-    """Say, as "is ...", why the content of a file is not what `seal` left; None: it is.
+    """Return the damage of a file's content since `seal`, in the form "is ..."; None: it is unchanged.
 
-    A loader that maps half a library ends the process.
+    The check is needed because loading an incomplete library may end the process.
     """
     body, mark = content[:-_SEAL_BYTES], content[-_SEAL_BYTES:]
     if mark.startswith(_MAGIC) and mark == _seal_of(body):
@@ -59,11 +59,11 @@ def find_damage(content: bytes) -> str | None:
 
 
 def find_other_writers(status: os.stat_result, uid: int) -> str | None:
-    """Return who besides a user and root may write to a file or folder, as text; None: no other user.
+    """Return as text which users other than `uid` and root may write to a file or folder; None: no other user.
 
     Args:
-        status: of the file or folder.
-        uid: of the user who would run it.
+        status: status of the file or folder.
+        uid: id of the user who would run the file.
     """
     if status.st_uid not in (_ROOT_UID, uid):
         return f"it belongs to user {status.st_uid}, neither to this user ({uid}) nor to root"

@@ -1,10 +1,10 @@
-"""Compiled kernels that came with an installed package, beside their sources.
+"""Finds the compiled kernels of an installed package, which are in a folder next to their sources.
 
     graftlm/layers/panel_matmul.cpp
     graftlm/layers/compiled/avx512-bf16/panel_matmul-<key>.so
 
-The key is a hash of the source, the headers that it includes and the compiler's flags: a kernel whose source has been
-edited since is not found. Kernels link nothing of torch, so one file serves every version of torch.
+The key is a hash of the source, the headers that it includes and the compiler's flags. A kernel whose source was edited
+later is therefore not found. Kernels are not linked with torch, so one file works with every version of torch.
 """
 
 import logging
@@ -27,9 +27,9 @@ def find_shipped(
 
     Args:
         source: a C++ file.
-        flags: for the compiler, besides those of every kernel and of the level.
-        include_dir: of the headers that kernels share.
-        levels: which may be taken, the best first.
+        flags: compiler flags in addition to those of every kernel and of the level.
+        include_dir: folder of the headers that kernels share.
+        levels: levels that may be loaded, best first.
     """
     folder = source.parent / "compiled"
     if not folder.is_dir():

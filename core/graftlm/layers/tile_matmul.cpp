@@ -1,13 +1,13 @@
-// bfloat16 matrix product on AMX: out = x W^T + bias. Interface and gates are those of panel_matmul.cpp.
+// bfloat16 matrix product with AMX: out = x W^T + bias. Interface and gates are those of panel_matmul.cpp.
 //
 // A tile is a register of 16 rows of 64 bytes. One instruction adds the products of 16 rows of x and 16 rows of W, over
-// 32 inputs each, to 16 x 16 sums. W is stored in panels of 32 rows whose tiles have the order in which they are read:
-// decode reads memory from one end to the other. x is copied into tiles as well, a block of rows at a time, and stays
-// in the second-level cache while all of W is read. A block of 32 rows of x and a panel make 2 x 2 tiles of sums, so
-// that each loaded tile is multiplied twice.
+// 32 inputs each, to 16 x 16 sums. W is stored in panels of 32 rows. Their tiles are stored in the order in which they
+// are read, so decode reads memory from one end to the other. x is also copied into tiles, one block of rows at a time,
+// and stays in the second-level cache while all of W is read. The product of a block of 32 rows of x and a panel has
+// 2 x 2 tiles of sums, so that each loaded tile is multiplied twice.
 //
-// Weights are prefetched as graftlm/ahead.h describes. Up to 32 rows of x read W once and prefetch the next tiles; more
-// rows prefetch the next panel while they multiply the current one.
+// graftlm/ahead.h describes how weights are prefetched. Up to 32 rows of x read W once and prefetch the next tiles;
+// more rows prefetch the next panel while they multiply the current one.
 //
 // Instruction sets: AMX-TILE, AMX-BF16, AVX512-BF16, -BW and -VL, on Linux. Without them, or if the operating system
 // refuses the tile registers, `graftlm_panels_supported` returns 0, and the caller uses panel_matmul.cpp.
@@ -32,8 +32,8 @@ namespace {
 
 constexpr int64_t kFew = 4;  // up to this many rows of x, vectors are faster than tiles
 constexpr int64_t kCachedBytes =
-    256 * 1024;                        // of x, copied into tiles and multiplied with all of W before the next rows
-constexpr int64_t kPanelsAtATime = 4;  // minimum panels per assignment to a thread; slower threads get fewer in total
+    256 * 1024;                        // of x that are copied into tiles and used with all of W before the next rows
+constexpr int64_t kPanelsAtATime = 4;  // minimum panels per assignment; slower threads get fewer assignments
 
 inline int64_t panel_size(int64_t num_inputs) { return round_up(num_inputs, kTileInputs) * kPanel; }
 
@@ -48,7 +48,7 @@ inline int64_t offset_of(int64_t place, int64_t input) {
 
 inline int64_t num_panels(const Product& p) { return round_up(p.num_rows, kPanel) / kPanel; }
 
-// Multiplies a few rows of x with a panel in vectors. For so few rows, loading tiles takes longer.
+// Multiplies a few rows of x with a panel in vectors, which takes less time than loading tiles.
 template <int kRows>
 void multiply_few(const Product& p, int64_t panel, AheadOfOnePass& ahead) {
     constexpr int kUnrolled = kRows > 2 ? 2 : 4;  // sets of sums, which hide the latency of instructions
@@ -104,8 +104,8 @@ void multiply_panel(const Product& p, int64_t panel, int64_t token, int64_t end,
     }
 }
 
-// Multiplies all rows of x, at most one block, with this thread's panels. `tiles`: the copy of x; null for kFew rows or
-// less.
+// Multiplies all rows of x, at most one block, with this thread's panels. `tiles` is the copy of x; null for at most
+// kFew rows.
 void multiply_once(const Product& p, const uint16_t* tiles) {
     const int64_t thread = omp_get_thread_num(), team = omp_get_num_threads(), size = panel_size(p.num_inputs);
     const int64_t end = num_panels(p) * (thread + 1) / team;

@@ -1,4 +1,4 @@
-"""Copying a checkpoint's tensors into parameters, with an error for each tensor that is missing or surplus.
+"""Copies a checkpoint's tensors to parameters; missing and surplus tensors are errors.
 
 A layer declares by `WeightSlot`s where each checkpoint tensor belongs. A slot's target may be some rows of a larger
 parameter: projections that are separate in a checkpoint become one matrix.
@@ -30,9 +30,9 @@ class WeightSlot:
 
     Attributes:
         name: the tensor's name in the checkpoint.
-        target: the parameter, or the rows of it, to copy to.
-        per_row: the tensor is one row, which is copied to each row of the target.
-        offset: added to the tensor, in the target's dtype.
+        target: the target of the copy: a parameter, or some of its rows.
+        per_row: whether the tensor is one row, which is copied to each row of the target.
+        offset: number that is added to the tensor, in the target's dtype.
     """
 
     name: str
@@ -42,12 +42,12 @@ class WeightSlot:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape the checkpoint's tensor must have."""
+        """The shape that the checkpoint's tensor must have."""
         return tuple(self.target.shape[1:] if self.per_row else self.target.shape)
 
 
 def empty_parameter(*shape: int, device: torch.device, dtype: torch.dtype) -> nn.Parameter:
-    """Make an uninitialised parameter for inference."""
+    """Return an uninitialised parameter for inference."""
     return nn.Parameter(torch.empty(shape, device=device, dtype=dtype), requires_grad=False)
 
 
@@ -60,24 +60,24 @@ def copy_weights(
 ) -> None:
     """Fill every slot from a checkpoint.
 
-    Names may lack the prefix "model.", as in checkpoints of a family's base class. For slots on the meta device,
+    Names may lack the prefix "model.", such as in checkpoints of a family's base class. For slots on the meta device,
     tensors are checked and not copied.
 
     Args:
-        slots: all of the model's; names are unique.
+        slots: all slots of the model; names are unique.
         weights: (name, tensor) of the whole checkpoint; each tensor is released before the next is read.
-        aliases: second name -> slot's name, for tied weights. One of the two is enough; if both come, they must agree.
-        partial: slots without a tensor keep their contents.
+        aliases: second name -> slot's name, for tied weights. One of the two tensors is enough; two must be equal.
+        partial: whether slots without a tensor keep their content; False: a missing tensor is an error.
 
-    Effects: copies into the slots' targets, converting to their dtype and device.
+    Effects: copies to the slots' targets, with conversion to their dtype and device.
 
     Raises:
-        WeightError: a tensor is missing, surplus, given twice, of the wrong shape or not of floating point.
+        WeightError: a tensor is missing, surplus, given twice, of the wrong shape or not of a floating dtype.
     """
     by_name = {slot.name: slot for slot in slots}
     aliases = aliases or {}
     seen: set[str] = set()
-    filled: dict[str, Tensor | None] = {}  # the first tensor of a tied weight on the meta device
+    filled: dict[str, Tensor | None] = {}  # name -> first tensor if tied and on meta, else None
     surplus: list[str] = []
     for name, tensor in weights:
         if name in seen:
@@ -97,12 +97,12 @@ def copy_weights(
 
 
 def read_weight(slots: Iterable[WeightSlot], name: str, aliases: Mapping[str, str] | None = None) -> Tensor:
-    """Return a copy of the parameter that a checkpoint's tensor was loaded to.
+    """Return a copy of the parameter to which a checkpoint's tensor was loaded.
 
     Args:
-        slots: of the model; reading stops at the slot of that name.
-        name: in the checkpoint.
-        aliases: as of `copy_weights`.
+        slots: slots of the model; iteration stops at the slot of that name.
+        name: name of the tensor in the checkpoint.
+        aliases: see `copy_weights`.
 
     Raises:
         RequestError: no slot has this name.
@@ -147,7 +147,7 @@ def _check_tie(slot: WeightSlot, name: str, tensor: Tensor, first: Tensor | None
 
 
 def _as_placed(slot: WeightSlot, tensor: Tensor) -> Tensor:
-    """Return a tensor as its slot would hold it; the tensor itself if nothing changes."""
+    """Return a tensor in the form that its slot stores; the tensor itself if nothing changes."""
     converted = tensor.to(slot.target)
     return converted + slot.offset if slot.offset else converted
 

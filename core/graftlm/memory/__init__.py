@@ -1,4 +1,4 @@
-"""The owners of all pages of KV memory: host side, numpy, no torch."""
+"""Manages the pages of KV memory on the host, with numpy and without torch."""
 
 from graftlm.memory.kv_manager import KVManager, Reuse
 from graftlm.memory.lower_tiers import LowerTiers

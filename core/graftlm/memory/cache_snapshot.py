@@ -1,4 +1,4 @@
-"""A prefix cache's content as plain data, for tools."""
+"""Returns a prefix cache's content as plain data, for tools."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from graftlm.contracts import NodeView, PrefixCache
 
 __all__ = ["SNAPSHOT_FORMAT", "cache_snapshot"]
 
-#: Increases when a field changes its meaning; not when a field is added.
+#: Version that increases when a field changes its meaning, not when a field is added.
 SNAPSHOT_FORMAT = 1
 
 

@@ -24,7 +24,7 @@ _NOTHING_LOADED = LoadedPages()
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """Numbers of tokens that a request need not compute; `host` and `storage` count those from lower tiers."""
+    """Numbers of tokens that a request need not compute; `host` and `storage` count the tokens from lower tiers."""
 
     num_tokens: int
     host_tokens: int = 0
@@ -41,9 +41,9 @@ class KVManager:
               |<-  the cache's  ->|<-    the row's        ->|
               |<-  locked by the row's handle; shared     ->|<- only this row writes here
 
-    Every step that is planned later also runs later. Hence a page may be inserted into the cache as soon as the step
-    that fills it is planned, and a page that a planned step still reads or writes may be freed: its next owner writes
-    it in a later step.
+    A step that is planned later also runs later. A page may therefore be inserted into the cache as soon as the step
+    that fills it is planned. A page that a planned step still reads or writes may be freed, because its next owner
+    writes it in a later step.
 
     Args:
         window: allocates window pages if sliding-window layers have their own memory. Each page that a row reserves
@@ -51,7 +51,7 @@ class KVManager:
             capability `window`.
 
     Attributes:
-        cache: empty while there is none, see `has_cache`.
+        cache: the prefix cache; a `NoCache` while `has_cache` is False.
         has_cache: whether the latest `restart` could create a cache.
     """
 
@@ -89,7 +89,7 @@ class KVManager:
 
     @property
     def usage(self) -> KVUsage:
-        """Pages by owner."""
+        """Numbers of pages by owner."""
         return count_owners(self.pool, self.cache, self.table)
 
     def pages_for(self, num_tokens: int) -> int:
@@ -97,10 +97,10 @@ class KVManager:
         return -(-num_tokens // self.page_size)
 
     def attach(self, row: int, key: PrefixKey) -> Reuse:
-        """Give a new row the longest cached prefix of `key`, and the pages that lower tiers hold after it.
+        """Attach to a new row the longest cached prefix of `key`, and the following pages from lower tiers.
 
         Effects: locks the prefix, and sets the row's page table and `computed` to its end. Pages from lower tiers are
-            loaded to new pages with the step that is being planned, and are inserted into the cache at once.
+            loaded to new pages with the step that is being planned, and are immediately inserted into the cache.
 
         Returns: the numbers of reused tokens.
         """
@@ -114,7 +114,7 @@ class KVManager:
     def advance(self, row: int, key: PrefixKey) -> int:
         """Reuse tokens of a row's prompt that another request has cached since the row's last match.
 
-        Effects: as `attach`, from the row's handle on; the row's own pages there are freed.
+        Effects: those of `attach`, from the row's handle on; the row's own pages that the match replaces are freed.
 
         Returns: number of additional reused tokens.
         """
@@ -136,7 +136,7 @@ class KVManager:
         """
         table = self.table
         have = table.num_pages[rows]
-        # A row has more pages than it needs after jump-forward retokenized its text to fewer tokens.
+        # A row may have more pages than it needs, after jump-forward retokenized its text to fewer tokens.
         needed = num_tokens if self.page_size == 1 else -(-num_tokens // self.page_size)
         lacking = np.maximum(needed - have, 0)
         total = int(np.add.reduce(lacking))
@@ -146,7 +146,7 @@ class KVManager:
             return False
         pages = self._alloc(total)
         row, column = rows, have
-        if total != len(rows) or np.maximum.reduce(lacking) > 1:  # else one page per row, as with page size 1
+        if total != len(rows) or np.maximum.reduce(lacking) > 1:  # else one page per row, such as with page size 1
             first = lacking.cumsum() - lacking
             row, column = rows.repeat(lacking), np.arange(total) + (have - first).repeat(lacking)
         table.page_table[row, column] = pages
@@ -156,7 +156,7 @@ class KVManager:
         return True
 
     def extend(self, row: int, num_tokens: int) -> bool:
-        """Allocate the pages that one row needs for `num_tokens` tokens; as `reserve`, but faster."""
+        """Allocate the pages that one row needs for `num_tokens` tokens; faster than `reserve`."""
         table = self.table
         have, needed = int(table.num_pages[row]), self.pages_for(num_tokens)
         if needed <= have:
@@ -172,14 +172,14 @@ class KVManager:
     def has_window_room(self, num_lacking: int, num_others: int) -> bool:
         """Return whether a row's `num_lacking` pages fit in window memory, with one page left for every other row.
 
-        A row without others always fits: it continues in chunks that fit, and frees the pages before its window.
+        The pages of a single row always fit: it continues in chunks that fit, and frees the pages before its window.
         """
         if self.window is None or num_others == 0:
             return True
         return min(num_lacking, self.window.span.keep_pages + 1) + 1 + num_others <= self.available_window_pages
 
     def make_room(self, num_pages: int) -> bool:
-        """Evict until `num_pages` pages and as many window pages are free. Returns: False if that is impossible."""
+        """Evict until `num_pages` pages and the same number of window pages are free. Returns: False if impossible."""
         missing = num_pages - self.pool.num_free
         if missing > self.cache.evictable_pages or num_pages > self.available_window_pages:
             return False
@@ -257,7 +257,7 @@ class KVManager:
         self._free(own)
 
     def reset(self) -> int:
-        """Remove all prefixes that no row uses. Returns: number of freed pages."""
+        """Remove all prefixes that no row uses. Returns: the number of freed pages."""
         pages = self.cache.reset()
         self._free(pages)
         return len(pages)
@@ -269,7 +269,7 @@ class KVManager:
             memory stays empty, `has_cache` is False, and no step may be planned until a further call succeeds.
 
         Raises:
-            Exception: what `make_cache` raises.
+            Exception: any error of `make_cache`.
         """
         if self.tiers is not None:
             self.tiers.abandon()

@@ -22,7 +22,7 @@ class LowerTiers:
     """Passes queued copies to plans, and reports to the cache whether the copies were done or lost.
 
     Attributes:
-        cache: the cache; its capabilities have `tiers`.
+        cache: the cache, which has the capability `tiers`.
     """
 
     def __init__(self, cache: PrefixCache, queue: TransferQueue) -> None:
@@ -48,7 +48,7 @@ class LowerTiers:
         self.cache.copied(copies)
 
     def lose_copies(self) -> None:
-        """Handle the failure of a step: drop all copies that are queued or in flight; their targets are undefined."""
+        """Drop all copies, queued or in flight, after a step failed; the content of their targets is undefined."""
         for copies in self._queue.drop():
             self.cache.copies_lost(copies)
 

@@ -1,4 +1,4 @@
-"""The prefix cache of a KV memory while none can be created."""
+"""An empty prefix cache for the time when no other can be created."""
 
 from collections.abc import Iterator
 
@@ -33,10 +33,10 @@ class _Root:
 
 
 class NoCache(TieredPrefixCache):
-    """Holds no page on any tier, and takes none.
+    """A prefix cache that has no pages on any tier, and inserts none.
 
-    After a failed restart of the KV memory it replaces the cache that was abandoned, so that usage, statistics and
-    snapshots show an empty memory, and flushing and pinning do nothing.
+    After a failed restart of the KV memory it replaces the abandoned cache. Usage, statistics and snapshots then show
+    an empty memory, and flushing and pinning do nothing.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class NoCache(TieredPrefixCache):
         return PrefixMatch(self._root, NO_PAGES)
 
     def insert(self, key: PrefixKey, pages: PageIds, handle: PrefixHandle) -> InsertResult:
-        """Take no page."""
+        """Insert no page."""
         return InsertResult(existing_pages=0, cached_pages=0, handle=self._root, pages=NO_PAGES)
 
     def lock(self, handle: PrefixHandle) -> None:
@@ -119,7 +119,7 @@ class NoCache(TieredPrefixCache):
 
     @property
     def tier_stats(self) -> TierStats:
-        """Zeros."""
+        """Return zeros."""
         return TierStats()
 
     def close(self) -> None:

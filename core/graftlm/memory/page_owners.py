@@ -1,4 +1,4 @@
-"""Who owns each page: counts for statistics, and the check that every page has exactly one owner."""
+"""Counts pages by owner for statistics, and checks that every page has exactly one owner."""
 
 from dataclasses import dataclass
 
@@ -16,12 +16,12 @@ __all__ = ["KVUsage", "check_owners", "count_owners"]
 
 @dataclass(frozen=True, slots=True)
 class KVUsage:
-    """Pages by owner; `total` is the sum of the others.
+    """Numbers of pages by owner; `total` is the sum of the other numbers.
 
     Attributes:
-        evictable: of the prefix cache, on no locked path.
-        locked: of the prefix cache, on locked paths.
-        owned: of running rows, not cached.
+        evictable: number of cached pages that are not on a locked path.
+        locked: number of cached pages on locked paths.
+        owned: number of pages of running rows that are not cached.
     """
 
     total: int
@@ -32,7 +32,7 @@ class KVUsage:
 
 
 def count_owners(pool: PagePool, cache: PrefixCache, table: RequestTable) -> KVUsage:
-    """Return the pages by owner."""
+    """Return the numbers of pages by owner."""
     owned = int((table.num_pages - table.cached_pages).sum())
     return KVUsage(pool.num_pages, pool.num_free, cache.evictable_pages, cache.locked_pages, owned)
 
@@ -41,7 +41,7 @@ def check_owners(pool: PagePool, cache: PrefixCache, table: RequestTable, row_wi
     """Check that every page, and every window page, has exactly one owner. O(pages); for debug mode and tests.
 
     Raises:
-        InvariantError: names pages with none or several owners, or the counts that differ.
+        InvariantError: a page has no or several owners, or counts differ; the message has them.
     """
     cached = [node.pages for node in cache.walk()]
     own = [table.own_pages(row) for row in np.flatnonzero(table.num_pages).tolist()]
@@ -64,7 +64,7 @@ def check_owners(pool: PagePool, cache: PrefixCache, table: RequestTable, row_wi
 
 
 def _check_windows(pool: PagePool, cache: PrefixCache, table: RequestTable, row_windows: RowWindows) -> None:
-    """Check that the cache and the rows agree with the window pages that are in use."""
+    """Check that exactly the window pages of the cache and of the rows are in use."""
     window = row_windows.pages
     window.check(pool.free_mask())
     num_held = 0

@@ -9,7 +9,7 @@ __all__ = ["PagePool"]
 
 
 class PagePool:
-    """A stack of free page ids. New pages are allocated in ascending order, which kernels read fastest."""
+    """A stack of free page ids. Initially, pages are allocated in ascending order, which kernels read fastest."""
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
@@ -35,7 +35,7 @@ class PagePool:
             raise InvariantError(f"page pool: asked for {num_pages} pages, {self._num_free} are free")
         top = self._num_free
         self._num_free = top - num_pages
-        if num_pages == 1:  # fast path when one request decodes: a third of the time
+        if num_pages == 1:  # fast path for decode of one request: a third of the time
             page = self._stack[self._num_free : top].copy()
             self._is_free[page[0]] = False
             return page
@@ -62,5 +62,5 @@ class PagePool:
         self._num_free = top
 
     def free_mask(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Return a copy of bool [num_pages]: which pages are free. For checks."""
+        """Return which pages are free, bool [num_pages], as a copy. For checks."""
         return self._is_free.copy()

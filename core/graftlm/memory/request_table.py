@@ -16,14 +16,14 @@ class RequestTable:
 
     Attributes:
         page_table: int32 [R, P]; columns past num_pages are stale.
-        num_pages: int32 [R].
-        cached_pages: int32 [R], leading pages that belong to the prefix cache.
+        num_pages: int32 [R], number of valid entries of each page table row.
+        cached_pages: int32 [R], number of leading pages that belong to the prefix cache.
         computed: int64 [R], number of tokens whose keys and values are written by the steps planned so far.
-        known: int64 [R], number of tokens that exist or that a planned step samples.
+        known: int64 [R], number of tokens, including those that a planned step will sample.
         limit: int64 [R], upper limit of `known`.
-        on_device: bool [R], whether the token at known - 1 was sampled in this row, so that the device has it.
+        on_device: bool [R], whether the device has the token at known - 1, because it was sampled in this row.
         constrained: bool [R], whether the request has a grammar.
-        adapter_slot: int32 [R], the slot of its adapter; 0 for none.
+        adapter_slot: int32 [R], the slot of the request's adapter; 0 without adapter.
         num_adapted: number of rows with an adapter.
     """
 

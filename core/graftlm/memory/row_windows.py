@@ -1,4 +1,4 @@
-"""The window pages that running rows need: their own, and those that they lock in the cache."""
+"""The window pages that running rows need: the rows' own pages, and pages that they lock in the cache."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +21,9 @@ class RowWindows:
 
     The row's lock in the cache is shortened each time that the window has moved by `stride_pages`.
 
-    A step reads the window before its first token and writes up to its last token, so another row of the same step must
-    not get these window pages: `protect_step` keeps them until the step is planned. After that they may be reused,
-    because every step that is planned later also runs later.
+    A step reads the window before its first token and writes up to its last token. Another row of the same step must
+    therefore not get these window pages: `protect_step` locks them until the step is planned. Afterwards they may be
+    reused, because a step that is planned later also runs later.
 
     Attributes:
         page_table: int32 [R, P], the window pages of the request table's pages; entries outside the window are valid
@@ -36,7 +36,7 @@ class RowWindows:
         self._table = table
         self._passed = np.zeros(table.num_rows, dtype=np.int64)  # number of leading pages before the window
         self._locks: list[tuple[PrefixHandle, int] | None] = [None] * table.num_rows
-        self._lock_len = np.zeros(table.num_rows, dtype=np.int64)  # pages of each lock, 0 for none
+        self._lock_len = np.zeros(table.num_rows, dtype=np.int64)  # number of pages of each lock, 0 without lock
         self._step_locks: list[tuple[PrefixHandle, int]] = []
 
     def lock(self, row: int, cache: PrefixCache, handle: PrefixHandle) -> None:
@@ -60,7 +60,7 @@ class RowWindows:
         self._lock_len[row] = 0
 
     def look_up(self, row: int, start: int, end: int) -> None:
-        """Write the window pages of a row's pages `start` to `end`, as far as the window reaches, to the page table."""
+        """Write the window pages of a row's pages `start` to `end` that are inside the window to the page table."""
         start = max(start, end - self.pages.reach_pages)
         self.page_table[row, start:end] = self.pages.readable(self._table.page_table[row, start:end])
 
@@ -70,7 +70,7 @@ class RowWindows:
         self._passed[row] = 0
 
     def protect_step(self, cache: PrefixCache, start: int, handle: PrefixHandle) -> None:
-        """Lock the window pages that a step reads and writes of a cached chunk until `settle`.
+        """Lock, until `settle`, the window pages of a cached chunk that a step reads and writes.
 
         Args:
             start: number of the row's pages that were cached before the chunk.
@@ -96,7 +96,7 @@ class RowWindows:
             self._shorten_locks(moved, cache)
 
     def clear(self) -> None:
-        """Reset all rows, without unlocking: the cache with their locks was dropped."""
+        """Reset all rows without unlocking, because the cache with their locks was dropped."""
         self.pages.clear()
         self._passed[:] = 0
         self._locks = [None] * self._table.num_rows

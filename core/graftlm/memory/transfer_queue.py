@@ -14,19 +14,19 @@ __all__ = ["TransferQueue"]
 class TransferQueue:
     """Assigns queued copies to steps; implements `KVTransfer`.
 
-    Every step that is planned later also runs later, and a step's copies run with it. Hence:
-        - Pages that step n writes can be stored with step n + 1, so a store that is queued while n is planned waits one
-          step.
+    A step that is planned later also runs later, and a step's copies run with it. Hence:
+        - Pages that step n writes can be stored with step n + 1, so a store that is queued while n is planned waits for
+          one step.
         - Pages that are evicted while n is planned were written before n. Their next owner writes them in step n at the
           earliest. Their stores are early copies of step n, so they read the old content.
-        - Pages that are loaded with step n may be inserted into the cache while n is planned: a request that matches
-          them runs in n or later.
+        - Pages that are loaded with step n may be inserted into the cache while n is planned, because a request that
+          matches them runs in n or later.
 
     Args:
-        page_bytes: bytes of one page's keys and values in all layers.
-        dtype: of keys and values.
-        page_size: tokens in a page.
-        allocate: allocates host memory; see `KVTransfer.allocate`.
+        page_bytes: size in bytes of one page's keys and values in all layers.
+        dtype: dtype of keys and values.
+        page_size: number of tokens in a page.
+        allocate: function that allocates host memory; see `KVTransfer.allocate`.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class TransferQueue:
         self._loads.append(copy)
 
     def hurry(self, pages: PageIds) -> None:
-        """Run the queued stores of pages that are being evicted with the step that is being planned.
+        """Let the queued stores of pages that are being evicted run with the step that is being planned.
 
-        Rows own or lock all pages that this step writes, so none of them is evicted.
+        None of these pages is written by this step, because rows own or lock all pages that a step writes.
         """
         if not self._fresh:
             return
@@ -65,7 +65,7 @@ class TransferQueue:
         self._fresh = [copy for copy in self._fresh if copy not in urgent]
 
     def begin_plan(self) -> None:
-        """Handle the start of planning a step: steps planned before write the pages of all queued stores."""
+        """Handle the start of planning a step; earlier planned steps write the pages of all stores queued so far."""
         self._stores += self._fresh
         self._fresh = []
 
@@ -80,7 +80,7 @@ class TransferQueue:
         written = np.unique(out_slots // self._page_size)
         loads, targets = tuple(self._loads), [copy.pages for copy in self._loads]
         early_stores, stores = _split(self._stores, np.concatenate([written, *targets]))
-        # If a load's row was retracted meanwhile, the step or a later load may write its pages: the load must run
+        # If a load's row was retracted meanwhile, the step or a later load may write its pages, so the load must run
         # first.
         if any(np.isin(pages, written).any() for pages in targets):
             copies = StepCopies(early_stores, loads, (), stores)
@@ -91,7 +91,7 @@ class TransferQueue:
         return copies
 
     def take_all(self) -> StepCopies | None:
-        """Return all queued copies, or None; called while no step is in flight, to copy without a step."""
+        """Return all queued copies, or None. It is called while no step is in flight, to copy without a step."""
         self.begin_plan()
         return self.take(np.empty(0, dtype=np.int64))
 
@@ -108,7 +108,7 @@ class TransferQueue:
 
 
 def _split(copies: list[BlockCopy], pages: NDArray[np.integer]) -> tuple[tuple[BlockCopy, ...], tuple[BlockCopy, ...]]:
-    """Return the copies with at least one of the pages, and the others, each in order."""
+    """Return the copies with at least one of the pages, and the other copies, both in order."""
     touch = [bool(np.isin(copy.pages, pages).any()) for copy in copies]
     return (
         tuple([copy for copy, touches in zip(copies, touch, strict=True) if touches]),

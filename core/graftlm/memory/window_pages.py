@@ -19,10 +19,11 @@ class WindowSpan:
     """The size of a sliding window in pages.
 
     Attributes:
-        window_tokens: a token attends to itself and to the `window_tokens - 1` tokens before it.
-        page_size: tokens in a page.
-        spare_tokens: number of additional tokens that a row keeps before its window. A later prompt that diverges from
-            the row shortly before its end, because of another tokenization, then still has its whole window.
+        window_tokens: number of tokens that a token attends to, itself included.
+        page_size: number of tokens in a page.
+        spare_tokens: number of additional tokens that a row keeps before its window. A later prompt may differ from
+            the row's tokens shortly before their end, because of another tokenization; its whole window is then still
+            kept.
     """
 
     window_tokens: int
@@ -41,12 +42,12 @@ class WindowSpan:
 
     @property
     def stride_pages(self) -> int:
-        """Number of cached pages before a row's window after which the row's window lock is shortened."""
+        """Number of pages by which a row's window must move before its window lock is shortened."""
         return max(self.reach_pages // 4, 1)
 
     @property
     def row_pages(self) -> int:
-        """Maximum number of window pages of a row, its own and the cache's, including the next one that it reserves."""
+        """Maximum number of window pages of a row: its own, the cache's, and the next page that it reserves."""
         return self.keep_pages + self.stride_pages + 2
 
     def num_passed(self, computed: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -62,7 +63,7 @@ class WindowPages:
 
         page              3    7    8    1    5       a row's page table
         tokens            0-3  4-7  8-11 12-15 16-17
-        window page       -    -    2    0    1       `-`: freed when it was before the window
+        window page       -    -    2    0    1       `-`: freed, because it is before the window
 
     Args:
         num_pages: number of pages of full-attention layers, whose ids are `PageIds`.
@@ -104,7 +105,7 @@ class WindowPages:
         """Assign a window page to each page.
 
         Raises:
-            InvariantError: a page already has one, or fewer are free. Callers check `num_free` first.
+            InvariantError: a page already has a window page, or too few are free. Callers check `num_free` first.
         """
         if self.holds(pages).any():
             raise InvariantError(f"window pages: {pages[self.holds(pages)][:8].tolist()} have one already")
@@ -117,13 +118,13 @@ class WindowPages:
         self._pool.free(held[held != _NONE])
 
     def move(self, sources: PageIds, targets: PageIds) -> None:
-        """Reassign window pages: from each page of `sources` that has one to the page of `targets` that has none."""
+        """Move the window page of sources[i] to targets[i], for each i where only the source has a window page."""
         moves = self.holds(sources) & ~self.holds(targets)
         self._window_page[targets[moves]] = self._window_page[sources[moves]]
         self._window_page[sources[moves]] = _NONE
 
     def readable(self, pages: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Return the window pages of a page table: int32, same shape; 0 for pages without one, which is never read."""
+        """Return the window pages of a page table: int32, same shape; 0, which is never read, for pages without one."""
         return np.maximum(self._window_page[pages], 0)
 
     def writable(self, pages: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -144,7 +145,7 @@ class WindowPages:
         self._pool = PagePool(self._pool.num_pages)
 
     def check(self, free_pages: NDArray[np.bool_]) -> None:
-        """Verify that each window page is free or assigned to exactly one page, and that no free page has one.
+        """Verify that each window page is free or assigned to exactly one page that is not free.
 
         Args:
             free_pages: bool [num_pages], which pages are free.

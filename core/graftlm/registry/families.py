@@ -35,7 +35,7 @@ class Family:
     Attributes:
         key: the family's name in `plugins.prefer`, `graftlm plugins` and calls of the registry.
         title: the family's name in messages.
-        hook: the hook through which plugins provide it.
+        hook: the hook through which plugins provide this part.
         contract: the type of the object that `create` returns.
         capabilities: the type of `Provider.capabilities`; None if the family has no capabilities.
         name_path: configuration key of the name; None if requests name the provider.
@@ -161,5 +161,5 @@ _ALL = (
     ),
 )
 
-#: By key.
+#: Families by key.
 FAMILIES: Mapping[str, Family] = MappingProxyType({family.key: family for family in _ALL})

@@ -18,7 +18,7 @@ class HookTrace:
 
     Args:
         stream: target of the lines; None: no lines.
-        clock: in seconds.
+        clock: clock in seconds.
     """
 
     def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -31,7 +31,7 @@ class HookTrace:
         Args:
             what: a hook, or "import".
             plugin: the plugin of the function.
-            describe: returns the description of the result.
+            describe: function that returns the description of the result.
         """
         if self._stream is None:
             return function()
@@ -52,5 +52,5 @@ class HookTrace:
 
 
 def trace_of(environment: Mapping[str, str]) -> HookTrace:
-    """Return the trace that the environment selects: to standard error, or none."""
+    """Return the trace that the environment selects, which prints to standard error or nothing."""
     return HookTrace(sys.stderr if environment.get(_VARIABLE, "0") not in ("", "0") else None)

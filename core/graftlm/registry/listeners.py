@@ -1,4 +1,4 @@
-"""The plugins that implement observer hooks, which get records of requests, steps and cache events."""
+"""Lists the plugins that implement observer hooks, which receive records of requests, steps and cache events."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from graftlm.registry.loading import PluginLoader
 
 __all__ = ["OBSERVER_HOOKS", "Listener", "listeners"]
 
-#: The hooks that get records and provide nothing.
+#: The hooks that receive records and provide nothing.
 OBSERVER_HOOKS: Final = ("request_finished", "step_finished", "cache_event")
 
 

@@ -39,10 +39,10 @@ class Plugin:
     """A plugin's name and origin.
 
     Attributes:
-        name: name of its entry point, or of its module.
-        module: its module.
-        distribution: the installed distribution that contains it, or its module if there is none.
-        version: of the distribution, or None.
+        name: name of the plugin's entry point, or of its module.
+        module: name of the plugin's module.
+        distribution: the installed distribution that contains the plugin, or its module if there is none.
+        version: version of the distribution, or None.
     """
 
     name: str
@@ -86,7 +86,7 @@ class HookImplementation:
     argument_names: tuple[str, ...]
 
     def call(self, **arguments: object) -> Any:
-        """Call it with the arguments that it takes; newer versions of a hook may have more arguments."""
+        """Call the function with the arguments that it accepts; newer versions of a hook may have more arguments."""
         return self.function(*(arguments[name] for name in self.argument_names))
 
 
@@ -138,7 +138,7 @@ class PluginLoader:
         """Load a plugin (a module, an import name or an instance) unless it is disabled.
 
         Raises:
-            PluginLoadError: it cannot be imported, or its hooks are wrong.
+            PluginLoadError: the plugin cannot be imported, or its hooks are wrong.
         """
         if isinstance(plugin_object, str):
             return self._load_name(plugin_object)
@@ -186,7 +186,7 @@ class PluginLoader:
         return self._trace.call("import", who, lambda: _imported(plugin, import_object), lambda _: plugin.module)
 
     def unknown(self, names: Iterable[str]) -> list[tuple[str, str | None]]:
-        """Return those names that are no plugin's, each with the nearest name of a plugin or None."""
+        """Return the names that no plugin has, each with the nearest name of a plugin or None."""
         known = {name for plugin in self._seen for name in (plugin.name, plugin.module, plugin.distribution)}
         return [
             (name, nearest(name, sorted(known)))
@@ -200,7 +200,7 @@ class PluginLoader:
 
     def _register(self, plugin: Plugin, plugin_object: object) -> None:
         if id(plugin_object) in self._plugins:
-            return  # a module that is given twice is one plugin
+            return  # a module that is passed twice is one plugin
         key = f"{plugin.label}/{plugin.name}/{len(self._plugins)}"
         try:
             with warnings.catch_warnings(record=True) as deprecations:
@@ -302,10 +302,10 @@ def _definition(specs: ModuleType | type, hook: str) -> str:
 
 
 def import_names(objects: Iterable[object]) -> list[str]:
-    """Return the import names of plugins that were given as objects, for another process.
+    """Return the import names of plugins that were passed as objects, for another process.
 
     Raises:
-        PluginLoadError: a plugin is not an importable module; the message names it.
+        PluginLoadError: a plugin is not an importable module; the message has its name.
     """
     names = []
     for plugin_object in objects:

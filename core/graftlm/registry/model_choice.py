@@ -1,4 +1,4 @@
-"""Matches model providers to a checkpoint: those that list its architecture, else those that support any."""
+"""Finds the model providers for a checkpoint: those that list its architecture, else those that support any."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ def model_misfit(
     """Return a function that returns why a provider does not match a checkpoint; None if no provider matches.
 
     Args:
-        architectures: from the checkpoint's config.json.
+        architectures: the architectures in the checkpoint's config.json.
         providers: all providers of the family `model`.
     """
     named = {name for provider in providers for name in provider.capabilities.architectures}

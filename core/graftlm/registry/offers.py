@@ -33,7 +33,7 @@ def collect(
     trace: HookTrace | None = None,
     api_versions: Sequence[int] = range(OLDEST_API_VERSION, API_VERSION + 1),
 ) -> tuple[list[Offer], list[PluginFailure]]:
-    """Return the checked providers of all loaded plugins, and the failures of the others.
+    """Return the checked providers of all loaded plugins, and the failures of all other providers.
 
     Args:
         trace: prints every call.
@@ -92,8 +92,8 @@ def _checked(item: object, family: Family, plugin: Plugin, api_versions: Sequenc
     """Check an item that a plugin returned, and return it as a provider.
 
     Raises:
-        ApiVersionError: it was built for an unsupported plugin API version.
-        PluginLoadError: it is not a provider, or one of its fields is wrong.
+        ApiVersionError: the provider was built for an unsupported plugin API version.
+        PluginLoadError: the item is not a provider, or one of its fields is wrong.
     """
     if not isinstance(item, Provider):
         raise PluginLoadError(

@@ -1,4 +1,4 @@
-"""The registry of providers: finds a provider by name, or returns why there is none."""
+"""The registry of providers, which finds a provider by name, or returns the reason why there is none."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Entry:
     """One line of `graftlm plugins`.
 
     Attributes:
-        unavailable: why it cannot run on the registry's platform; None if it can.
+        unavailable: reason why the provider cannot run on the registry's platform; None if it can.
     """
 
     family: str
@@ -61,9 +61,9 @@ class Candidate:
     """A candidate for "auto": one name of a family.
 
     Attributes:
-        provider: None if the name cannot be selected, such as when two distributions provide it.
-        distribution: the distribution that provides it.
-        obstacle: why "auto" cannot select it; None if it can.
+        provider: the provider; None if the name cannot be selected, such as when two distributions provide it.
+        distribution: the distribution of the provider.
+        obstacle: reason why "auto" cannot select the provider; None if it can.
     """
 
     name: str
@@ -107,7 +107,7 @@ class Registry:
         """Load the installed plugins, then `settings.modules`, then `plugins`, and collect their providers.
 
         Args:
-            settings: None: the defaults.
+            settings: settings of plugins; None: the defaults.
             plugins: modules, import names of modules, or instances with functions marked `@hookimpl`.
             platform: the machine that determines availability; None: a machine without a GPU.
 
@@ -141,13 +141,13 @@ class Registry:
 
         Args:
             family: a key of `FAMILIES`.
-            name: as configured.
-            config_path: configuration key of the name, for messages; None: the family's.
+            name: the configured name.
+            config_path: configuration key of the name, for messages; None: the family's key.
 
         Raises:
-            UnknownProviderError: no distribution provides it, or the one in `plugins.prefer` does not.
-            DuplicateProviderError: several distributions provide it.
-            PluginLoadError: it was refused when its plugin was loaded.
+            UnknownProviderError: no distribution provides the name, or the one in `plugins.prefer` does not.
+            DuplicateProviderError: several distributions provide the name.
+            PluginLoadError: the provider was refused when its plugin was loaded.
         """
         kind = FAMILIES[family]
         offers = [offer for offer in self._offers if offer.family is kind and offer.provider.name == name]
@@ -163,8 +163,8 @@ class Registry:
         """Return the provider of a name, if it can run here; "auto" calls `choose`.
 
         Raises:
-            UnknownProviderError, DuplicateProviderError, PluginLoadError: as for `find`.
-            ProviderUnavailableError: it cannot run on this platform.
+            UnknownProviderError, DuplicateProviderError, PluginLoadError: see `find`.
+            ProviderUnavailableError: the provider cannot run on this platform.
         """
         if name == AUTO:
             return self.choose(family)
@@ -179,7 +179,7 @@ class Registry:
         return found
 
     def why_not(self, provider: Provider[Any], platform: Platform | None = None) -> str | None:
-        """Return why a provider cannot run on a platform (None: the registry's); None if it can."""
+        """Return the reason why a provider cannot run on `platform` (None: the registry's platform); None if it can."""
         try:
             return provider.unavailable(platform or self.platform)
         except Exception as error:
@@ -195,15 +195,16 @@ class Registry:
         platform: Platform | None = None,
         fits: Callable[[Provider[Any]], str | None] | None = None,
     ) -> Provider[Any]:
-        """Return the provider that "auto" selects: the highest rank that is available and fits, equal ranks by name.
+        """Return the provider that "auto" selects: the available and fitting one with the highest rank, then by name.
 
         Args:
             family: a key of `FAMILIES`.
-            platform: None: the registry's.
-            fits: returns why a provider does not match the model or the configuration, or None.
+            platform: the platform; None: the registry's platform.
+            fits: function that returns the reason why a provider does not match the model or the configuration, or
+                None.
 
         Raises:
-            ProviderUnavailableError: there is none; the message has the reason for each.
+            ProviderUnavailableError: no provider is available and fits; the message has the reason for each.
         """
         candidates = self.candidates(family, platform, fits)
         for candidate in candidates:
@@ -240,13 +241,13 @@ class Registry:
         """Return the model provider for a checkpoint.
 
         Args:
-            architectures: from its config.json, such as ("LlamaForCausalLM",).
+            architectures: the architectures in its config.json, such as ("LlamaForCausalLM",).
             name: a provider's name; "auto" selects the best available provider that lists an architecture, else the
                 best that supports any architecture.
 
         Raises:
             UnsupportedArchitectureError: no provider supports the architectures.
-            PluginError: as for `provider`.
+            PluginError: see `provider`.
         """
         if name != AUTO:
             return self.provider("model", name)
@@ -278,8 +279,8 @@ class Registry:
 
         Args:
             provider: the provider of the options.
-            raw: as configured; an instance of the provider's model is returned unchanged.
-            where: their dotted path in the configuration, for messages.
+            raw: the configured options; an instance of the provider's model is returned unchanged.
+            where: dotted path of the options in the configuration, for messages.
             origins: `EngineConfig.origins`; with it, messages have file and line.
 
         Raises:
@@ -302,7 +303,7 @@ class Registry:
         context: object,
         origins: Mapping[KeyPath, Origin] | None = None,
     ) -> T:
-        """Check options, call the provider's `create`, and check what it returns.
+        """Check options, call the provider's `create`, and check the result.
 
         Raises:
             ConfigError: an option is wrong.
@@ -327,7 +328,7 @@ class Registry:
         return created
 
     def entries(self) -> list[Entry]:
-        """Return all providers, by family and name; those that failed to load are in `failures`."""
+        """Return all providers, by family and name; the providers that failed to load are in `failures`."""
         order = list(FAMILIES)
         offers = sorted(self._offers, key=lambda o: (order.index(o.family.key), o.provider.name, o.plugin.distribution))
         return [
@@ -358,7 +359,7 @@ class Registry:
         """Return the `plugins.modules` with which another process loads the same plugins.
 
         Raises:
-            PluginLoadError: a plugin was given as an object that cannot be imported; the message names it.
+            PluginLoadError: a plugin was passed as an object that cannot be imported; the message has its name.
         """
         return list(dict.fromkeys([*self._settings.modules, *import_names(self._objects)]))
 

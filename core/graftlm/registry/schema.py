@@ -1,4 +1,4 @@
-"""The JSON Schema of configurations, with the names and options of the installed plugins."""
+"""Creates the JSON Schema of configurations, with the names and options of the installed plugins."""
 
 from collections.abc import Iterator
 from typing import Any

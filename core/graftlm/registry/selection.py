@@ -1,4 +1,4 @@
-"""The providers that a configuration selects, and the check that all of them are available."""
+"""Finds the providers that a configuration selects, and checks that all of them are available."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -65,7 +65,7 @@ def _grammar_fallbacks(config: EngineConfig) -> list[Selection]:
 
 
 def check(config: EngineConfig, registry: Registry) -> Findings:
-    """Check all names, options and the exposure to other machines; loads no model and no tensor library.
+    """Check all names, options and the exposure to other machines, without loading a model or a tensor library.
 
     A provider that exists but cannot run on this machine is a warning: the file may be for another machine.
     """

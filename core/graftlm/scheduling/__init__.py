@@ -1,4 +1,4 @@
-"""Who runs in the next step: host side, no torch."""
+"""Decides which requests run in the next step. This package runs on the host and does not import torch."""
 
 from graftlm.scheduling.forced_drafts import ForcedDrafts
 from graftlm.scheduling.grammar import RequestGrammar

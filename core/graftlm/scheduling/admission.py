@@ -1,4 +1,4 @@
-"""How much memory to keep for the running requests when a new one asks to come in."""
+"""Estimates the memory to reserve for running requests when a new request is admitted."""
 
 from collections.abc import Sequence
 
@@ -12,15 +12,15 @@ __all__ = ["AdmissionControl"]
 class AdmissionControl:
     """Estimates the pages that running requests will still need.
 
-    A request may generate up to its limit but rarely does. The estimate is a share of what they may at most need: it
-    sinks slowly while all goes well and rises when a request had to be retracted.
+    A request may generate up to its limit but rarely does. The estimate is a share of the maximum need of all running
+    requests. The share decreases slowly with each step, and increases when a request is retracted.
     """
 
     FIRST_SHARE = 0.5
     MIN_SHARE = 0.05
     DECAY = 0.995  # per step
     RAISE = 0.1  # per retraction
-    #: A request's own need counts up to this many tokens: far futures are settled by then.
+    #: Maximum number of tokens that count as one request's need.
     HORIZON_TOKENS = 4096
 
     def __init__(self, table: RequestTable, page_size: int) -> None:
@@ -29,18 +29,18 @@ class AdmissionControl:
         self.share = self.FIRST_SHARE
 
     def step_planned(self) -> None:
-        """Let the estimate sink."""
+        """Decrease the estimate."""
         self.share = max(self.MIN_SHARE, self.share * self.DECAY)
 
     def retracted(self) -> None:
-        """Let the estimate rise."""
+        """Increase the estimate."""
         self.share = min(1.0, self.share + self.RAISE)
 
     def reserved_pages(self, leaving: Sequence[int] = ()) -> int:
-        """Return the pages to keep for the rows that run now: what their prompts lack, and a share of their outputs.
+        """Return the pages to reserve for running rows: for the rest of their prompts, and a share of their outputs.
 
         Args:
-            leaving: rows that do not count.
+            leaving: rows that are not counted.
         """
         table = self._table
         taken = table.limit > 0

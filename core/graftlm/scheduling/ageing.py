@@ -1,4 +1,4 @@
-"""Which waiting requests have been passed over for too long."""
+"""Finds the waiting requests that have been passed over for too long."""
 
 import heapq
 import itertools
@@ -10,28 +10,28 @@ __all__ = ["Ageing"]
 
 
 class Ageing:
-    """Notes when a waiting request is first passed over, and tells who was so for a given time.
+    """Records when a waiting request is first passed over, and returns the requests that were passed over long ago.
 
-    A request is passed over when a later arrival of no higher priority is admitted in front of it. Whoever is more
-    important passes nobody over. What was noted outlasts a retraction.
+    A request is passed over when a later arrival of the same or a lower priority is admitted before it. A more
+    important request passes over no other request. The record survives a retraction.
 
-        arrives          passed over          aged: goes first, among the aged as they came
+        arrives          passed over          aged: admitted first; aged requests in order of arrival
         |----------------|-------------------|------------------------------>
                          |<- max_wait_s    ->|
 
-    Costs: nothing per waiting request, a heap's insertion when one is passed over.
+    Costs: none per waiting request; one heap insertion for each request that is passed over.
     """
 
     def __init__(self) -> None:
         self.num_aged = 0
-        self._fresh: dict[int, dict[str, Request]] = {}  # by priority; in order of arrival; nobody has passed them
-        self._passed: list[tuple[float, int, Request]] = []  # a heap; may hold some that wait no longer
-        self._waiting_passed: dict[str, int] = {}  # id of those that wait -> the ticket of their valid heap entry
+        self._fresh: dict[int, dict[str, Request]] = {}  # priority -> requests not passed over, as they arrived
+        self._passed: list[tuple[float, int, Request]] = []  # a heap; may contain requests that no longer wait
+        self._waiting_passed: dict[str, int] = {}  # id of a waiting request -> ticket of its valid heap entry
         self._aged: dict[str, Request] = {}
         self._tickets = itertools.count()
 
     def add(self, request: Request) -> None:
-        """Begin to watch a request that waits."""
+        """Begin to watch a waiting request."""
         if request.is_aged:
             self._aged[request.request_id] = request
         elif request.passed_over_s is not None:
@@ -49,7 +49,7 @@ class Ageing:
         self._aged.pop(request_id, None)
 
     def admitted(self, request: Request, now: float) -> None:
-        """Note whom a request goes in front of, which is watched no more."""
+        """Record which requests an admitted request has passed over, and stop watching it."""
         for priority in [priority for priority in self._fresh if priority >= request.priority]:
             fresh = self._fresh[priority]
             passed = list(itertools.takewhile(lambda other: other.seniority < request.seniority, fresh.values()))
@@ -61,7 +61,7 @@ class Ageing:
                 del self._fresh[priority]
 
     def aged(self, limit_s: float, now: float) -> Collection[str]:
-        """Return the ids of those that were passed over `limit_s` seconds ago or earlier."""
+        """Return the ids of the requests that were passed over `limit_s` seconds ago or earlier."""
         while self._passed and now - self._passed[0][0] >= limit_s:
             _, ticket, request = heapq.heappop(self._passed)
             if self._waiting_passed.get(request.request_id) == ticket:

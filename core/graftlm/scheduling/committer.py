@@ -1,4 +1,4 @@
-"""The effects of a step's result on its requests."""
+"""Applies a step's result to its requests."""
 
 from collections.abc import Callable
 from typing import Final
@@ -27,7 +27,7 @@ class Committer:
     """Appends sampled tokens, reports log-probabilities and embeddings, and ends requests that are done.
 
     Attributes:
-        num_sampled_tokens: appended since the start.
+        num_sampled_tokens: number of sampled tokens that were appended since the start.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Committer:
             self._commit_token(request, token_ids[i], logprobs, now)
 
     def _commit_drafted(self, step: StepInFlight, result: StepResult) -> None:
-        """Apply the samples of a step with drafts: of each request, those that follow only accepted drafts."""
+        """Apply the samples of a step with drafts. Samples after a rejected draft are dropped."""
         plan, now = step.plan, self._clock()
         token_ids = result.token_ids.tolist()
         idx = plan.sample_idx
@@ -94,10 +94,10 @@ class Committer:
     def _commit_samples(
         self, step: StepInFlight, request: Request, start: int, token_ids: list[int], result: StepResult, now: float
     ) -> None:
-        """Commit one or several tokens of a request, up to one that ends it or after which output is forced.
+        """Commit tokens of a request, up to the first one that ends it or after which output is forced.
 
         Args:
-            start: index into S of the first one.
+            start: index of the first token among the step's S samples.
         """
         table, row = self._kv.table, request.held_row
         committed: list[int] = []
@@ -134,7 +134,7 @@ class Committer:
             self._live.updates.append(RequestUpdate.of(request, tuple(token_ids), tuple(logprobs)))
 
     def _finish(self, request: Request, token_id: int) -> Finish | None:
-        """Decide whether a request's latest token ends it; an error of its grammar does."""
+        """Decide whether a request's latest token, or an error of its grammar, ends the request."""
         try:
             return _finish_after(request, token_id)
         except RequestError as error:
@@ -185,9 +185,9 @@ class Committer:
                 self._live.finish(request, Finish(FinishReason.STOP), embedding=request.pooled.tobytes())
 
     def _fail_untrusted(self, request: Request, error: str) -> None:
-        """End a request whose numbers are not finite, and empty the cache, because its prompt was published.
+        """End a request whose numbers are not finite, and empty the cache, because the request's prompt was published.
 
-        With overlap, a later plan may have retracted it before this step's result arrived; it then has no row.
+        With overlap, a later plan may have retracted the request before this step's result arrived; it then has no row.
         """
         if request.row is not None:
             self._running.discard(request)

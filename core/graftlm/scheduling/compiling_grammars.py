@@ -1,4 +1,4 @@
-"""The requests whose grammar is being compiled."""
+"""Tracks the requests whose grammar is being compiled."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ __all__ = ["CompilingGrammars"]
 
 
 class CompilingGrammars:
-    """Holds requests in the queue until their grammar is compiled."""
+    """Tracks queued requests until their grammar is compiled."""
 
     def __init__(self) -> None:
         self._requests: dict[str, Request] = {}
@@ -21,16 +21,16 @@ class CompilingGrammars:
         return min(deadlines, default=None)
 
     def add(self, request: Request) -> None:
-        """Add a request; one without a grammar is ignored."""
+        """Add a request; a request without a grammar is ignored."""
         if request.grammar is not None:
             self._requests[request.request_id] = request
 
     def start(self, now: float) -> Iterator[tuple[Request, RequestError | None]]:
         """Start the grammars that have been compiled.
 
-        Effects: a started request is removed. A failed one stays until `leave`.
+        Effects: a request whose grammar has started is removed. A failed request stays until `leave`.
 
-        Returns: each request that has started, with None, or failed, with the error.
+        Returns: each request whose grammar has started, with None, or has failed, with the error.
         """
         for request_id, request in list(self._requests.items()):
             try:

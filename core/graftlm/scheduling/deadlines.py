@@ -19,11 +19,11 @@ class Deadlines:
 
     @property
     def next_s(self) -> float | None:
-        """The earliest deadline, a clock reading, possibly of a request that has finished; None without deadlines."""
+        """Clock reading of the earliest deadline, possibly of a finished request; None without deadlines."""
         return self._heap[0][0] if self._heap else None
 
     def add(self, request: Request) -> None:
-        """Add a request; one without a deadline is ignored."""
+        """Add a request; a request without a deadline is ignored."""
         if request.deadline_s is not None:
             self._num_added += 1
             heapq.heappush(self._heap, (request.deadline_s, self._num_added, request))
@@ -32,7 +32,7 @@ class Deadlines:
         """Remove and yield the unfinished requests whose deadline has passed.
 
         Args:
-            num_unfinished: requests; entries of finished ones are pruned when they outnumber these.
+            num_unfinished: number of unfinished requests. Entries of finished requests are pruned when they are more.
         """
         if len(self._heap) > 2 * num_unfinished + _MIN_PRUNE_LEN:
             self._heap = [entry for entry in self._heap if entry[2].status is not RequestStatus.FINISHED]

@@ -1,4 +1,4 @@
-"""Drafts for the requests that decode: which requests may have some, and what their grammars allow of them."""
+"""Drafts tokens for decoding requests, limited to the tokens that their grammars allow."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class PlannedDraft:
     """A draft that a step verifies.
 
     Attributes:
-        source: the draft, cut at what may come next.
+        source: the draft, cut before the first token that is not allowed.
         masks: int32 [n, ceil(V / 32)], allowed tokens after each of its n tokens; [0, 0] without a grammar.
     """
 
@@ -33,16 +33,16 @@ class PlannedDraft:
 
     @property
     def token_ids(self) -> TokenIds:
-        """int32 [n], at least one."""
+        """The drafted tokens, int32 [n], at least one."""
         return self.source.token_ids
 
 
 class Drafting:
-    """Drafts tokens for running requests, and learns from what was accepted.
+    """Drafts tokens for running requests, and learns from the numbers of accepted tokens.
 
     Args:
-        speculator: asks the drafters.
-        forced: drafts what grammars force; asked first. None: jump-forward is not exact.
+        speculator: calls the drafters.
+        forced: drafts the tokens that grammars force; it has precedence. None: jump-forward is not exact.
     """
 
     def __init__(self, speculator: Speculator, forced: ForcedDrafts | None = None) -> None:
@@ -53,7 +53,7 @@ class Drafting:
         """Return drafts for requests that decode in the step that is being planned, by row.
 
         Args:
-            requests: all of their tokens are known on the host: no step is in flight.
+            requests: the requests. No step is in flight, so the host has the values of all their tokens.
         """
         if not self.speculator.may_pay(len(requests)):
             return {}
@@ -70,8 +70,8 @@ class Drafting:
         """Return whether to commit the step in flight before the next one is planned, so that drafts can be verified.
 
         Args:
-            requests: those of the step in flight, which samples one token of each. The draft of that token is a guess
-                at what will be committed; the drafts after it are what the next step could verify.
+            requests: requests of the step in flight, which samples one token of each. The first drafted token predicts
+                that sample; the next step could verify the drafted tokens after it.
         """
         if not self.speculator.may_pay(len(requests)):
             return False
@@ -91,10 +91,10 @@ class Drafting:
             self.speculator.observe(request.row, draft.source, num_accepted)
 
     def _proposed(self, requests: Sequence[Request], num_unknown: int) -> dict[int, SourcedDraft]:
-        """Return drafts of the requests that may have some, by row.
+        """Return drafts of the requests that may have drafts, by row.
 
         Args:
-            num_unknown: number of tokens that a step in flight samples; the drafts begin with them.
+            num_unknown: number of tokens that a step in flight samples; the drafts begin with these tokens.
         """
         found: dict[int, SourcedDraft] = {}
         asked: list[DraftRequest] = []
@@ -114,7 +114,7 @@ class Drafting:
 
 
 def _cut(request: Request, draft: SourcedDraft) -> PlannedDraft | None:
-    """Return what may come next of a draft: it ends before a stop token, and where the request's grammar ends it."""
+    """Return the part of a draft before the first stop token and before the end of the request's grammar."""
     token_ids = draft.token_ids
     stops = [i for i, token_id in enumerate(token_ids.tolist()) if token_id in request.stop_token_ids]
     if stops:
@@ -124,7 +124,7 @@ def _cut(request: Request, draft: SourcedDraft) -> PlannedDraft | None:
         try:
             masks = request.grammar.masks_along(token_ids.tolist())
         except RequestError:
-            return None  # the step without drafts reports it, if it recurs
+            return None  # if the error recurs, the step without drafts reports it
         token_ids = token_ids[: len(masks)]
     if not len(token_ids):
         return None

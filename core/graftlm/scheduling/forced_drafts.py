@@ -1,8 +1,8 @@
-"""Drafts of output that a grammar forces: exact jump-forward.
+"""Drafts the output that a grammar forces (exact jump-forward).
 
-A grammar forces characters, and a model chooses tokens that spell them. The tokens that the tokenizer gives for the
-forced text are drafted. A step verifies them under the grammar's masks, so the output is what the model chooses, with
-log-probabilities, and the forced text costs one step in place of one per token.
+A grammar forces characters, and a model chooses tokens that spell them. The tokenizer's tokens for the forced text are
+drafted. A step verifies them under the grammar's masks, so the output has the model's choices, with log-probabilities.
+The forced text costs one step instead of one step per token.
 """
 
 from typing import Final, Protocol
@@ -25,18 +25,18 @@ _MAX_CACHED: Final = 4096
 
 
 class Encoder(Protocol):
-    """The part of a tokenizer that is needed."""
+    """The methods of a tokenizer that are needed."""
 
     def encode_inside(self, text: str) -> list[int]:
-        """Return the tokens of a text that stands within another."""
+        """Return the tokens of a text that is part of a longer text."""
         ...
 
 
 class ForcedDrafts:
-    """Drafts what the grammars of requests force next.
+    """Drafts the tokens that requests' grammars force next.
 
     Args:
-        tokenizer: its tokens of a text are kept for texts that recur, as keys of JSON objects do.
+        tokenizer: encodes forced text. Its results are cached for texts that recur, such as keys of JSON objects.
     """
 
     def __init__(self, tokenizer: Encoder) -> None:
@@ -51,7 +51,7 @@ class ForcedDrafts:
         try:
             text = grammar.forced_text()[:_MAX_CHARS]
         except RequestError:
-            return None  # the next mask reports it, if it recurs
+            return None  # if the error recurs, the next mask reports it
         token_ids = self._tokens(text) if text else None
         return None if token_ids is None or not len(token_ids) else SourcedDraft(FORCED, token_ids, _CONFIDENCE)
 

@@ -1,4 +1,4 @@
-"""The output that requests get by jump-forward."""
+"""Appends output by jump-forward."""
 
 import logging
 from collections.abc import Callable
@@ -20,11 +20,11 @@ class ForcedOutput:
     """Appends the tokens that a request's grammar forces, instead of sampling them.
 
     Args:
-        jump_forward: finds these tokens; None samples all output.
-        next_step_id: returns the id of the step that is planned next.
+        jump_forward: finds the forced tokens; None: all output is sampled.
+        next_step_id: function that returns the id of the step that is planned next.
 
     Attributes:
-        num_tokens: appended since the start, less those that they replaced.
+        num_tokens: number of tokens appended since the start, minus the tokens that they replaced.
     """
 
     def __init__(
@@ -43,10 +43,10 @@ class ForcedOutput:
         self._next_step_id = next_step_id
 
     def extend(self, request: Request, now: float) -> None:
-        """Append what the request's grammar forces next.
+        """Append the tokens that the request's grammar forces next.
 
-        Effects: steps in flight sample nothing for the request if its output changes. The request fails if its grammar
-            or the tokenizer does.
+        Effects: if the output changes, the samples of steps in flight are dropped for this request. The request fails
+            if its grammar or the tokenizer fails.
         """
         try:
             jump = None if self._jump_forward is None else self._jump_forward.find(request)
@@ -73,7 +73,7 @@ class ForcedOutput:
             request.stop_watch.jump(num_dropped, jump.token_ids, jump.text)
         if request.row is not None:
             self._planner.rewrite(request, request.num_tokens - len(jump.token_ids))
-        elif num_dropped:  # the queue's tree has it under the dropped tokens
+        elif num_dropped:  # the queue's tree stores the request at its old tokens, which include the dropped ones
             self._queue.remove(request)
             self._queue.add(request)
         changes = RequestUpdate.of(request, jump.token_ids, num_dropped=num_dropped, forced_text=jump.text)

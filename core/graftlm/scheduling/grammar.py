@@ -1,4 +1,4 @@
-"""One request's grammar: on its way while it is compiled, then the place that the output has reached in it."""
+"""The grammar of one request: while it is compiled, and then with the state that the output has reached."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -14,23 +14,23 @@ __all__ = ["FillBitmasks", "RequestGrammar"]
 
 T = TypeVar("T")
 
-#: As `GrammarBackend.fill_bitmasks`.
+#: The type of `GrammarBackend.fill_bitmasks`.
 FillBitmasks = Callable[[Sequence[GrammarMatcher], NDArray[np.int32]], None]
 
 
 class RequestGrammar:
     """Follows one completion through a grammar that several requests may share.
 
-    It stays with its request when that is retracted: it has accepted the committed output, wherever the request runs.
+    The state survives a retraction of the request: it has always accepted exactly the committed output.
 
     Args:
-        deadline_s: see the property; asked anew each time.
-        leave: called when its request ends before the grammar is compiled.
-        start_matcher: makes the matcher of the request's output.
+        deadline_s: function that returns the property of the same name; called at each access.
+        leave: called when the request ends before the grammar is compiled.
+        start_matcher: creates the matcher of the request's output.
 
     Attributes:
-        num_words: ceil(V / 32), the length of its bitmasks.
-        fill_bitmasks: fills those of several requests at once; requests with the same one may be asked together.
+        num_words: ceil(V / 32), the length of the bitmasks.
+        fill_bitmasks: fills the bitmasks of several requests in one call; all of them must have the same function.
     """
 
     def __init__(
@@ -52,27 +52,27 @@ class RequestGrammar:
 
     @property
     def deadline_s(self) -> float:
-        """The clock reading at which a request whose grammar is not compiled yet is given up; may become later."""
+        """Clock reading at which the request fails if its grammar is not compiled yet; it may increase."""
         return self._deadline_s()
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has started."""
+        """Whether `start` has returned True."""
         return self._matcher is not None
 
     @property
     def matcher(self) -> GrammarMatcher:
-        """The place in the grammar."""
+        """The state of the output in the grammar."""
         if self._matcher is None:
             raise InvariantError("a request runs before its grammar was compiled")
         return self._matcher
 
     def when_compiled(self, callback: Callable[[], None]) -> None:
-        """Call back, from any thread, when `start` has something to say; at once if it already has."""
+        """Call `callback`, from any thread, when compilation has ended; immediately if it already has."""
         self._compiling.add_done_callback(lambda _: callback())
 
     def start(self, now: float) -> bool:
-        """Take up the compiled grammar; False while it is compiled.
+        """Create the matcher if the grammar is compiled; return False while it is being compiled.
 
         Raises:
             RequestError: compiling failed or took too long.
@@ -87,12 +87,12 @@ class RequestGrammar:
         return True
 
     def accept(self, token_id: int) -> bool:
-        """Move over a sampled token.
+        """Advance by a sampled token.
 
         Returns: whether the token ended the grammar.
 
         Raises:
-            RequestFailedError: the backend contradicts itself, or fails.
+            RequestFailedError: the backend rejects a token that its mask allowed, or fails.
         """
         matcher = self.matcher
         if not _guarded(lambda: bool(matcher.accept(token_id))):
@@ -103,13 +103,13 @@ class RequestGrammar:
         """Write the tokens that may come next into `bits`, int32 [ceil(V / 32)].
 
         Raises:
-            RequestFailedError: there is none, or the backend fails.
+            RequestFailedError: no token may come next, or the backend fails.
         """
         _guarded(lambda: self.matcher.fill_bitmask(bits[None], 0))
         check_allowed(bits)
 
     def masks_along(self, token_ids: Sequence[int]) -> NDArray[np.int32]:
-        """Return the bitmasks after each of some tokens, as far as they are allowed and do not end the grammar.
+        """Return the bitmasks after each token, up to the first token that is not allowed or that ends the grammar.
 
         Effects: none; the state is the same afterwards.
 
@@ -139,7 +139,7 @@ class RequestGrammar:
         return bits[1 : num_allowed + 1]
 
     def forced_text(self) -> str:
-        """Return the text that must come next, "" if there is a choice.
+        """Return the text that must come next; "" if there is a choice.
 
         Raises:
             RequestFailedError: the backend fails.
@@ -147,12 +147,12 @@ class RequestGrammar:
         return _guarded(lambda: _text(self.matcher.forced_text()))
 
     def replace(self, dropped: Sequence[int], token_ids: Sequence[int]) -> bool:
-        """Go back over the latest tokens, `dropped`, and on over others.
+        """Roll back the latest tokens, `dropped`, and accept `token_ids` instead.
 
-        Returns: False, where it was before, if it does not allow the others.
+        Returns: False, with the state unchanged, if the grammar does not allow `token_ids`.
 
         Raises:
-            RequestFailedError: the backend contradicts itself, or fails.
+            RequestFailedError: the backend rejects tokens that it accepted before, or fails.
         """
         matcher = self.matcher
 
@@ -169,10 +169,10 @@ class RequestGrammar:
 
 
 def check_allowed(bits: NDArray[np.int32]) -> None:
-    """Check that a token may come next.
+    """Check that at least one token may come next.
 
     Raises:
-        RequestFailedError: none may.
+        RequestFailedError: no token may come next.
     """
     if not bits.any():
         raise RequestFailedError(
@@ -181,15 +181,15 @@ def check_allowed(bits: NDArray[np.int32]) -> None:
 
 
 def _text(text: object) -> str:
-    """Check what a plugin says is text."""
+    """Check that a plugin's result is text, and return it."""
     if not isinstance(text, str):
         raise TypeError(f"forced_text returned {type(text).__name__}, expected str")
-    text.encode()  # halves of surrogate pairs are no text
+    text.encode()  # raises for halves of surrogate pairs
     return text
 
 
 def _guarded(call: Callable[[], T]) -> T:
-    """Call a plugin's code: whatever it raises fails this request only, and a panic in Rust is no `Exception`."""
+    """Call a plugin's code. Any error fails only this request, also a panic in Rust, which is no `Exception`."""
     try:
         return call()
     except (RequestError, KeyboardInterrupt):

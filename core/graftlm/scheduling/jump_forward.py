@@ -1,15 +1,15 @@
-"""Jump-forward: output that the grammar decides by itself is appended without sampling it (arXiv:2312.07104, 4).
+"""Appends output that a grammar forces, without sampling it: jump-forward (arXiv:2312.07104, section 4).
 
-A grammar forces characters, a model reads tokens. What is appended must be the tokens that the tokenizer gives for the
-text as a whole, since the model has hardly ever seen others. So the latest tokens are encoded anew together with the
-text that is forced:
+A grammar forces characters, but a model reads tokens. The appended tokens must be the tokenizer's tokens for the whole
+text, because the model was hardly trained on other spellings. Therefore the latest tokens are encoded again together
+with the forced text:
 
-    sampled      | {" | summ |                         the grammar goes on with  ary": "
+    sampled      | {" | summ |                         the grammar forces  ary": "
     encoded      | {" | summary | ": | "  |
                    kept  instead of summ
 
-The last token may still become a longer one with what the model says next: here `"` and what follows it. If the
-grammar allows such a token, the last one is left to the model, which then chooses among both.
+The last token may be the start of a longer token, together with the text that follows: here `"`. If the grammar allows
+such a longer token, the last token is not appended, and the model chooses between both.
 """
 
 from collections.abc import Sequence
@@ -24,17 +24,17 @@ from graftlm.types import TokenIds
 __all__ = ["Jump", "JumpForward", "Retokenizer"]
 
 _REPLACEMENT: Final = "\ufffd"
-_WINDOWS: Final = (8, 4, 2, 1, 0)  # latest tokens that are encoded anew: as many of them as stand on firm ground
-_CONTEXT: Final = 4  # tokens before them that are decoded too, since the first text of a sequence may lose its space
-_MAX_CHAR_BYTES: Final = 4  # a token has a byte at least
-_MAX_CHARS: Final = 2048  # of forced text that is appended at once
+_WINDOWS: Final = (8, 4, 2, 1, 0)  # numbers of latest tokens that are encoded again; the largest that succeeds is used
+_CONTEXT: Final = 4  # tokens before the window that are decoded too: the first text of a sequence may lose its space
+_MAX_CHAR_BYTES: Final = 4  # a token has at least one byte
+_MAX_CHARS: Final = 2048  # of forced text that is appended in one call
 
 
 class Retokenizer(Protocol):
-    """The part of a tokenizer that is needed."""
+    """The methods of a tokenizer that are needed."""
 
     def encode_inside(self, text: str) -> list[int]:
-        """Return the tokens of a text that stands within another."""
+        """Return the tokens of a text that is part of a longer text."""
         ...
 
     def decode(self, token_ids: Sequence[int] | TokenIds, skip_special_tokens: bool = True) -> str:
@@ -47,9 +47,9 @@ class Jump:
     """A change of a request's output.
 
     Attributes:
-        dropped: the latest tokens, which go.
-        token_ids: what comes in their place, more text by `text`.
-        text: what the grammar forced.
+        dropped: the latest tokens, which are removed.
+        token_ids: the tokens that replace them; their text is longer by `text`.
+        text: the text that the grammar forced.
     """
 
     dropped: tuple[int, ...]
@@ -62,7 +62,7 @@ class _Window:
     """The latest tokens of a request.
 
     Attributes:
-        text: what they say after `before`, the text of the tokens in front of them, `context`.
+        text: text of the latest tokens. It follows `before`, the text of the tokens before them, `context`.
     """
 
     token_ids: list[int]
@@ -72,19 +72,19 @@ class _Window:
 
 
 class JumpForward:
-    """Finds what a request's grammar decides, and moves its grammar there."""
+    """Finds the tokens that a request's grammar forces, and advances the grammar by them."""
 
     def __init__(self, tokenizer: Retokenizer) -> None:
         self._tokenizer = tokenizer
 
     def find(self, request: Request) -> Jump | None:
-        """Return how a request's output goes on without sampling, None if it does not.
+        """Return the change of a request's output that needs no sampling; None if there is none.
 
-        It goes no further than one token before `max_new_tokens`. It returns None for requests whose parameters say
-        `jump_forward=False`, for those that report log-probabilities, which forced tokens have none of, and for text
-        that completes a stop string or ends a request: that is sampled.
+        The output ends at least one token before `max_new_tokens`. The result is None for requests with the parameter
+        `jump_forward=False`, and for requests that report log-probabilities, which forced tokens do not have. It is
+        also None if the forced text completes a stop string or ends the request, because this text is sampled.
 
-        Effects: with a jump, the request's grammar has accepted it; its tokens are unchanged.
+        Effects: the request's grammar has accepted a returned jump; the request's tokens are unchanged.
 
         Raises:
             RequestFailedError: the grammar backend failed.
@@ -114,9 +114,10 @@ class JumpForward:
         return None
 
     def _spell(self, request: Request, size: int, text: str) -> tuple[_Window, list[int]] | None:
-        """Return the tokens of the latest `size` tokens' text and of the forced text after it.
+        """Return the tokens of the text of the latest `size` tokens and of the forced text after it.
 
-        None if these do not spell it there, or the first of several tokens changes: so may those before it, then.
+        None if the tokens do not decode to this text, or the first of several tokens changes. In the second case the
+        tokens before it might change too.
         """
         num_output = request.num_output_tokens
         if size > num_output:
@@ -148,13 +149,13 @@ class JumpForward:
         allowed = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
         size = len(self._decode([last]).encode())
         if len(allowed) > size + len(request.stop_token_ids) + 1:
-            return True  # more than there are shorter ones
+            return True  # more tokens are allowed than there are shorter ones
         return any(len(self._decode([token_id]).encode()) > size for token_id in allowed.tolist())
 
     def _without_last(
         self, request: Request, window: _Window, dropped: list[int], added: list[int], kept: int
     ) -> Jump | None:
-        """Leave the last token to the model, unless no text would be gained."""
+        """Remove the last token, so that the model samples it, unless the jump would then add no text."""
         grammar = request.grammar
         if grammar is None:
             return None
@@ -165,11 +166,11 @@ class JumpForward:
         return Jump(tuple(dropped), tuple(added[:-1]), gained) if gained else None
 
     def _gained(self, window: _Window, token_ids: list[int]) -> str:
-        """Return what tokens say more than a window does."""
+        """Return the text that tokens add to a window's text."""
         return self._decode(window.context + token_ids)[len(window.before) + len(window.text) :]
 
     def _may_stop(self, request: Request, text: str) -> bool:
-        """Whether forced text completes a stop string that the text before it may have begun."""
+        """Whether forced text, together with the text before it, may complete a stop string."""
         stops = request.params.stop_strings
         if not stops:
             return False
@@ -183,6 +184,6 @@ class JumpForward:
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return how many tokens two sequences begin with alike."""
+    """Return the length of the common prefix of two sequences."""
     num = min(len(one), len(other))
     return next((i for i in range(num) if one[i] != other[i]), num)

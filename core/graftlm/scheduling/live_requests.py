@@ -18,9 +18,9 @@ class LiveRequests:
     """Owns requests from `add` to `finish`, and collects their updates.
 
     Attributes:
-        updates: what happened since `take_updates`, in order.
-        num_finished: requests since the start.
-        num_prompt_tokens: of all requests since the start.
+        updates: the updates since the last `take_updates`, in order.
+        num_finished: number of requests that finished since the start.
+        num_prompt_tokens: number of prompt tokens of all requests since the start.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class LiveRequests:
 
     @property
     def used_adapter_slots(self) -> Counter[int]:
-        """Requests by the slot of their adapter; requests without an adapter are not counted."""
+        """Number of requests per adapter slot; requests without an adapter are not counted."""
         return Counter(request.adapter.slot for request in self if request.adapter is not None)
 
     def get(self, request_id: str) -> Request | None:
@@ -74,7 +74,8 @@ class LiveRequests:
     ) -> None:
         """End a request.
 
-        Effects: removes it from its row or from the queue; what it has computed stays cached. Appends its last update.
+        Effects: removes the request from its row or from the queue; its computed tokens stay cached. Appends its last
+            update.
         """
         if request.row is not None:
             self._running.release(request)
@@ -83,11 +84,11 @@ class LiveRequests:
         self._end(request, finish, token_ids, logprobs, embedding)
 
     def fail(self, request: Request, error: str, failure: Failure = Failure.ENGINE) -> None:
-        """End a request with an error, as `finish`."""
+        """End a request with an error; see `finish`."""
         self.finish(request, Finish(FinishReason.ERROR, error=error, failure=failure))
 
     def fail_without_row(self, request: Request, error: str) -> None:
-        """End a request with an error after every row has been taken away; it may still be in the queue."""
+        """End a request with an error after all rows were cleared; the request may still be in the queue."""
         self._queue.discard(request)
         self._end(request, Finish(FinishReason.ERROR, error=error, failure=Failure.ENGINE))
 

@@ -1,4 +1,4 @@
-"""The arrays of a step plan, from the rows and chunks that take part."""
+"""Builds the arrays of a step plan from its rows and chunks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,17 +15,17 @@ from graftlm.types import TokenIds
 
 __all__ = ["FEW_ROWS", "Chunk", "DecodeRows", "build_plan"]
 
-#: Up to so many rows are looked at one by one, where a call of numpy for each quantity would cost more.
+#: Up to this number of rows, a Python loop over rows is faster than numpy calls.
 FEW_ROWS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens start : end of a request whose values the host knows.
+    """The tokens start : end of a request; the host has their values.
 
     Attributes:
-        reads: positions whose prompt log-probabilities, or whose hidden states, are wanted.
-        drafts: int32 [n], the tokens before `end` that are drafted, not known; None without.
+        reads: positions whose prompt log-probabilities or hidden states are read.
+        drafts: int32 [n], the drafted tokens at the end of the chunk; None without drafts.
     """
 
     request: Request
@@ -38,14 +38,14 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class DecodeRows:
-    """Rows that bring their latest samples, and what plans share until one comes or goes. Nobody changes the arrays.
+    """Decode rows, with the arrays that plans share until a row is added or removed. The arrays are never changed.
 
     Attributes:
         rows, query_lens: int32 [B].
         input_ids: int64 [B], which the runner does not read.
         idx: int64 [B], 0 to B - 1.
-        masked_idx: int64 [M], indices of those under a grammar.
-        adapter_slots: as in `StepPlan`.
+        masked_idx: int64 [M], indices of the rows with a grammar.
+        adapter_slots: see `StepPlan`.
     """
 
     rows: NDArray[np.int32]
@@ -57,7 +57,7 @@ class DecodeRows:
 
     @classmethod
     def of(cls, rows: NDArray[np.int32], table: RequestTable) -> Self:
-        """Gather what is known of rows."""
+        """Build the arrays of some rows."""
         num_rows = len(rows)
         return cls(
             rows,
@@ -83,14 +83,14 @@ def build_plan(
     windows: RowWindows | None = None,
     take_copies: Callable[[NDArray[np.int64]], StepCopies | None] = _no_copies,
 ) -> StepPlan:
-    """Lay out one step: the rows that decode, then the chunks, one-token chunks first.
+    """Build the plan of one step: the decode rows, then the chunks, with one-token chunks first.
 
     Args:
-        windows: the rows' window pages, when sliding-window layers have a memory of their own.
-        take_copies: from the slots that the step writes, int64 [T], to the copies that go with it.
+        windows: the rows' window pages, if sliding-window layers have their own memory; else None.
+        take_copies: function from the slots that the step writes, int64 [T], to the copies that run with the step.
 
-    Effects: counts the decoding rows' tokens as computed, and samples as known. (Chunks were counted as computed when
-    their pages were reserved.) Drafts count as neither; of the samples of a row with drafts, the first one counts.
+    Effects: counts the decode rows' tokens as computed, and samples as known. Chunks were counted as computed when
+        their pages were reserved. Drafts count as neither. If a row has drafts, only its first sample counts.
     """
     if not chunks:
         return _decode_plan(step_id, table, page_size, decoding, setups, windows, take_copies)
@@ -113,7 +113,7 @@ def build_plan(
     known_ends = ends if num_drafts is None else ends - num_drafts
     sample_idx = np.flatnonzero(known_ends == table.known[rows])
     prompt_spans, pool_spans = _spans(chunks, token_starts[num_decodes:])
-    if pool_spans:  # a request for an embedding has caught up too, but may not generate
+    if pool_spans:  # a request for an embedding has no further tokens to compute either, but may not sample
         sampling = rows[sample_idx]
         sample_idx = sample_idx[table.known[sampling] < table.limit[sampling]]
     sampling = rows[sample_idx]
@@ -158,7 +158,7 @@ def _num_drafts(num_decodes: int, chunks: list[Chunk]) -> NDArray[np.int32] | No
 def _with_drafts(
     sample_idx: NDArray[np.int64], num_drafts: NDArray[np.int32]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the request of each sample, with one more sample for each draft, and the drafts that each follows."""
+    """Return the request of each sample, with one more sample for each draft, and the drafts before each sample."""
     counts = num_drafts[sample_idx].astype(np.int64) + 1
     ends = counts.cumsum()
     return sample_idx.repeat(counts), np.arange(ends[-1]) - (ends - counts).repeat(counts)
@@ -173,7 +173,7 @@ def _decode_plan(
     windows: RowWindows | None,
     take_copies: Callable[[NDArray[np.int64]], StepCopies | None],
 ) -> StepPlan:
-    """Lay out a step in which every row brings its latest sample, the most frequent kind, with a third of the calls."""
+    """Build the plan of a step with decode rows only, the most frequent kind, with a third of the calls."""
     rows = decoding.rows
     advance = _advance_few if len(rows) <= FEW_ROWS else _advance
     positions, out_pages, num_columns = advance(table, page_size, rows)
@@ -206,11 +206,11 @@ def _advance(
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], int]:
     """Count one more token of each row as computed, and one more as known.
 
-    Returns: positions of the tokens computed, int64 [B]; their pages, int32 [B]; the most pages of a row.
+    Returns: positions of the computed tokens, int64 [B]; their pages, int32 [B]; the largest page count of a row.
     """
     positions = table.computed[rows]
     table.computed[rows] = positions + 1
-    table.known[rows] = positions + 2  # the latest sample was the only one to compute
+    table.known[rows] = positions + 2  # the latest sample was the only token to compute
     out_pages = table.page_table[rows, positions if page_size == 1 else positions // page_size]
     return positions, out_pages, int(np.maximum.reduce(table.num_pages[rows]))
 
@@ -231,7 +231,7 @@ def _advance_few(
 
 
 def _copied_rows(page_table: NDArray[np.int32], rows: NDArray[np.int32], num_columns: int) -> NDArray[np.int32]:
-    """Return a copy of some rows: steps read it while later ones are planned."""
+    """Return a copy of some rows, which steps read while later steps are planned."""
     if len(rows) == 1:  # at less than half of the cost
         row = int(rows[0])
         return page_table[row : row + 1, :num_columns].copy()
@@ -246,7 +246,7 @@ def _window_tables(
     offsets: NDArray[np.int64] | None,
     page_size: int,
 ) -> WindowTables | None:
-    """Return where layers with a sliding window find and write theirs."""
+    """Return the page table and slots of the sliding-window layers."""
     if windows is None:
         return None
     return WindowTables(
@@ -256,7 +256,7 @@ def _window_tables(
 
 
 def _slots(pages: NDArray[np.int32], offsets: NDArray[np.int64] | None, page_size: int) -> NDArray[np.int64]:
-    """Return the slots of tokens by their pages and their places within these; there are none in pages of one token."""
+    """Return the slots of tokens from their pages and offsets; with one token per page, `offsets` is None."""
     slots = pages.astype(np.int64)
     return slots if offsets is None else slots * page_size + offsets
 
@@ -288,7 +288,7 @@ def _adapter_slots(table: RequestTable, rows: NDArray[np.int32]) -> NDArray[np.i
 def _spans(
     chunks: list[Chunk], token_starts: NDArray[np.int64]
 ) -> tuple[tuple[PromptLogprobSpan, ...], tuple[PoolSpan, ...]]:
-    """Return what is to be read of the chunks beside samples, given where each chunk begins among the step's tokens."""
+    """Return the log-probability spans and pooling spans of the chunks, given the index of each chunk's first token."""
     prompt_spans: list[PromptLogprobSpan] = []
     pool_spans: list[PoolSpan] = []
     for chunk, token_start in zip(chunks, token_starts.tolist(), strict=True):

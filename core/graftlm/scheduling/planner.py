@@ -1,4 +1,4 @@
-"""Which requests take part in the next step, with how many tokens."""
+"""Decides which requests take part in the next step, and with how many tokens."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -18,7 +18,7 @@ from graftlm.types import TokenIds
 
 __all__ = ["DraftRows", "Planner"]
 
-#: From the requests that decode in a step to the drafts of some of their rows, int32 [n] each.
+#: Function from the decode requests of a step to the drafts of some of their rows, int32 [n] each.
 DraftRows = Callable[[Sequence[Request]], Mapping[int, TokenIds]]
 
 
@@ -31,16 +31,16 @@ class Planner:
     can be planned before step n is committed. A request for an embedding does not sample, and ends with the commit of
     the step that computes its last token.
 
-    A row with a grammar is planned like any other. Its token mask is set when all tokens before are committed; only the
-    step's sampling waits for that, not its forward pass.
+    A row with a grammar is planned like any other row. Its token mask is set when all earlier tokens are committed;
+    only the step's sampling waits for the mask, not its forward pass.
 
     Decode rows come first, then running prefills, then waiting requests, up to the token budget, the rows and the
     pages. If a decode row gets no page, the least important running request is retracted. If the policy preempts,
-    waiting requests of sufficient priority are admitted before all these, and replace the least important ones.
+    waiting requests of sufficient priority are admitted before this, and replace the least important running requests.
     Without `mix_chunks`, decode rows keep their pages but skip steps that contain prefill.
 
     Attributes:
-        current: the request that is being planned, to blame if something raises; None between requests.
+        current: the request that is being planned, which fails if its planning raises; None between requests.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Planner:
         self._prefill_tokens = prefill_tokens
         self._preemption = preemption
         self._mix_chunks = mix_chunks
-        self._setups: dict[int, RowSetup] = {}  # by row; of requests admitted since the last plan
+        self._setups: dict[int, RowSetup] = {}  # by row, for requests admitted since the last plan
         self._decoding = DecodeRows.of(np.empty(0, dtype=np.int32), kv.table)  # of the last plan
         self._admission = AdmissionControl(kv.table, kv.page_size)
 
@@ -73,10 +73,11 @@ class Planner:
         """Return the next step; None if no request can continue.
 
         Args:
-            draft: drafts for the rows of a step without prefill, if all their tokens are known on the host; else None.
+            draft: function that drafts for the rows of a step without prefill; None if the host lacks the values of
+                tokens.
 
-        Effects: reserves pages, counts the step's tokens as computed and its samples as known, publishes the prompt
-        tokens that it writes to the cache, admits and retracts requests.
+        Effects: reserves pages, counts the step's tokens as computed and its samples as known, publishes the step's
+            prompt tokens to the cache, and admits and retracts requests.
         """
         self.current = None
         if self._preemption is not None:
@@ -88,7 +89,7 @@ class Planner:
         budget = self._prefill_tokens
         if len(decode_rows) < len(self._running):
             budget = self._continue_prompts(chunks, budget)
-        if self.num_retractions == retracted:  # otherwise the retracted request would be admitted again at once
+        if self.num_retractions == retracted:  # otherwise the retracted request would be admitted again immediately
             self._admit(chunks, budget, now)
         self.current = None
         if chunks and not self._mix_chunks:
@@ -116,7 +117,7 @@ class Planner:
         return plan
 
     def _add_drafts(self, draft: DraftRows, decode_rows: NDArray[np.int32], chunks: list[Chunk]) -> NDArray[np.int32]:
-        """Plan the rows that have drafts as chunks; return the others. A draft without free pages is dropped."""
+        """Plan the rows that have drafts as chunks; return the other rows. A draft without free pages is dropped."""
         kv = self._kv
         requests = self._running.at(decode_rows)
         drafts = draft(requests)
@@ -135,14 +136,14 @@ class Planner:
         return decode_rows[~np.isin(decode_rows, drafted)] if drafted else decode_rows
 
     def break_standstill(self) -> None:
-        """Retract the least important running request, because each waits for pages of another."""
+        """Retract the least important running request, because all of them wait for pages."""
         if len(self._running) == 1:
             request = self._running.requests[0]
             raise InvariantError(f"request {request.request_id} runs alone and gets no pages: {self._kv.usage}")
         self._retract()
 
     def forget_rows(self) -> None:
-        """Forget the setups of rows taken since the last plan, because the KV memory restarts empty."""
+        """Delete the setups of rows allocated since the last plan, because the KV memory restarts empty."""
         self._setups.clear()
 
     def requeue(self, request: Request) -> None:
@@ -162,7 +163,7 @@ class Planner:
     def rewrite(self, request: Request, num_kept: int) -> None:
         """Continue a running request whose tokens after the first `num_kept` were replaced and are not computed.
 
-        Effects: retracts it if that rolls back tokens that are published, or whose window pages have been freed.
+        Effects: retracts the request if published tokens are replaced, or tokens whose window pages were freed.
         """
         kv, row = self._kv, request.held_row
         table = kv.table
@@ -189,7 +190,7 @@ class Planner:
         return self._reserve_few()
 
     def _reserve_few(self) -> NDArray[np.int32]:
-        """Do the same as `_reserve_decodes`, row by row: faster for few rows."""
+        """Do the same as `_reserve_decodes` row by row, which is faster for few rows."""
         kv, table = self._kv, self._kv.table
         while True:
             rows = self._running.rows
@@ -236,7 +237,7 @@ class Planner:
         running, kv = self._running.requests, self._kv
         rows = [victim.held_row for victim in running if victim.priority <= highest_victim]
         lacking = kv.pages_for(request.num_tokens) - kv.cache.probe(request.reusable_key())
-        freed = int(kv.table.num_pages[rows].sum())  # at most: pages shared with others stay
+        freed = int(kv.table.num_pages[rows].sum())  # an upper limit: pages shared with other rows stay
         if lacking + self._admission.reserved_pages(leaving=rows) > kv.available_pages + freed:
             return False
         while running and running[-1].priority <= highest_victim:
@@ -246,7 +247,7 @@ class Planner:
         return False
 
     def _admit(self, chunks: list[Chunk], budget: int, now: float) -> None:
-        """Admit waiting requests while budget, rows and pages last. One that lacks pages blocks those behind it."""
+        """Admit waiting requests while budget, rows and pages last. A request that lacks pages blocks later ones."""
         if budget <= 0 or not len(self._queue) or not self._has_room():
             return
         for request in self._queue.ordered(now):
@@ -263,7 +264,7 @@ class Planner:
         return bool(kv.table.num_free_rows) and self._admission.reserved_pages() < kv.available_pages
 
     def _enter(self, request: Request, now: float) -> bool:
-        """Move a request from the queue to a row, if there are a row and enough pages."""
+        """Move a request from the queue to a row if a row and enough pages are free."""
         self.current = request
         if not self._kv.table.num_free_rows:
             return False
@@ -277,7 +278,7 @@ class Planner:
         return True
 
     def _take_chunk(self, request: Request, chunks: list[Chunk], budget: int) -> int:
-        """Plan as many of a request's next tokens as budget and pages allow; return their number."""
+        """Plan the next tokens of a request, limited by budget and pages; return their number."""
         kv, row = self._kv, request.held_row
         start = int(kv.table.computed[row])
         available = min(kv.available_pages, kv.available_window_pages)
@@ -292,9 +293,9 @@ class Planner:
         request.num_reads_planned += len(reads)
         chunks.append(Chunk(request, row, start, end, reads))
         kv.table.computed[row] = end
-        # Published before it is computed: a request that matches it runs in this step or a later one, and a step writes
-        # all keys and values of a layer before attention reads them.
-        # Output under a grammar is published when the request ends, because its tokens may be replaced until then.
+        # The chunk is published before it is computed: a request that matches it runs in this step or a later one, and
+        # a step writes all keys and values of a layer before attention reads them. Output under a grammar is published
+        # when the request ends, because its tokens may be replaced until then.
         kv.publish(row, request.key(end if request.grammar is None else min(end, request.prompt_len)))
         return num_tokens
 

@@ -7,12 +7,12 @@ __all__ = ["Prefetches"]
 
 
 class Prefetches:
-    """Holds a prefetch ticket for each waiting request that has one, until the request is admitted or ends."""
+    """Stores the prefetch tickets of waiting requests until they are admitted or end."""
 
     def __init__(self, kv: KVManager) -> None:
         self._kv = kv
         self._requests: dict[str, Request] = {}
-        self._blocked: list[Request] = []  # not admitted yet because of their prefetch, as of the latest plan
+        self._blocked: list[Request] = []  # not admitted in the latest plan because of their prefetch
 
     @property
     def next_deadline_s(self) -> float | None:
@@ -21,7 +21,7 @@ class Prefetches:
         return min((t.deadline_s for t in tickets if t is not None and t.deadline_s is not None), default=None)
 
     def begin(self, request: Request) -> None:
-        """Begin to prefetch what storage holds of a request's prompt, where there are lower tiers."""
+        """Begin to prefetch the stored blocks of a request's prompt, if there are lower tiers."""
         if self._kv.tiers is None:
             return
         request.prefetch = self._kv.tiers.cache.prefetch(request.reusable_key())
@@ -29,7 +29,7 @@ class Prefetches:
             self._requests[request.request_id] = request
 
     def begin_plan(self, now: float) -> None:
-        """Record which requests their prefetch keeps from admission now."""
+        """Record which requests cannot be admitted now because of their prefetch."""
         self._blocked = [request for request in self._requests.values() if request.awaits_prefetch(now)]
 
     def release(self) -> None:
@@ -45,7 +45,7 @@ class Prefetches:
                 self._kv.tiers.cache.release(ticket)
 
     def forget(self) -> None:
-        """Drop every ticket without releasing it, because its cache is replaced."""
+        """Drop all tickets without releasing them, because the cache is replaced."""
         for request in self._requests.values():
             request.prefetch = None
         self._requests.clear()

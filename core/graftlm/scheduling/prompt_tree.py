@@ -1,4 +1,4 @@
-"""The radix tree of waiting requests: who begins with the same tokens."""
+"""The radix tree of waiting requests, which groups them by common prefixes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _TOKEN_BYTES = np.dtype(np.int32).itemsize
 
 
 class PromptNode:
-    """Requests whose tokens begin alike; with two or more of them, a `graftlm.contracts.PrefixGroup`.
+    """Requests with a common prefix; a node with two or more requests is a `graftlm.contracts.PrefixGroup`.
 
     Attributes:
-        run: bytes of the int32 tokens past the parent's, whole pages; empty for a root only.
-        num_tokens: from the start of the prompt to the end of the run.
-        num_waiting: requests that end at or below this node.
+        run: bytes of the int32 tokens after the parent's tokens, whole pages; empty only for a root.
+        num_tokens: number of tokens from the start of the prompt to the end of the run.
+        num_waiting: number of requests that end at or below this node.
     """
 
     __slots__ = ("_parent", "children", "num_tokens", "num_waiting", "run")
@@ -31,12 +31,12 @@ class PromptNode:
 
     @property
     def parent(self) -> PromptNode | None:
-        """The next larger group; a root, which shares nothing, is none."""
+        """The next larger group; None if the parent is a root, which shares no tokens."""
         return self._parent if self._parent is not None and self._parent.num_tokens else None
 
     @property
     def group(self) -> PromptNode | None:
-        """The smallest group of a request that ends here: a lone request's is its parent."""
+        """The smallest group of a request that ends at this node; for a single request, the parent."""
         return self if self.num_waiting > 1 and self.num_tokens else self.parent
 
     @property
@@ -45,7 +45,7 @@ class PromptNode:
         return self._parent
 
     def split(self, num_bytes: int, page_bytes: int) -> PromptNode:
-        """Give the first `num_bytes` of the run to a new node in between, and return that; requests stay below it."""
+        """Move the first `num_bytes` of the run to a new parent node, and return it; requests stay below it."""
         upper = PromptNode(self._parent, self.run[:num_bytes])
         upper.num_waiting = self.num_waiting
         self._replace_by(upper, page_bytes)
@@ -54,7 +54,7 @@ class PromptNode:
         return upper
 
     def merge_into_child(self, page_bytes: int) -> None:
-        """Leave the tree: the only child, which all requests here are below, takes over the run."""
+        """Remove this node: its only child, which has all requests, is extended by the run."""
         (child,) = self.children.values()
         child._parent, child.run = self._parent, self.run + child.run
         self._replace_by(child, page_bytes)
@@ -65,25 +65,25 @@ class PromptNode:
 
 
 class PromptTree:
-    """Keeps the tree while requests come and go. A step down costs one comparison of bytes, whatever its length.
+    """Updates the tree when requests are added and removed. One comparison of bytes compares a whole run.
 
         root ─┬─ [few-shot examples] ─┬─ [question 1]
               │                       └─ [question 2]
               └─ [another prompt]
 
-    Below a root, an inner node has two requests at least: one with a single way on is merged into it.
+    Below a root, an inner node has at least two requests: a node without requests and with one child is merged into it.
     """
 
     def __init__(self, page_size: int) -> None:
         self._page_bytes = page_size * _TOKEN_BYTES
-        self._roots: dict[str, PromptNode] = {}  # none without a request
+        self._roots: dict[str, PromptNode] = {}  # by namespace; a root has at least one request
 
     def __len__(self) -> int:
-        """Requests in the tree."""
+        """Number of requests in the tree."""
         return sum(root.num_waiting for root in self._roots.values())
 
     def add(self, token_ids: TokenIds, namespace: str) -> PromptNode:
-        """Add a request; returns the node where its whole pages end."""
+        """Add a request; return the node where its whole pages end."""
         page_bytes = self._page_bytes
         tokens = token_ids.tobytes()
         end = len(tokens) - len(tokens) % page_bytes
@@ -115,7 +115,7 @@ class PromptTree:
             del self._roots[namespace]
 
     def _tidy(self, node: PromptNode, above: PromptNode) -> None:
-        """Drop a node that has no request left, or none that its only child has not."""
+        """Remove a node that has no requests, or only those of its single child."""
         if not node.num_waiting:
             del above.children[node.run[: self._page_bytes]]
         elif len(node.children) == 1:
@@ -125,7 +125,7 @@ class PromptTree:
 
 
 def _common_bytes(run: bytes, other: bytes, page_bytes: int) -> int:
-    """Return how many bytes two runs that differ have in common at the front, in whole pages."""
+    """Return the number of bytes of the common prefix of two different runs, in whole pages."""
     num_compared = min(len(run), len(other))
     differs = np.frombuffer(run[:num_compared], np.uint8) != np.frombuffer(other[:num_compared], np.uint8)
     first = int(differs.argmax()) if differs.any() else num_compared

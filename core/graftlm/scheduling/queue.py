@@ -20,7 +20,7 @@ class QueueEntry:
     """A waiting request as a policy sees it: `graftlm.contracts.WaitingRequest`.
 
     Attributes:
-        node: its place in the tree of waiting requests; None until a policy asks for a group.
+        node: node of the request in the tree of waiting requests; None until a policy reads a group.
     """
 
     __slots__ = ("_cached_tokens", "_key", "_place", "_probed_at", "_queue", "arrival_s", "node", "priority", "request")
@@ -43,17 +43,17 @@ class QueueEntry:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens it must have in the cache before it samples."""
+        """Number of tokens to prefill before sampling."""
         return self.request.num_tokens
 
     @property
     def max_new_tokens(self) -> int:
-        """Tokens it may still generate."""
+        """Maximum number of tokens that the request may still generate."""
         return self.request.max_len - self.request.num_tokens
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens of it that the cache holds; looked up again only when the cache has changed, and from there on."""
+        """Number of cached tokens. If the cache has changed, it is looked up again, from the last found place on."""
         queue = self._queue
         if self._probed_at is not queue.moment:
             self._probe(queue)
@@ -61,18 +61,18 @@ class QueueEntry:
 
     @property
     def group(self) -> PrefixGroup | None:
-        """The smallest group of waiting requests that it is in."""
+        """The smallest group of waiting requests that contains this request."""
         if self.node is None:
             self._queue.plant()
         return None if self.node is None else self.node.group
 
     def forget_place(self) -> None:
-        """Probe from the start next time: the cache is another one."""
+        """Probe from the start next time, because the cache was replaced."""
         self._place = None
 
     def _probe(self, queue: "WaitingQueue") -> None:
         key = self._key
-        if key is None or self.request.num_in_flight:  # then a token is still to come
+        if key is None or self.request.num_in_flight:  # with a step in flight, the next token is not known yet
             key, self._place = self.request.reusable_key(), None
             self._key = None if self.request.num_in_flight else key
         self._place = place = queue.cache.probe_again(key, self._place)
@@ -83,12 +83,12 @@ class QueueEntry:
 class WaitingQueue:
     """Waiting requests in order of arrival.
 
-    Order of consideration: request priority; within a priority, requests that have been passed over for the policy's
-    `max_wait_s` (see `Ageing`), as they came; then the policy's order.
+    Requests are ordered by priority. Within a priority, requests that were passed over for the policy's `max_wait_s`
+    (see `Ageing`) come first, in order of arrival. The others follow in the policy's order.
 
     Attributes:
-        cache: as of the last order; what entries are looked up in.
-        moment: a new object whenever the cache has changed from one order to the next.
+        cache: the cache that entries probe, from the last call of `ordered`.
+        moment: an object that is replaced whenever the cache has changed between two calls of `ordered`.
     """
 
     def __init__(self, policy: SchedulingPolicy, cache: Callable[[], PrefixCache], page_size: int) -> None:
@@ -103,8 +103,8 @@ class WaitingQueue:
         self._numbers = itertools.count()
         self._ageing = Ageing()
         self._tree = PromptTree(page_size)
-        self._unplanted: dict[str, QueueEntry] = {}  # not in the tree yet
-        self._logged_faults: set[str] = set()  # of the policy, by kind: a failing one fails at every step
+        self._unplanted: dict[str, QueueEntry] = {}  # entries that are not in the tree yet
+        self._logged_faults: set[str] = set()  # kinds of the policy's faults; a fault may recur at every step
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -114,7 +114,7 @@ class WaitingQueue:
 
     @property
     def num_aged(self) -> int:
-        """Requests that ageing put first, so far."""
+        """Number of requests that ageing has put first so far."""
         return self._ageing.num_aged
 
     @property
@@ -123,7 +123,7 @@ class WaitingQueue:
         return max(self._num_by_priority, default=None)
 
     def add(self, request: Request) -> None:
-        """Append a request, or put a retracted one back to the place of its arrival."""
+        """Append a request, or put a retracted request back to the position of its arrival."""
         if not request.num_retractions:
             request.queue_number = next(self._numbers)
         last = next(reversed(self._entries.values()), None)
@@ -135,7 +135,7 @@ class WaitingQueue:
         self._unplanted[request.request_id] = entry
 
     def remove(self, request: Request) -> None:
-        """Take a request out."""
+        """Remove a request."""
         entry = self._entries.pop(request.request_id)
         self._num_by_priority[request.priority] -= 1
         if not self._num_by_priority[request.priority]:
@@ -147,7 +147,7 @@ class WaitingQueue:
             self._tree.remove(entry.node, request.namespace)
 
     def discard(self, request: Request) -> None:
-        """Take a request out if it is there."""
+        """Remove a request if the queue contains it."""
         if request.request_id in self._entries:
             self.remove(request)
 
@@ -157,7 +157,7 @@ class WaitingQueue:
         self._ageing.admitted(request, now)
 
     def ordered(self, now: float) -> list[Request]:
-        """Return the requests, first to admit first."""
+        """Return the requests in order of admission."""
         order = list(self._entries.values())
         if len(order) > 1:
             self._look_at_cache()
@@ -182,7 +182,7 @@ class WaitingQueue:
         self.cache, self._seen_version, self.moment = cache, cache.version, object()
 
     def _policy_order(self, waiting: list[QueueEntry], now: float) -> list[QueueEntry]:
-        """Return the policy's order; arrival order if the policy raises or returns no permutation.
+        """Return the policy's order, or the order of arrival if the policy raises or returns no permutation.
 
         The policy gets a copy of the list, so that changes to it lose no request.
         """

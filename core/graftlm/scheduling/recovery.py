@@ -1,4 +1,4 @@
-"""What happens to requests when a step, the bookkeeping, or the KV memory fails or is replaced."""
+"""Fails or requeues requests when a step or the bookkeeping fails, or the KV memory is replaced."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,7 @@ __all__ = ["Recovery"]
 class Recovery:
     """Fails the requests that cannot continue, and queues the others again.
 
-    Three failures, by what can still be trusted:
+    Three cases, with the data that is still valid:
 
         a step failed on the device     pages of running rows: no    bookkeeping: yes    `fail_step`
         the weights were replaced       content of all pages: no     bookkeeping: yes    `restart_memory`
@@ -86,7 +86,7 @@ class Recovery:
                 self._live.fail_without_row(request, error)
 
     def _forget_steps(self) -> None:
-        """Drop the steps in flight: requests that stay compute again what these would have computed."""
+        """Drop the steps in flight; the remaining requests compute the tokens of these steps again."""
         self._in_flight.clear()
         for request in self._live:
             request.num_in_flight = 0

@@ -18,7 +18,7 @@ from graftlm.types import SamplingParams, TokenIds, Usage
 
 __all__ = ["CompletionId", "Request", "RequestStatus", "StopWatch"]
 
-#: The id of one of a prompt's `n` completions, each of which is a request to the scheduler.
+#: The id of one of a prompt's `n` completions. Each completion is a request to the scheduler.
 CompletionId = NewType("CompletionId", str)
 
 
@@ -38,47 +38,49 @@ class StopWatch(Protocol):
         ...
 
     def jump(self, num_dropped: int, token_ids: Sequence[int], text: str) -> object:
-        """Replace the latest tokens by others, which add `text`; it completes no stop string."""
+        """Replace the latest tokens by `token_ids`, which add `text`; `text` completes no stop string."""
         ...
 
     @property
     def matched(self) -> str | None:
-        """The stop string that the tokens so far have completed, if any."""
+        """The stop string that the tokens so far have completed; None if there is none."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One completion of a prompt: the prompt, how to continue it, and how far it has come.
+    """One completion of a prompt: the prompt, its parameters, and its state.
 
     Attributes:
         prompt_token_ids: int32 [n].
-        max_new_tokens: at most this many tokens are generated; already bounded by context and memory. Zero for an
+        max_new_tokens: maximum number of tokens to generate, already limited by context and memory. Zero for an
             embedding.
-        stop_token_ids: tokens that end it, the model's own included unless `ignore_eos`.
-        seed: of its noise.
-        deadline_s: clock reading at which it times out, or None.
-        stop_watch: present when it has stop strings.
-        grammar: present when its output is constrained; it has accepted exactly the committed output.
-        num_in_flight: steps planned with it and not committed.
-        queue_number: requests queued before it; orders requests that arrive at the same time.
-        passed_over_s: clock reading when a later arrival was first admitted in front of it, or None.
-        is_aged: whether it has been passed over for so long that it is admitted first.
-        jump_forward_tokens: output tokens that were not sampled, because the grammar forced them.
-        drafted_tokens: tokens that drafters proposed and steps verified.
-        accepted_draft_tokens: of these, those that became output.
-        valid_from_step: samples of steps before this one are dropped, because its output was changed meanwhile.
-        cached_tokens: prompt tokens found in the cache, counted until its first retraction.
-        cached_host_tokens, cached_storage_tokens: of these, those loaded from lower tiers of the cache.
-        prefetch: its prefetch from storage to host memory while it waits.
-        pooling: set for an embedding: it ends with its prompt, and samples nothing.
-        adapter: its LoRA adapter; `namespace` separates its prefixes from those of other adapters.
-        num_reads_planned, num_reads_reported: prompt positions, from `first_read` on, whose logits or hidden state a
-            step reads, or has delivered.
-        prompt_len: tokens of the prompt.
-        num_tokens: tokens whose values are known on the host: the prompt and the committed output.
-        max_len: tokens it may have at most.
-        is_watched: it has stop strings or a grammar: the text of a token may end it, or force further tokens.
+        stop_token_ids: tokens that end the request, the model's own included unless `ignore_eos`.
+        seed: seed of the request's noise.
+        deadline_s: clock reading at which the request times out, or None.
+        stop_watch: watches the text if the request has stop strings, else None.
+        grammar: the grammar if the output is constrained, else None; it has accepted exactly the committed output.
+        num_in_flight: number of steps that were planned with the request and not committed.
+        queue_number: number of requests queued before; orders requests that arrive at the same time.
+        passed_over_s: clock reading when a later arrival was first admitted before this request, or None.
+        is_aged: whether the request was passed over for so long that it is admitted first.
+        jump_forward_tokens: number of output tokens that the grammar forced, so they were not sampled.
+        drafted_tokens: number of tokens that drafters proposed and steps verified.
+        accepted_draft_tokens: number of drafted tokens that became output.
+        valid_from_step: id of a step; samples of earlier steps are dropped, because the output was changed meanwhile.
+        cached_tokens: number of prompt tokens found in the cache, counted until the first retraction.
+        cached_host_tokens, cached_storage_tokens: numbers of `cached_tokens` that were loaded from each lower tier.
+        prefetch: prefetch from storage to host memory while the request waits.
+        pooling: how an embedding is pooled; None for other requests. An embedding ends with its prompt and is never
+            sampled.
+        adapter: the LoRA adapter; `namespace` separates its prefixes from those of other adapters.
+        num_reads_planned, num_reads_reported: numbers of prompt positions, from `first_read` on, whose logits or
+            hidden state a planned step reads, or a step has returned.
+        prompt_len: number of tokens of the prompt.
+        num_tokens: number of tokens whose values are known on the host: the prompt and the committed output.
+        max_len: maximum number of tokens of prompt and output.
+        is_watched: whether the request has stop strings or a grammar, so that the text of a token may end it or force
+            further tokens.
     """
 
     request_id: CompletionId
@@ -131,24 +133,24 @@ class Request:
 
     @property
     def num_output_tokens(self) -> int:
-        """Committed output tokens."""
+        """Number of committed output tokens."""
         return self.num_tokens - self.prompt_len
 
     @property
     def token_ids(self) -> TokenIds:
-        """int32 [num_tokens], a view of prompt and committed output."""
+        """View of prompt and committed output, int32 [num_tokens]."""
         return self._tokens[: self.num_tokens]
 
     @property
     def output_token_ids(self) -> TokenIds:
-        """int32 [num_output_tokens], a view of the committed output."""
+        """View of the committed output, int32 [num_output_tokens]."""
         return self._tokens[len(self.prompt_token_ids) : self.num_tokens]
 
     @property
     def reusable_len(self) -> int:
-        """Leading tokens that may come from the cache: those before the next position whose logits have to be read.
+        """Number of leading tokens that may come from the cache: those before the next position whose logits are read.
 
-        If no prompt position is left to read, that is the last token, since sampling reads its logits.
+        If no prompt position is left to read, this position is the last token, because sampling reads its logits.
         """
         if self.num_reads_planned < self.num_reads:
             return self.first_read + self.num_reads_planned
@@ -156,28 +158,28 @@ class Request:
 
     @property
     def first_read(self) -> int:
-        """The first prompt position that has to be read: a token's logits are those of the position before it."""
+        """The first prompt position to read. A token's log-probability is read at the position before the token."""
         if self.pooling is not None:
             return 0
         return min(max(self.params.prompt_logprobs_start - 1, 0), self.prompt_len - 1)
 
     @property
     def num_reads(self) -> int:
-        """Prompt positions, from `first_read` on, each of which has to be read once."""
+        """Number of prompt positions, from `first_read` on, that must be read."""
         if self.pooling is not None:
             return self.prompt_len if self.pooling.reads_all else 0
         return 0 if self.params.prompt_logprobs is None else self.prompt_len - 1 - self.first_read
 
     @property
     def held_row(self) -> int:
-        """Its row; only running requests have one."""
+        """The request's row; only running requests have one."""
         if self.row is None:
             raise InvariantError(f"request {self.request_id} is {self.status.value} and holds no row")
         return self.row
 
     @property
     def adapter_slot(self) -> int:
-        """The slot of its adapter; that of the model itself if it has none."""
+        """The slot of the request's adapter; the slot of the plain model if it has none."""
         return BASE_SLOT if self.adapter is None else self.adapter.slot
 
     @property
@@ -186,23 +188,23 @@ class Request:
         return self.arrival_s, self.queue_number
 
     def can_be_admitted(self, now: float) -> bool:
-        """Return whether it could run now.
+        """Return whether the request could run now.
 
-        It cannot while a step with it is in flight, its grammar is being compiled, or it waits for its prefetch.
+        It cannot run while a step with it is in flight, its grammar is being compiled, or it waits for its prefetch.
         """
         is_ready = not self.num_in_flight and (self.grammar is None or self.grammar.is_ready)
         return is_ready and not self.awaits_prefetch(now)
 
     @property
     def usage(self) -> Usage:
-        """Its token counts so far."""
+        """The request's token counts so far."""
         lower = self.cached_host_tokens, self.cached_storage_tokens
         drafted = self.drafted_tokens, self.accepted_draft_tokens
         forced = self.jump_forward_tokens
         return Usage(self.prompt_len, self.num_output_tokens, self.cached_tokens, *lower, forced, *drafted)
 
     def awaits_prefetch(self, now: float) -> bool:
-        """Return whether it still waits for its prefetch."""
+        """Return whether the request still waits for its prefetch."""
         ticket = self.prefetch
         return ticket is not None and not ticket.done and (ticket.deadline_s is None or now < ticket.deadline_s)
 
@@ -216,7 +218,7 @@ class Request:
         self.num_tokens += 1
 
     def replace_latest(self, num_dropped: int, token_ids: Sequence[int]) -> None:
-        """Replace the latest tokens. Keys made before keep the old tokens."""
+        """Replace the latest tokens. Keys that were created before still have the old tokens."""
         if num_dropped:
             self.num_tokens -= num_dropped
             self._tokens = self._tokens[: self.num_tokens].copy()
@@ -230,18 +232,18 @@ class Request:
 
     @property
     def pooled(self) -> NDArray[np.float32]:
-        """Its embedding, float32 [n], after the last position has been added."""
+        """Return the embedding, float32 [n], after the last position has been added."""
         if self._pooled is None:
             raise InvariantError(f"request {self.request_id} ends without its hidden states")
         num_tokens = self.prompt_len if self.pooling is not None and self.pooling.reads_all else 1
         return (self._pooled / num_tokens).astype(np.float32)
 
     def uses_sample_of(self, step_id: int) -> bool:
-        """Return whether a step's sample counts: the request has not ended, nor changed its output, since its plan."""
+        """Return whether a step's sample is used: since its plan, the request has not ended or changed its output."""
         return self.status is not RequestStatus.FINISHED and step_id >= self.valid_from_step
 
     def reads(self, start: int, end: int) -> range:
-        """Return the positions of start : end that have to be read and are not planned yet."""
+        """Return the positions of start : end that must be read and are not planned yet."""
         if self.pooling is not None and not self.pooling.reads_all:
             return range(max(start, self.prompt_len - 1), end)
         first = max(start, self.first_read + self.num_reads_planned)
@@ -252,11 +254,11 @@ class Request:
         return PrefixKey(self._tokens[:num_tokens], self.namespace, self.priority)
 
     def reusable_key(self) -> PrefixKey:
-        """Return the key of what it may take from the cache."""
+        """Return the key of the tokens that may come from the cache."""
         return self.key(self.reusable_len)
 
     def setup(self, row: int) -> RowSetup:
-        """Describe the request to the sampler as it takes a row."""
+        """Return the sampler's parameters for the request in its new row."""
         return RowSetup(
             row=row,
             request_id=self.request_id,

@@ -1,4 +1,4 @@
-"""The requests that hold a row, most important first."""
+"""The requests that have a row, most important first."""
 
 from bisect import insort
 from collections.abc import Callable
@@ -13,7 +13,7 @@ __all__ = ["RunningRequests"]
 
 
 class RunningRequests:
-    """Assigns rows of the request table to requests, and takes them back.
+    """Assigns rows of the request table to requests, and frees the rows.
 
     Args:
         on_leave: called with each row that a request leaves.
@@ -25,7 +25,7 @@ class RunningRequests:
     def __init__(self, kv: KVManager, on_leave: Callable[[int], None] | None = None) -> None:
         self.requests: list[Request] = []
         self._rows: NDArray[np.int32] | None = None  # None: rebuild on the next access
-        self._all: tuple[Request, ...] = ()  # as `requests`; valid while `_rows` is set
+        self._all: tuple[Request, ...] = ()  # copy of `requests`; valid while `_rows` is set
         self._kv = kv
         self._by_row: dict[int, Request] = {}
         self._on_leave = on_leave
@@ -35,30 +35,30 @@ class RunningRequests:
 
     @property
     def rows(self) -> NDArray[np.int32]:
-        """int32, the rows in the order of `requests`; read-only; the same array until a request enters or leaves."""
+        """The rows in the order of `requests`, int32, read-only; the same array until a request enters or leaves."""
         if self._rows is None:
             self._all = tuple(self.requests)
             self._rows = np.array([request.held_row for request in self.requests], dtype=np.int32)
         return self._rows
 
     def at(self, rows: NDArray[np.int32]) -> tuple[Request, ...]:
-        """Return the requests that hold some rows."""
+        """Return the requests of some rows."""
         if rows is self._rows:
             return self._all
         by_row = self._by_row
         return tuple([by_row[row] for row in rows.tolist()])
 
     def enter(self, request: Request, reserved_pages: int) -> Reuse | None:
-        """Give a waiting request a row, with its cached prefix attached.
+        """Assign a row to a waiting request, and attach the request's cached prefix.
 
         Args:
             reserved_pages: pages that must stay available for other rows.
 
-        Returns: the tokens found in the cache; None, with nothing changed, if there are too few pages. A row must be
+        Returns: the numbers of reused tokens; None, with nothing changed, if there are too few pages. A row must be
             free.
         """
         kv = self._kv
-        at_best = kv.cache.probe(request.reusable_key())  # a probe first, since a match counts as a hit
+        at_best = kv.cache.probe(request.reusable_key())  # a probe first, because a match counts as a hit
         lacking = kv.pages_for(request.num_tokens) - at_best
         if lacking + reserved_pages > kv.available_pages or not kv.has_window_room(lacking, len(self.requests)):
             return None
@@ -76,17 +76,17 @@ class RunningRequests:
         return matched
 
     def release(self, request: Request) -> None:
-        """Take a request out of its row; its keys and values stay cached."""
+        """Remove a request from its row; its keys and values stay cached."""
         row = self._leave(request)
         num_valid = min(int(self._kv.table.computed[row]), request.num_tokens)
         self._kv.release(row, request.key(num_valid))
 
     def discard(self, request: Request) -> None:
-        """Take a request out of its row; its keys and values are not cached, because they may be wrong."""
+        """Remove a request from its row; its keys and values are not cached, because they may be wrong."""
         self._kv.discard(self._leave(request))
 
     def clear(self) -> None:
-        """Take every request out of its row without touching the KV memory, which is replaced."""
+        """Remove all requests from their rows without changing the KV memory, because it is replaced."""
         for row, request in self._by_row.items():
             request.row = None
             if self._on_leave is not None:

@@ -1,4 +1,4 @@
-"""The life of requests: queued, planned into steps, committed, finished."""
+"""Moves requests through their life: queued, planned into steps, committed, finished."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -36,10 +36,10 @@ __all__ = ["Scheduler", "SchedulerCounters", "SchedulerLimits"]
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """How much a step may hold and how much may wait.
+    """The limits of a step and of the queue.
 
     Attributes:
-        mix_chunks: a step may hold prompt chunks and rows that decode.
+        mix_chunks: whether one step may contain both prompt chunks and decode rows.
     """
 
     max_queued_requests: int
@@ -66,16 +66,16 @@ class SchedulerCounters:
 
 
 class Scheduler:
-    """Turns requests into steps, and results of steps into updates. It runs on the host and holds no tensor.
+    """Turns requests into steps, and results of steps into updates. It runs on the host and has no tensors.
 
-    A request's way, and who owns it on each part:
+    A request passes through these owners:
 
         add -> WaitingQueue -> plan -> RunningRequests -> plan -> StepsInFlight -> commit -> RequestUpdate
                CompilingGrammars      Planner                     fill_mask        Committer
                Prefetches, Deadlines  Drafting                                     ForcedOutput
 
-    `LiveRequests` holds it from `add` to its end. Steps are committed in the order in which they were planned; one step
-    may be planned while another is in flight, unless `awaits_commit`.
+    `LiveRequests` owns the request from `add` to its end. Steps are committed in the order in which they were planned.
+    One step may be planned while another is in flight, unless `awaits_commit` is True.
     """
 
     def __init__(
@@ -88,12 +88,12 @@ class Scheduler:
         speculator: Speculator | None = None,
         forced_drafts: ForcedDrafts | None = None,
     ) -> None:
-        """Create the parts that requests share.
+        """Create a scheduler without requests.
 
         Args:
-            clock: seconds, monotonic.
-            jump_forward: appends output that a grammar forces; None samples all output.
-            speculator: drafts tokens that steps verify; None samples one token of a request in each step.
+            clock: monotonic clock in seconds.
+            jump_forward: appends output that a grammar forces; None: all output is sampled.
+            speculator: drafts tokens that steps verify; None: each step samples one token per request.
             forced_drafts: drafts output that a grammar forces; needs a speculator.
         """
         self.kv = kv
@@ -123,29 +123,30 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        """Requests that hold a row."""
+        """Number of requests that have a row."""
         return len(self._running)
 
     @property
     def num_waiting(self) -> int:
-        """Requests in the queue."""
+        """Number of requests in the queue."""
         return len(self._queue)
 
     @property
     def num_in_flight(self) -> int:
-        """Steps planned and not committed."""
+        """Number of steps that are planned and not committed."""
         return len(self._in_flight)
 
     @property
     def has_work(self) -> bool:
-        """Whether a request is unfinished, a step uncommitted, or an update not taken."""
+        """Whether there is an unfinished request, an uncommitted step, or an update that was not taken."""
         return bool(len(self._live) or len(self._in_flight) or self._live.updates)
 
     @property
     def awaits_commit(self) -> bool:
         """Whether the step in flight must be committed before the next one is planned.
 
-        It verifies drafts, so the host does not know how many tokens it yields; or the next one could verify some.
+        This is the case if the step verifies drafts, because its number of tokens is not known before; or if the next
+        step could verify drafts.
         """
         step = self._in_flight.first
         if self._drafting is None or step is None:
@@ -157,14 +158,14 @@ class Scheduler:
 
     @property
     def next_deadline_s(self) -> float | None:
-        """The clock reading at which `plan` has work even if nothing else happens before; None if there is none."""
+        """Clock reading at which `plan` has work even if nothing else happens before; None if there is none."""
         owners = self._grammars, self._prefetches
         deadlines = [self._deadlines.next_s, *[owner.next_deadline_s for owner in owners]]
         return min((deadline_s for deadline_s in deadlines if deadline_s is not None), default=None)
 
     @property
     def used_adapter_slots(self) -> Counter[int]:
-        """Unfinished requests by the slot of their adapter; requests without an adapter are not counted."""
+        """Number of unfinished requests per adapter slot; requests without an adapter are not counted."""
         return self._live.used_adapter_slots
 
     @property
@@ -190,8 +191,8 @@ class Scheduler:
 
         Raises:
             QueueFullError: max_queued_requests are waiting.
-            NeverFitsError: it needs more pages than the engine has.
-            AdapterNotFoundError: its adapter was unloaded after the request was made.
+            NeverFitsError: the request needs more pages than the engine has.
+            AdapterNotFoundError: the request's adapter was unloaded after the request was made.
         """
         if request.adapter is not None and request.adapter.is_unloaded:
             raise AdapterNotFoundError(f"the adapter {request.adapter.name!r} has been unloaded")
@@ -209,7 +210,7 @@ class Scheduler:
         self._deadlines.add(request)
 
     def abort(self, request_id: str, reason: str) -> bool:
-        """End a waiting or running request; its pages are free or cached at once. Returns False if it is unknown."""
+        """End a waiting or running request, and free or cache its pages immediately. Return False if it is unknown."""
         request = self._live.get(request_id)
         if request is None:
             return False
@@ -217,7 +218,7 @@ class Scheduler:
         return True
 
     def plan(self) -> StepPlan | None:
-        """Decide the next step; None when nothing can run before something is committed or added."""
+        """Plan the next step; None if no request can run before a step is committed or a request is added."""
         now = self._clock()
         self._expire(now)
         self._start_grammars(now)
@@ -237,9 +238,9 @@ class Scheduler:
         return plan
 
     def fill_mask(self) -> None:
-        """Set the token mask of the first step in flight, if it has one that is not set.
+        """Set the token mask of the first step in flight, if it has a mask that is not set.
 
-        Call it after each commit: what a grammar allows depends on all tokens before.
+        Call this method after each commit, because the tokens that a grammar allows depend on all earlier tokens.
         """
         step = self._in_flight.first
         if step is None:
@@ -248,7 +249,7 @@ class Scheduler:
         if mask is None or mask.bits.done():
             return
         masked_idx = plan.sample_idx[mask.idx]
-        is_first = np.diff(masked_idx, prepend=-1) != 0  # the others follow drafts, and their masks are known
+        is_first = np.diff(masked_idx, prepend=-1) != 0  # the other samples follow drafts; their masks exist already
         sampling = [step.requests[b] for b in masked_idx[is_first].tolist()]
         grammars = [request.grammar if request.uses_sample_of(plan.step_id) else None for request in sampling]
         num_words = next(request.grammar.num_words for request in sampling if request.grammar is not None)
@@ -262,8 +263,8 @@ class Scheduler:
     def commit(self, plan: StepPlan, result: StepResult) -> list[RequestUpdate]:
         """Apply the result of the first step in flight.
 
-        Effects: appends tokens, ends requests that are done, caches and frees their pages. Drops tokens of requests
-            that ended after the step was planned.
+        Effects: appends tokens, ends finished requests, and caches or frees their pages. Drops tokens of requests that
+            ended after the step was planned.
 
         Returns: every update since the last commit.
         """
@@ -278,8 +279,8 @@ class Scheduler:
     def fail(self, plan: StepPlan, error: str) -> list[RequestUpdate]:
         """Drop a step that raised on the device: its requests fail, all other running requests are queued again.
 
-        Effects: prompts are published before they are computed, so every running request gives up its pages, and the
-            cache is emptied. Steps planned after this one must have ended; they are forgotten.
+        Effects: every running request loses its pages and the cache is emptied, because prompts are published before
+            they are computed. Steps planned after this one must have ended; they are dropped.
 
         Returns: every update since the last commit.
         """
@@ -294,26 +295,27 @@ class Scheduler:
         """Put running requests back into the queue, and empty the KV memory. No step may be in flight.
 
         Args:
-            make_cache: called where there are lower tiers, for a fresh cache in the place of the old one, since storage
-                is keyed by the weights. What it raises is raised here, as by `KVManager.restart`.
+            make_cache: function that creates the new cache. It is called only if there are lower tiers, because storage
+                is keyed by the weights. Its errors are raised, as by `KVManager.restart`.
         """
         self._recovery.restart_memory(make_cache)
 
     def recover(self, error: str, make_cache: Callable[[], PrefixCache], *, waiting_too: bool = False) -> None:
-        """Continue after the bookkeeping, or a plugin in it, has failed. Steps in flight must have ended.
+        """Continue after the bookkeeping, or a plugin that it calls, has failed. Steps in flight must have ended.
 
-        Effects: the owner of each page is unknown, so the running requests and the one that was being planned fail. The
-            KV memory starts empty with a fresh cache. Waiting requests stay in the queue.
+        Effects: the running requests and the request that was being planned fail, because the owners of pages are
+            unknown. The KV memory starts empty with a new cache. Waiting requests stay in the queue.
 
         Args:
-            make_cache: called after the old cache has released its memory. What it raises is raised here, after every
-                request has failed; `kv.restart` must succeed before the next `plan`.
-            waiting_too: fail waiting requests as well, because the failure may come from one of them.
+            make_cache: function that creates the new cache, called after the old cache has released its memory. Its
+                errors are raised after every request has failed; `kv.restart` must then succeed before the next
+                `plan`.
+            waiting_too: whether waiting requests fail too, because one of them may be the cause.
         """
         self._recovery.recover(error, make_cache, waiting_too=waiting_too)
 
     def expire(self) -> None:
-        """End the requests whose deadline has passed; `plan` does so as well."""
+        """End the requests whose deadline has passed; `plan` also does this."""
         self._expire(self._clock())
 
     def take_updates(self) -> list[RequestUpdate]:
@@ -347,6 +349,6 @@ class Scheduler:
 
 
 def _draft_masks(step: StepInFlight, request: Request) -> NDArray[np.int32] | None:
-    """Return the masks after a request's drafts; None if the step verifies none of it."""
+    """Return the masks after a request's drafts; None if the step verifies no drafts of the request."""
     draft = None if request.row is None else step.drafts.get(request.row)
     return None if draft is None else draft.masks

@@ -16,14 +16,14 @@ _ANY = np.int32(-1)
 def fill_masks(
     grammars: Sequence[RequestGrammar | None], num_words: int
 ) -> tuple[NDArray[np.int32], dict[int, RequestError]]:
-    """Fill a step's bitmasks, all that can be filled together at once.
+    """Fill a step's bitmasks, with one call per backend.
 
     Args:
-        grammars: one for each row that samples under a grammar; None where what it samples will not be used.
+        grammars: one grammar per row that samples under a grammar; None if the row's sample will not be used.
         num_words: ceil(V / 32).
 
-    Returns: int32 [len(grammars), num_words], and index -> why that request cannot go on. Where there is no grammar, or
-        it cannot go on, any token is allowed.
+    Returns: int32 [len(grammars), num_words], and a mapping index -> reason why that request cannot continue. Rows
+        without a grammar, or that cannot continue, allow any token.
     """
     bits = np.empty((len(grammars), num_words), dtype=np.int32)
     by_fill: dict[FillBitmasks, list[int]] = {}
@@ -48,12 +48,12 @@ def fill_masks(
 def insert_masks(
     bits: NDArray[np.int32], is_first: NDArray[np.bool_], drafted: Sequence[NDArray[np.int32] | None]
 ) -> NDArray[np.int32]:
-    """Return the masks of all samples, int32 [M, W]: of each request the first one, then those after its drafts.
+    """Return the masks of all samples, int32 [M, W]: for each request its first mask, then the masks after its drafts.
 
     Args:
         bits: int32 [m, W], the first mask of each of m requests.
-        is_first: bool [M], which of the samples are the requests' first.
-        drafted: the masks after each request's drafts; None where they no longer matter, and any token is allowed.
+        is_first: bool [M], whether each sample is the first of its request.
+        drafted: the masks after each request's drafts; None if its samples are no longer used, so any token is allowed.
     """
     whole = np.full((len(is_first), bits.shape[1]), _ANY, dtype=np.int32)
     whole[is_first] = bits
@@ -67,7 +67,7 @@ def insert_masks(
 def _fill_together(
     fill: FillBitmasks, grammars: Sequence[RequestGrammar | None], idx: list[int], bits: NDArray[np.int32]
 ) -> dict[int, RequestError]:
-    """Fill rows of one backend; one by one if that fails, to find the request that causes it."""
+    """Fill rows of one backend; if this fails, fill them one by one to find the request that causes the failure."""
     matchers = [grammar.matcher for grammar in map(grammars.__getitem__, idx) if grammar is not None]
     target = bits if len(idx) == len(bits) else np.empty((len(idx), bits.shape[1]), dtype=np.int32)
     try:

@@ -17,8 +17,8 @@ class StepInFlight:
     """A planned step.
 
     Attributes:
-        requests: in the order of the plan's rows.
-        drafts: that it verifies, by row.
+        requests: the requests in the order of the plan's rows.
+        drafts: the drafts that the step verifies, by row.
     """
 
     plan: StepPlan
@@ -27,10 +27,10 @@ class StepInFlight:
 
 
 class StepsInFlight:
-    """Keeps steps in the order in which they were planned, which is the order of their commits.
+    """A queue of steps in the order in which they were planned, which is the order of their commits.
 
     Attributes:
-        num_planned: steps since the start; the id of the next one.
+        num_planned: number of steps since the start, which is the id of the next step.
     """
 
     def __init__(self) -> None:
@@ -66,5 +66,5 @@ class StepsInFlight:
         return step
 
     def clear(self) -> None:
-        """Forget every step."""
+        """Remove all steps."""
         self._steps.clear()

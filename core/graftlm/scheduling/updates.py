@@ -12,22 +12,22 @@ __all__ = ["Failure", "Finish", "RequestUpdate"]
 
 
 class Failure(str, Enum):
-    """Why a request has failed."""
+    """The kind of a request's failure."""
 
-    REQUEST = "request"  # it is invalid or cannot be served
-    GRAMMAR = "grammar"  # its grammar was refused when it was compiled
+    REQUEST = "request"  # the request is invalid or cannot be served
+    GRAMMAR = "grammar"  # the request's grammar was refused when it was compiled
     ENGINE = "engine"
     TIMEOUT = "timeout"
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Why a request ended.
+    """The reason why a request ended.
 
     Attributes:
         matched_stop: the stop string or token id, for "stop".
-        error: what failed, for "error"; why, for "abort".
-        failure: set for "error", and for "abort" when its time was over.
+        error: description of the failure for "error", or of the reason for "abort".
+        failure: kind of failure, for "error", and for "abort" after the maximum time.
     """
 
     reason: FinishReason
@@ -36,21 +36,21 @@ class Finish:
     failure: Failure | None = None
 
 
-# One is made for every token, and an engine keeps those of a list of prompts until they are asked for: the garbage
-# collector need not look through them, since nothing in them refers back.
+# One object is created for every token, and an engine stores those of a list of prompts until they are read.
+# `gc=False`: the garbage collector need not scan them, because they are in no reference cycle.
 class RequestUpdate(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
-    """New tokens of one request. Travels between processes as it is.
+    """New tokens of one request. Processes send it to each other unchanged.
 
     Attributes:
-        token_ids: generated since the last update.
-        num_dropped: how many of the latest tokens reported before they replace, since a tokenizer spells what a grammar
-            forced in other tokens together with what came before.
-        forced_text: what the text gains by such a change, which takes nothing of it away.
-        logprobs: one per token when asked for.
-        prompt_logprobs: of further prompt positions, when asked for.
-        finish, usage: set on the request's last update.
+        token_ids: tokens generated since the last update.
+        num_dropped: number of tokens reported before that these tokens replace. The tokenizer may encode forced text
+            and the text before it with other tokens than before.
+        forced_text: the text that such a replacement adds; it removes no text.
+        logprobs: one entry per token if requested.
+        prompt_logprobs: log-probabilities of further prompt positions if requested.
+        finish, usage: set in the request's last update.
         queue_s, first_token_s, total_s: seconds from arrival to admission, first sample, end.
-        embedding: float32 [hidden] as bytes, on the last update of a request that asked for one.
+        embedding: float32 [hidden] as bytes, in the last update of a request for an embedding.
     """
 
     request_id: CompletionId
@@ -82,10 +82,10 @@ class RequestUpdate(msgspec.Struct, frozen=True, array_like=True, omit_defaults=
         num_dropped: int = 0,
         forced_text: str = "",
     ) -> "RequestUpdate":
-        """Report on a request as it stands."""
+        """Create an update from a request's current state."""
         arrival_s, admitted_s = request.arrival_s, request.admitted_s
         first_token_s, finished_s = request.first_token_s, request.finished_s
-        # By position: there is one for every token, and names make it four times as slow.
+        # Arguments by position: an update is created for every token, and keywords make this four times as slow.
         return cls(
             request.request_id,
             token_ids,

@@ -1,4 +1,4 @@
-"""The operations between matrix products: as elementary steps, or as one kernel each."""
+"""The operations between matrix products, as elementary steps or as one kernel each."""
 
 from graftlm.layers.ops.binding import bind_ops, choose_ops, fused_ops
 from graftlm.layers.ops.contract import LayerOps, UsesOps

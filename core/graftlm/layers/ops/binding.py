@@ -1,4 +1,4 @@
-"""The choice of operations for a model's layers, made once for a device and a dtype."""
+"""Chooses the operations for a model's layers, once for a device and a dtype."""
 
 import logging
 from pathlib import Path
@@ -25,7 +25,7 @@ def bind_ops(model: object, ops: LayerOps) -> None:
 
 
 def choose_ops(device: torch.device, dtype: torch.dtype, cache_dir: Path, compiler: str = "g++") -> LayerOps:
-    """Return the fused operations, or PyTorch's if there are none; logs the reason. See `fused_ops`."""
+    """Return the fused operations, or PyTorch's if there are none, and log the reason. See `fused_ops`."""
     try:
         return fused_ops(device, dtype, cache_dir, compiler)
     except ProviderUnavailableError as error:
@@ -34,17 +34,17 @@ def choose_ops(device: torch.device, dtype: torch.dtype, cache_dir: Path, compil
 
 
 def fused_ops(device: torch.device, dtype: torch.dtype, cache_dir: Path, compiler: str = "g++") -> LayerOps:
-    """Return the operations that compute each in one pass.
+    """Return operations that are each computed in one pass.
 
     Args:
-        device, dtype: of the hidden states.
+        device, dtype: device and dtype of the hidden states.
         cache_dir: folder of compiled kernels.
-        compiler: of C++, a name on PATH or a path.
+        compiler: C++ compiler, as a name on PATH or a path.
 
     Effects: on a CPU, may compile the kernels, once per machine (a few seconds).
 
     Raises:
-        ProviderUnavailableError: there are none for the device and dtype, or a requirement is missing.
+        ProviderUnavailableError: there are no kernels for the device and dtype, or a requirement is missing.
     """
     if device.type == "cuda":
         return _triton_ops()
@@ -55,7 +55,7 @@ def fused_ops(device: torch.device, dtype: torch.dtype, cache_dir: Path, compile
 
 def _triton_ops() -> LayerOps:
     try:
-        # Imported here, since only CUDA devices need Triton, which may be missing elsewhere.
+        # Imported here, because only CUDA devices need Triton; it may be missing on other machines.
         from graftlm.layers.ops.triton_ops import TritonOps
     except ImportError as error:
         raise ProviderUnavailableError(f"Triton cannot be imported ({error}). Install graftlm[cuda].") from error

@@ -1,4 +1,4 @@
-"""The operations between matrix products, as layers call them."""
+"""The interface of the operations between matrix products, which layers call."""
 
 from typing import Protocol, runtime_checkable
 
@@ -12,8 +12,8 @@ __all__ = ["LayerOps", "UsesOps"]
 class LayerOps(Protocol):
     """Norms, rotation and gated activation on one device, and the packing of weight matrices for it.
 
-    Every implementation rounds where `TorchOps` rounds. None changes its arguments. Results share no memory with
-    arguments, except `add_rms_norm` without a residual: its second result is `x` itself.
+    Every implementation rounds at the same points as `TorchOps`. No method changes its arguments. Results share no
+    memory with arguments, except in `add_rms_norm` without a residual: its second result is `x` itself.
     """
 
     def add_rms_norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -26,7 +26,7 @@ class LayerOps(Protocol):
             x: [T, size].
             residual: [T, size] of x's dtype; None: x starts the stream.
             weight: [size], of x's dtype or float32.
-            eps: added to the mean square.
+            eps: number that is added to the mean square.
 
         Returns: (normalised [T, size], the new residual stream [T, size]), of x's dtype.
         """
@@ -38,7 +38,7 @@ class LayerOps(Protocol):
         Args:
             heads: [T, H, D], any strides.
             weight: [H, D], of the heads' dtype or float32.
-            eps: added to the mean square.
+            eps: number that is added to the mean square.
 
         Returns: [T, H, D].
         """
@@ -50,7 +50,7 @@ class LayerOps(Protocol):
         Args:
             heads: [T, H, D], any strides.
             cos: [T, 1, D], of the heads' dtype.
-            sin: [T, 1, D], likewise; its first half is negated.
+            sin: [T, 1, D], of the heads' dtype; its first half is negated.
 
         Returns: [T, H, D], contiguous.
         """
@@ -71,7 +71,7 @@ class LayerOps(Protocol):
         """Return a weight matrix in the layout with the fastest products; None if that is the plain one.
 
         Args:
-            weight: [out, in]; not kept.
+            weight: [out, in]; no reference is kept.
         """
         ...
 
@@ -79,7 +79,7 @@ class LayerOps(Protocol):
         """Return gates and the rows that they multiply, packed so that products are activated before they are written.
 
         Args:
-            weight: [2 I, in], the gates first; not kept.
+            weight: [2 I, in], the gates first; no reference is kept.
             hidden_act: name of the activation in config.json.
 
         Returns: None if this is not possible; the caller then calls `act_and_mul` after the product.

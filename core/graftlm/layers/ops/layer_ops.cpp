@@ -1,10 +1,9 @@
 // The operations of a decoder layer between its matrix products: norms, rotation and gated activation, one pass each.
+// PyTorch runs each of them as three to seven operations, and their dispatch takes longer than the arithmetic of a row
+// of a thousand numbers. Here a row is read once and written once; intermediate values stay in the first-level cache.
 //
-// PyTorch runs each of them as three to seven operations, whose dispatch takes longer than a row of a thousand numbers.
-// Here a row is read once and written once; intermediate values stay in the first-level cache.
-//
-// Results are rounded where PyTorch's separate operations round, so that bfloat16 gives the same tokens. The last bits
-// may differ: sums are float32 in any order, and the exponential is a polynomial.
+// Results are rounded at the same points as in PyTorch's separate operations, so that bfloat16 gives the same tokens.
+// The last bits may differ: sums are float32 in any order, and the exponential is a polynomial.
 //
 // Instruction sets: none; plain loops, which GCC vectorises for the CPU that it compiles for. Without a compiled
 // library the caller uses torch's operations.
@@ -23,7 +22,7 @@
 
 namespace {
 
-enum class Bf16 : uint16_t {};  // the upper half of a float32; an enum, since GCC does not vectorise a struct
+enum class Bf16 : uint16_t {};  // the upper half of a float32; an enum, because GCC does not vectorise a struct
 
 inline float widen(float value) { return value; }
 inline float widen(Bf16 value) { return widen_bf16(static_cast<uint16_t>(value)); }
@@ -48,8 +47,8 @@ inline float rounded(float value) {
     return widen(narrow<T>(value));
 }
 
-// e^x to about 1e-7 relative for x in [-87, 88]; e^-87 below, infinity above. NaN stays NaN. Cody and Waite's reduction
-// to |r| <= ln(2) / 2, then the Taylor polynomial of degree 7.
+// Returns e^x with a relative error of about 1e-7 for x in [-87, 88]; e^-87 below, infinity above. NaN stays NaN. Cody
+// and Waite's reduction to |r| <= ln(2) / 2, then the Taylor polynomial of degree 7.
 inline float exponential(float x) {
     float inside = x < -87.0f ? -87.0f : x;
     inside = inside > 88.0f ? 88.0f : inside;

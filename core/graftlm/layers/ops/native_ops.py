@@ -1,4 +1,4 @@
-"""The operations between matrix products on a CPU, each in one pass by a compiled kernel."""
+"""The operations between matrix products on a CPU, each computed in one pass by a compiled kernel."""
 
 import ctypes
 import logging
@@ -41,19 +41,19 @@ _NORM_SUFFIXES: Final = {
 }
 _ACTIVATIONS: Final = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
-#: From this many elements on, a second thread gains more than waking it costs; docs/log.md has the figures.
+#: Minimum number of elements for which a second thread saves more time than waking it costs; docs/log.md has figures.
 _PARALLEL_ELEMENTS: Final = 1 << 15
 
 
 class NativeOps:
-    """`LayerOps` by the kernels of layer_ops.cpp; `TorchOps` computes what they do not support.
+    """`LayerOps` with the kernels of layer_ops.cpp; `TorchOps` computes the cases that they do not support.
 
     For a row of a few thousand elements, the arithmetic takes less than a microsecond, and Python's overhead dominates.
     Checks are therefore few and cheap.
 
     Args:
-        library: compiled from layer_ops.cpp.
-        panels: the kernels for bfloat16 matrices; None: PyTorch multiplies them.
+        library: the library compiled from layer_ops.cpp.
+        panels: the kernels for bfloat16 matrices; None: PyTorch multiplies these matrices.
     """
 
     def __init__(self, library: ctypes.CDLL, panels: PanelKernels | None = None) -> None:
@@ -66,7 +66,7 @@ class NativeOps:
         """Compile the kernels if needed, and load them.
 
         Raises:
-            KernelBuildError: they cannot be compiled or loaded.
+            KernelBuildError: the kernels cannot be compiled or loaded.
         """
         library = load_library(_SOURCE, compiler, cache_dir)
         try:
@@ -77,13 +77,13 @@ class NativeOps:
         return cls(library, panels)
 
     def pack(self, weight: Tensor) -> PackedMatrix | None:
-        """Return a bfloat16 matrix in panels, others in oneDNN's layout if that is faster; see `LayerOps`."""
+        """Return a bfloat16 matrix in panels, another matrix in oneDNN's layout if that is faster; see `LayerOps`."""
         if self._panels is not None and PanelMatrix.can_hold(weight):
             return PanelMatrix(weight, self._panels)
         return self._torch.pack(weight)
 
     def pack_gates(self, weight: Tensor, hidden_act: str) -> PackedGates | None:
-        """Return bfloat16 gates and the rows that they multiply in panels; see `LayerOps`."""
+        """Pack bfloat16 gates and the rows that they multiply into panels; see `LayerOps`."""
         if self._panels is not None and PanelGates.can_activate(weight, hidden_act):
             return PanelGates(weight, self._panels, hidden_act)
         return None

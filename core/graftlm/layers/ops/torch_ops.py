@@ -1,4 +1,4 @@
-"""The operations between matrix products in PyTorch: for every device and dtype, and the reference for the others."""
+"""The operations between matrix products in PyTorch, for every device and dtype; the reference for other classes."""
 
 import torch
 import torch.nn.functional as F
@@ -37,7 +37,7 @@ class TorchOps:
         return pack_for_onednn(weight)
 
     def pack_gates(self, weight: Tensor, hidden_act: str) -> None:
-        """Return None: products are written before they are activated; see `LayerOps`."""
+        """Return None, because products are written before they are activated; see `LayerOps`."""
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

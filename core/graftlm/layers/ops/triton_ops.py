@@ -19,11 +19,11 @@ _SILU: Final = 0
 _GELU_TANH: Final = 1
 _ACTIVATIONS: Final = {"silu": _SILU, "swish": _SILU, "gelu_pytorch_tanh": _GELU_TANH}
 
-#: Columns of one program of the activation.
+#: Number of columns of one program of the activation.
 _ACT_BLOCK: Final = 1024
-#: Elements of a row that a norm's program holds in registers; PyTorch normalises longer rows.
+#: Maximum size of a row, which a norm's program keeps in registers; PyTorch normalises longer rows.
 _MAX_ROW: Final = 1 << 15
-#: Given to every launch: Triton warns where it is not, since its default will change.
+#: Passed to every launch, because Triton warns without it: its default will change.
 _FP_FUSION: Final = True
 
 
@@ -98,7 +98,7 @@ def _act_and_mul_kernel(
     ACT: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
 ) -> None:
-    """Activate and multiply one block of columns of one row; program (t, b) has row t and block b."""
+    """Activate and multiply one block of columns of one row; program (t, b) computes block b of row t."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < size
@@ -113,7 +113,7 @@ def _act_and_mul_kernel(
 
 
 class TritonOps:
-    """`LayerOps` by Triton kernels, in any floating dtype; `TorchOps` computes what they do not support."""
+    """`LayerOps` with Triton kernels, in any floating dtype; `TorchOps` computes the cases that they do not support."""
 
     def __init__(self) -> None:
         self._torch = TorchOps()
@@ -191,10 +191,10 @@ class TritonOps:
         return out
 
     def pack(self, weight: Tensor) -> None:
-        """Return None: products on a device read plain matrices; see `LayerOps`."""
+        """Return None, because products on a CUDA device read plain matrices; see `LayerOps`."""
 
     def pack_gates(self, weight: Tensor, hidden_act: str) -> None:
-        """Return None, likewise; see `LayerOps`."""
+        """Return None, because products on a CUDA device read plain matrices; see `LayerOps`."""
 
 
 def _launch_norm(x: Tensor, residual: Tensor | None, weight: Tensor, out: Tensor, total: Tensor, eps: float) -> None:

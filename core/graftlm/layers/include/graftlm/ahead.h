@@ -1,6 +1,6 @@
 // Prefetch of weights: round-robin from 16 streams, 2 KiB apart, instead of line after line. Memory serves several
 // streams faster than one: two cores of a Sapphire Rapids server read 20 GB/s instead of 14. Each stream prefetches two
-// lines at a time, since the hardware fetches lines in pairs.
+// lines at a time, because the hardware fetches lines in pairs.
 //
 // Instruction sets: none is required; prefetches are GCC's builtin.
 //
@@ -14,9 +14,9 @@
 
 namespace {
 
-constexpr int64_t kStepBytes = 2048;                         // weights that one step of a product reads: two tiles
+constexpr int64_t kStepBytes = 2048;                         // bytes that one step of a product reads: two tiles
 constexpr int64_t kStreams = kStepBytes / (2 * kLineBytes);  // streams of a block, one step's weights apart
-constexpr int64_t kAheadBytes = kStreams * kStepBytes;       // of a block
+constexpr int64_t kAheadBytes = kStreams * kStepBytes;       // size of a block
 
 // Prefetches weights that are read once, from `first` to `end`, one block ahead of the reader.
 class AheadOfOnePass {
@@ -57,7 +57,7 @@ public:
     }
 
 private:
-    // After the last block it prefetches the current block again, which is in the cache already.
+    // After the last block it prefetches the current block again, which is already in the cache.
     [[gnu::always_inline]] inline void begin_block() {
         step_ = 0;
         next_block_ = block_ + kAheadBytes < end_ ? block_ + kAheadBytes : block_;

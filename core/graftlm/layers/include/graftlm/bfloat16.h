@@ -1,7 +1,7 @@
-// bfloat16, the upper half of a float32: widening and rounding, of one number or of a vector.
+// Widens and rounds bfloat16, the upper half of a float32, as one number or as a vector.
 //
-// Instruction sets: none is required. Vectors are GCC's; it splits them into the registers that the CPU has. avx512.h
-// has the instructions of AVX512-BF16.
+// Instruction sets: none is required. GCC splits its vector types into the registers that the CPU has. avx512.h has the
+// instructions of AVX512-BF16.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ inline To bits_as(From from) {
 
 inline float widen_bf16(uint16_t half) { return bits_as<float>(static_cast<uint32_t>(half) << 16); }
 
-// Widens a vector of uint16_t. `Words` is the vector type of as many uint32_t.
+// Widens a vector of uint16_t. `Words` is the vector type of the same number of uint32_t.
 template <class Floats, class Words, class Halves>
 inline Floats widen_bf16(Halves halves) {
     return reinterpret_cast<Floats>(__builtin_convertvector(halves, Words) << 16);

@@ -1,7 +1,7 @@
 // 2^x of vectors, and the constants that it uses.
 //
-// Instruction sets: none is required; vectors are GCC's. 64-byte vectors use AVX512-F if the CPU has it, because GCC 12
-// compiles the portable form to several instructions.
+// Instruction sets: none is required; the vector types are GCC's. 64-byte vectors use AVX512-F if the CPU has it,
+// because GCC 12 compiles the portable form to several instructions.
 #pragma once
 
 #include <cstdint>
@@ -23,14 +23,14 @@ constexpr int kNumExp2Terms = 7;
 constexpr float kExp2Terms[kNumExp2Terms] = {
     1.540353039e-4f, 1.333355815e-3f, 9.618129108e-3f, 5.550410866e-2f, 2.402265070e-1f, 6.931471806e-1f, 1.0f};
 
-// Rounds each float to an integer, ties to even. `Ints` is the vector type of as many int32_t.
+// Rounds each float to an integer, ties to even. `Ints` is the vector type of the same number of int32_t.
 template <class Ints, class Floats>
 inline Ints round_to_int(Floats x) {
     return reinterpret_cast<Ints>(x + kRounder) - kRounderBits;
 }
 
-// 2^x for x <= 0 or slightly above, to about 2 units in the last place; 0 for x < -126; NaN stays NaN. `Ints` is the
-// vector type of as many int32_t.
+// Returns 2^x for x <= 0 or slightly above, to about 2 units in the last place; 0 for x < -126; NaN stays NaN. `Ints`
+// is the vector type of the same number of int32_t.
 template <class Ints, class Floats>
 inline Floats exp2_negative(Floats x) {
     const Floats y = x < -127.0f ? Floats{} - 127.0f : x;

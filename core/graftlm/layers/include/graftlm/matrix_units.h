@@ -35,7 +35,7 @@ inline bool may_use_matrix_units() {
 
 #ifdef HAS_MATRIX_UNITS
 
-// The functions below are assembly, since the compiler's intrinsics do not declare which memory they read.
+// The functions below are assembly, because the compiler's intrinsics do not declare which memory they read.
 
 // The operand of ldtilecfg.
 struct alignas(64) TileShapes {
@@ -44,8 +44,8 @@ struct alignas(64) TileShapes {
     uint8_t rows[16] = {kTileRows, kTileRows, kTileRows, kTileRows, kTileRows, kTileRows, kTileRows, kTileRows};
 };
 
-// Sets all tiles to their full size. The configuration belongs to the thread, and other libraries change it: each piece
-// of work starts with this function and ends with `release_tiles`.
+// Sets all tiles to their full size. The configuration belongs to the thread, and other libraries may change it.
+// Therefore each piece of work starts with this function and ends with `release_tiles`.
 inline void shape_tiles() {
     const TileShapes shapes;
     asm volatile("ldtilecfg %0" ::"m"(shapes));
@@ -71,7 +71,7 @@ inline void load_tile(const void* tile, int64_t stride) {
 }
 
 // Prefetches a tile of 16 consecutive lines to the first-level cache. A `load_tile` that misses the cache also delays
-// the tiles after it, most of all if another thread shares the core. Therefore callers prefetch a tile two steps before
+// the tiles after it, especially if another thread shares the core. Therefore callers prefetch a tile two steps before
 // they load it, one tile between two products.
 inline void prefetch_tile(const void* tile) {
     for (int64_t line = 0; line < kTileRows; ++line) _mm_prefetch((const char*)tile + line * kLineBytes, _MM_HINT_T0);

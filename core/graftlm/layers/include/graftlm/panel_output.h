@@ -1,7 +1,7 @@
 // The output side of panel_matmul.cpp and tile_matmul.cpp: the order of W's rows in panels, bias, activation and
 // rounding.
 //
-// Instruction sets: as avx512.h. Without them only `row_at` and `Activation` are defined.
+// Instruction sets: those of avx512.h. Without them only `row_at` and `Activation` are defined.
 #pragma once
 
 #include <algorithm>
@@ -37,7 +37,7 @@ struct Product {
 
 inline __m512 splat(float number) { return _mm512_set1_ps(number); }
 
-// Rows whose outputs are computed together: interleaving their instructions hides the latency.
+// Number of rows whose outputs are computed together: interleaving their instructions hides the latency.
 constexpr int kGroup = 4;
 
 // One vector of each of several rows.
@@ -61,7 +61,7 @@ inline Vectors<kRows> rounded(const Vectors<kRows>& x) {
     return each<kRows>([&](int r) { return widen_bf16((__m256i)_mm512_cvtneps_pbh(x.of[r])); });
 }
 
-// x / (1 + 2^y), with 2^y as in exp2.h.
+// x / (1 + 2^y), with 2^y computed like in exp2.h.
 template <int kRows>
 inline Vectors<kRows> divide_by_sigmoid(const Vectors<kRows>& x, Vectors<kRows> y) {
     y = each<kRows>(
@@ -89,7 +89,7 @@ inline Vectors<kRows> activate(const Vectors<kRows>& x, Activation activation) {
     return divide_by_sigmoid<kRows>(x, each<kRows>([&](int r) { return _mm512_mul_ps(cubic.of[r], scale); }));
 }
 
-// Returns 16 sums, of W's rows from `row` on, plus their bias, for each of kRows rows of x. `sums` holds the rows
+// Returns 16 sums, of W's rows from `row` on, plus their bias, for each of kRows rows of x. The rows of `sums` are
 // `stride` floats apart. Lanes outside `exists` have no bias.
 template <int kRows>
 inline Vectors<kRows> with_bias(const Product& p, int64_t row, __mmask16 exists, const float* sums, int64_t stride) {

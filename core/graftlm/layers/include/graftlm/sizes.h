@@ -1,4 +1,4 @@
-// Sizes that all kernels share.
+// The sizes that all kernels share.
 //
 // Instruction sets: none.
 #pragma once
@@ -7,7 +7,7 @@
 
 namespace {
 
-constexpr int64_t kLineBytes = 64;  // of a cache line
+constexpr int64_t kLineBytes = 64;  // size of a cache line
 
 template <class Number>
 inline Number round_up(Number number, int64_t unit) {

@@ -1,6 +1,6 @@
-// Products in AMX tiles: x is copied into tiles, and blocks of it are multiplied with panels of W.
+// Computes products in AMX tiles: x is copied into tiles, and its blocks are multiplied with panels of W.
 //
-// Instruction sets: as matrix_units.h. Without AMX only the sizes are defined.
+// Instruction sets: those of matrix_units.h. Without AMX only the sizes are defined.
 #pragma once
 
 #include <algorithm>
