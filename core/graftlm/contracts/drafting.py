@@ -64,10 +64,10 @@ class DrafterContext:
         continuation: function that returns up to a given number of tokens that follow a key in the prefix cache, int32;
             see `PrefixCache.continuation`. It can be called once the engine has started.
         vocab_size: V; drafted ids are below it.
-        load_model: function that loads the checkpoint of a draft model at a path on the engine's device, with a KV memory
-            of up to a given number of tokens. It raises ConfigError if the vocabulary differs from the served model's or
-            the memory is too large, and ModelError if the checkpoint cannot be used. The messages name the options `path` and
-            `kv_tokens`.
+        load_model: function that loads the checkpoint at a path as a draft model on the engine's device, with a KV
+            memory of up to a given number of tokens. It raises ConfigError if the vocabulary differs from the served
+            model's or the memory is too large, and ModelError if the checkpoint cannot be used. The messages name the
+            options `path` and `kv_tokens`.
     """
 
     continuation: Callable[[PrefixKey, int], TokenIds]
