@@ -25,8 +25,8 @@ class ChatFormats:
     """The chat formats of a checkpoint.
 
     Attributes:
-        tool_calls: None if no plugin provides a format.
-        reasoning: None if all text is content.
+        tool_calls: format of tool calls; None if no plugin provides one.
+        reasoning: format of reasoning; None if all text is content.
         template_knows_tools: whether the chat template writes tools into the prompt; otherwise the server does.
     """
 
@@ -41,7 +41,7 @@ def make_chat_formats(config: EngineConfig, registry: Registry, chat_template: s
     If the template has no marker, `auto` selects the tool call format of the highest rank, and no reasoning format.
 
     Args:
-        chat_template: the checkpoint's; "" if it has none.
+        chat_template: the checkpoint's chat template; "" if it has none.
 
     Raises:
         PluginError: a format is not available or cannot be created.
@@ -66,7 +66,7 @@ def make_chat_formats(config: EngineConfig, registry: Registry, chat_template: s
 def choose_chat_formats(
     config: EngineConfig, registry: Registry, chat_template: str
 ) -> dict[str, Provider[Any] | None]:
-    """Return the provider of each family of formats; arguments and errors as for `make_chat_formats`."""
+    """Return the provider of each family of formats. Arguments and errors are those of `make_chat_formats`."""
 
     def choose(family: str, name: str, *, falls_back: bool) -> Provider[Any] | None:
         provider = registry.provider(family, name) if name != AUTO else _marked(registry, family, chat_template)

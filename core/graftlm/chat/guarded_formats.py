@@ -1,4 +1,4 @@
-"""Wraps chat formats of plugins: an exception fails the request, and the error names the plugin."""
+"""Wraps chat formats of plugins, so that an exception fails the request with an error that has the plugin's name."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -91,7 +91,7 @@ class GuardedToolCallFormat(ToolCallFormat):
         return self._guard("instructions", lambda: self.inner.instructions(tools))
 
     def new_id(self) -> str:
-        """Return a new random id of a call."""
+        """Return a new random id for a call."""
         return self._guard("new_id", self.inner.new_id)
 
 

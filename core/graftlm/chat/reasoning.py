@@ -10,7 +10,7 @@ from graftlm.registry import Registry
 
 __all__ = ["ReasoningSplitter", "check_model_type"]
 
-#: Model type in SGLang -> reasoning format, and whether every output begins with reasoning, independent of the prompt.
+#: Model type in SGLang -> (reasoning format, whether every output begins with reasoning, for any prompt).
 _MODEL_TYPES: Final[Mapping[str, tuple[str, bool]]] = {
     "deepseek-r1": ("think", True),
     "deepseek-v3": ("think", False),
@@ -21,7 +21,7 @@ _MODEL_TYPES: Final[Mapping[str, tuple[str, bool]]] = {
 
 
 class ReasoningSplitter:
-    """Splits one completion while it is generated.
+    """Splits one completion into reasoning and answer while it is generated.
 
     Attributes:
         reasoning: the reasoning so far.
@@ -29,7 +29,7 @@ class ReasoningSplitter:
     """
 
     def __init__(self, model_type: str, prompt: str) -> None:
-        """Start after a prompt, which may leave the reasoning open.
+        """Create a splitter for the text after a prompt, which may leave the reasoning open.
 
         Args:
             model_type: a model type of SGLang, or the name of an installed reasoning format.

@@ -22,7 +22,7 @@ def read_json(file: Path) -> dict[str, Any]:
     """Return the object in a JSON file.
 
     Raises:
-        CheckpointError: as for `read_json_value`; or the file has no object.
+        CheckpointError: as in `read_json_value`, or the file has no object.
     """
     value = read_json_value(file)
     if not isinstance(value, dict):
@@ -46,7 +46,7 @@ def read_json_value(file: Path) -> Any:
         return json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
-    except ValueError as error:  # also a number of more than 4,300 digits
+    except ValueError as error:  # also raised for a number of more than 4,300 digits
         raise CheckpointError(f"{file} is not JSON: {error}") from error
     except RecursionError as error:
         raise CheckpointError(f"{file} cannot be read: its lists and objects are nested too deeply") from error
@@ -56,11 +56,11 @@ def named_file(folder: Path, name: object, said: str) -> Path:
     """Return the path of a file or folder whose name was read from a checkpoint's file.
 
     Args:
-        name: as read.
-        said: place of the name, the start of an error message.
+        name: the name in the checkpoint's file.
+        said: place of the name, as the start of an error message.
 
     Raises:
-        CheckpointError: it is not the name of a file in `folder`. Whether the file exists is not checked.
+        CheckpointError: the value cannot be the name of a file in `folder`. The existence of the file is not checked.
     """
     if (
         not isinstance(name, str)

@@ -19,9 +19,9 @@ _SPLIT_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.g
 
 
 def resolve_checkpoint(path: str, setting: str = "model.path") -> Path:
-    """Return the place that `model.path` names: "demo", a folder, a .gguf file, or the name of a cached model.
+    """Return the folder or file of `model.path`: "demo", a folder, a .gguf file, or the name of a cached model.
 
-    A model of a hub is searched in the local cache of `huggingface_hub` only; nothing is downloaded.
+    A model of a hub is searched only in the local cache of `huggingface_hub`; nothing is downloaded.
 
     Args:
         path: as configured.
@@ -54,7 +54,7 @@ def resolve_checkpoint(path: str, setting: str = "model.path") -> Path:
 
 
 def _cached_snapshot(name: str) -> Path | None:
-    """Return the folder of a hub's model in the local cache; None if it is not there."""
+    """Return the folder of a hub's model in the local cache; None if the cache does not have it."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -84,7 +84,7 @@ def _expanded(path: str, setting: str) -> Path:
 
 
 def is_gguf(path: Path) -> bool:
-    """Return whether a checkpoint is a GGUF file, not a folder."""
+    """Return whether a checkpoint is a GGUF file and not a folder."""
     return path.suffix == _GGUF and path.is_file()
 
 

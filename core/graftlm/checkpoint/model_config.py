@@ -27,8 +27,8 @@ _CONTEXT_ENTRIES = ("max_position_embeddings", "n_positions", "max_seq_len", "n_
 def load_model_config(path: Path) -> ModelConfig:
     """Read a checkpoint's model configuration.
 
-    From a folder: config.json, and the end-of-sequence tokens of generation_config.json. From a GGUF file: its
-    metadata, converted to the original config.json. `raw` has no quantization_config for weights that `iter_weights`
+    In a folder, config.json is read, and the end-of-sequence tokens of generation_config.json. The metadata of a GGUF
+    file are converted to the original config.json. `raw` has no quantization_config for weights that `iter_weights`
     decodes, because the model gets plain weights.
 
     Raises:
@@ -73,7 +73,7 @@ def torch_dtype(name: str, config: ModelConfig) -> torch.dtype:
 
     Args:
         name: one of `DTYPES`, or "auto" for the dtype in config.json (float32 if it has none).
-        config: of the checkpoint.
+        config: the checkpoint's configuration.
 
     Raises:
         ConfigError: the name is unknown.

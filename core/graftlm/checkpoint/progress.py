@@ -1,4 +1,4 @@
-"""Progress of reading a checkpoint's weights: a bar on a terminal, or messages for a log."""
+"""Shows the progress of reading a checkpoint's weights, as a bar on a terminal or as messages for a log."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -25,10 +25,11 @@ def watch_reading(
     """Yield a function to call with the number of bytes of each read.
 
     Args:
-        path: of the checkpoint.
-        announce: called with "loading weights, 20 %" and so on; None: a bar is shown if `terminal` is a terminal.
-        terminal: None: standard error.
-        large_bytes: no progress is shown for checkpoints with fewer bytes.
+        path: path of the checkpoint.
+        announce: function that is called with messages such as "loading weights, 20 %"; None: a bar is shown if
+            `terminal` is a terminal.
+        terminal: stream for the bar; None: standard error.
+        large_bytes: minimum size in bytes of checkpoints for which progress is shown.
     """
     stream = sys.stderr if terminal is None else terminal
     num_bytes = sum(file.stat().st_size for file in checkpoint_files(path))
@@ -46,7 +47,7 @@ class _Stages:
 
     Args:
         num_bytes: total number of bytes.
-        announce: called with each message.
+        announce: function that is called with each message.
     """
 
     def __init__(self, num_bytes: int, announce: Callable[[str], None]) -> None:

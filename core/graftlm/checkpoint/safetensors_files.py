@@ -1,4 +1,4 @@
-"""The safetensors files of a checkpoint folder, accessed by tensor name."""
+"""Reads tensors by name from the safetensors files of a checkpoint folder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SafetensorsFiles:
     """Reads the tensors of one file, or of several files with an index, on demand.
 
     Args:
-        folder: contains model.safetensors, or model.safetensors.index.json and its files.
+        folder: folder with model.safetensors, or with model.safetensors.index.json and its files.
 
     Raises:
         CheckpointError: a file is missing or the index is malformed. A truncated file is detected when it is opened.
@@ -53,7 +53,7 @@ class SafetensorsFiles:
             name: a tensor in the files.
 
         Raises:
-            CheckpointError: its file is truncated, or does not contain it.
+            CheckpointError: the tensor's file is truncated, or does not contain the tensor.
         """
         from safetensors import SafetensorError
 
@@ -90,7 +90,7 @@ class SafetensorsFiles:
 
 
 def _find_shards(folder: Path) -> dict[str, list[str]]:
-    """Return file name -> names of its tensors in the index; checks that all files exist."""
+    """Return file name -> names of its tensors in the index; check that all files exist."""
     if (folder / _WEIGHTS).is_file():
         return {_WEIGHTS: []}
     if (folder / _INDEX).is_file():

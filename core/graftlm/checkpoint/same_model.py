@@ -43,18 +43,18 @@ def check_same_model(own: ModelConfig, own_path: Path, other: ModelConfig, path:
     """Refuse a checkpoint whose configuration describes another model than the served one.
 
     Missing entries have the defaults of Transformers' configuration of that model type. RoPE entries may be in the old
-    or the new format. A GGUF file has only the entries of its architecture, and its own end-of-sequence tokens: if one
-    checkpoint is a GGUF file, only entries that both have are compared.
+    or the new format. A GGUF file has only the entries of its architecture, and its own end-of-sequence tokens. If one
+    checkpoint is a GGUF file, only entries that both have are therefore compared.
 
     Args:
-        own, own_path: of the served model.
-        other, path: of the checkpoint that replaces it.
+        own, own_path: configuration and path of the served model.
+        other, path: configuration and path of the checkpoint that replaces it.
 
     Raises:
-        CheckpointError: the message has the first entry that differs.
+        CheckpointError: the models differ; the message has the first different entry.
     """
     if _compared(own.raw) == _compared(other.raw):
-        return  # as for two checkpoints of one training; Transformers is not needed
+        return  # the usual case, two checkpoints of one training, does not need Transformers
     before, after = _meaning(own.raw), _meaning(other.raw)
     name = _first_difference(before, after, has_gguf=is_gguf(own_path) or is_gguf(path))
     if name is not None:
@@ -71,7 +71,7 @@ def _first_difference(before: Mapping[str, Any], after: Mapping[str, Any], *, ha
 
 
 def _meaning(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries with Transformers' defaults for missing ones, if it knows the model type."""
+    """Return the entries, with Transformers' defaults for missing ones if it supports the model type."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING
 

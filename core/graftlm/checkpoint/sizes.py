@@ -19,7 +19,7 @@ __all__ = ["check_sizes"]
 #: architectures.
 _LAYER_ENTRIES = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_nextn_predict_layers")
 _HIDDEN_ENTRIES = ("hidden_size", "n_embd", "d_model")
-#: Names of numbers of rows of some weight; each row has about the hidden size.
+#: Names of the number of rows of a weight; the size of each row is about the hidden size.
 _ROW_ENTRIES = (
     "vocab_size",
     "intermediate_size",
@@ -46,11 +46,11 @@ _WEIGHTS_PER_BYTE = 8
 def check_sizes(config: ModelConfig, path: Path) -> None:
     """Refuse sizes with which the model would be far larger than the checkpoint.
 
-    Only limits are checked: loading the weights checks their shapes. Entries that are not integers are ignored here.
+    Only limits are checked, because loading the weights checks their shapes. Entries that are not integers are ignored.
 
     Args:
-        config: of the checkpoint.
-        path: a folder, or a GGUF file.
+        config: the checkpoint's configuration.
+        path: the checkpoint's folder, or a GGUF file.
 
     Raises:
         CheckpointError: there are more layers than tensors, a weight would be larger than all files, or a file is

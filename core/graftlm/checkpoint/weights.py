@@ -34,13 +34,13 @@ def iter_weights(
     so only one weight is in memory at a time. Plain tensors have the dtype of the file.
 
     Args:
-        path: a folder, or a GGUF file.
-        dtype: of weights that are decoded from fewer bits; None: float32.
-        on_read: called with the number of bytes of each tensor in the files.
+        path: the checkpoint's folder, or a GGUF file.
+        dtype: dtype of weights that are decoded from fewer bits; None: float32.
+        on_read: function that is called with the number of bytes of each tensor in the files.
 
     Raises:
-        CheckpointError: a file is missing, truncated or malformed. The call checks which files exist, the iteration
-            raises the rest.
+        CheckpointError: a file is missing, truncated or malformed. The call checks that the files exist; all other
+            errors are raised during the iteration.
         WeightError: while iterating: the tensors of a quantized weight do not match.
     """
     if is_gguf(path):
@@ -64,7 +64,7 @@ def _plain(files: SafetensorsFiles, on_read: Callable[[int], None]) -> Iterator[
 def _decoded(
     files: SafetensorsFiles, weight_format: WeightFormat, dtype: torch.dtype | None, on_read: Callable[[int], None]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield plain tensors unchanged, and each quantized weight decoded, at the place of its main tensor."""
+    """Yield plain tensors unchanged, and each quantized weight in decoded form, at the place of its main tensor."""
     import torch
 
     target = torch.float32 if dtype is None else dtype
@@ -91,7 +91,7 @@ def _decoded(
 
 
 def _by_module(names: Set[str]) -> Mapping[str, Set[str]]:
-    """Return name without its last part -> all its last parts."""
+    """Return a mapping from each name without its last part to all of its last parts."""
     modules: defaultdict[str, set[str]] = defaultdict(set)
     for name in names:
         module, _, part = name.rpartition(".")

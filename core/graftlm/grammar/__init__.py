@@ -1,1 +1,1 @@
-"""Grammars of requests: the choice of their backend, and the cache of compiled grammars."""
+"""Chooses the grammar backends of requests, and caches compiled grammars."""

@@ -1,4 +1,4 @@
-r"""Grammars that start after a model's reasoning: the reasoning is free text, the answer follows the grammar.
+r"""Grammars that start after a model's reasoning. The reasoning is free text; the answer conforms to the grammar.
 
     <think> free text </think> \n\n {"answer": ...}
     begin                end   gap  constrained by the grammar
@@ -52,12 +52,12 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class BeforeBegin:
-    """The place before the first token, which is either `Reasoning.begin` or the first token of the grammar."""
+    """The place before the first token. This token is either `Reasoning.begin` or the first token of the grammar."""
 
 
 @dataclass(frozen=True, slots=True)
 class WithinReasoning:
-    """A place within the reasoning; `num_matched` bytes of its end have been matched."""
+    """A place within the reasoning; the text ends with the first `num_matched` bytes of `Reasoning.end`."""
 
     num_matched: int
 
@@ -106,7 +106,7 @@ class TextTokens:
 
     @cached_property
     def all(self) -> NDArray[np.int32]:
-        """The bitmask of all tokens that are text, int32 [ceil(V / 32)]."""
+        """Return the bitmask of all tokens that are text, int32 [ceil(V / 32)]."""
         return self.mask(i for i, text in enumerate(self.texts) if text)
 
 
@@ -132,12 +132,12 @@ class ReasoningTokens:
     continues after it is allowed only if it continues with line ends.
 
     Args:
-        reasoning: checked by `check_reasoning`.
+        reasoning: the reasoning, which `check_reasoning` has checked.
         tokens: the tokens that are text.
-        tokenizer: of the model.
+        tokenizer: the model's tokenizer.
 
     Attributes:
-        begin_id: the token of `Reasoning.begin`; None if that is None.
+        begin_id: the token of `Reasoning.begin`; None if `Reasoning.begin` is None.
         within: for each number of matched bytes of the end, the bitmask of allowed tokens, int32 [ceil(V / 32)]. Equal
             bitmasks share an array.
         gaps: int32 [3, ceil(V / 32)]; gaps[n] is the bitmask of the tokens that consist of one to n line ends.
@@ -171,7 +171,7 @@ class ReasoningTokens:
         return WithinReasoning(num_matched)
 
     def behind(self, token_ids: Sequence[int]) -> WithinReasoning:
-        """Return the place after a prompt that ends within the reasoning, perhaps with a part of its end."""
+        """Return the place after a prompt that ends within the reasoning, perhaps with a part of `Reasoning.end`."""
         num_matched = 0
         for token_id in token_ids[-len(self._end) :]:
             text = self.text_of(int(token_id))
@@ -229,10 +229,10 @@ class DelayedGrammar(CompiledGrammar):
         return self.matcher_behind(())
 
     def matcher_behind(self, prompt_token_ids: Sequence[int]) -> GrammarMatcher:
-        """Return a new matcher for the output after a prompt, which may end with a part of the reasoning's end.
+        """Return a new matcher for the output after a prompt, which may end with a part of `Reasoning.end`.
 
         Args:
-            prompt_token_ids: the last tokens of the prompt: at least as many as the reasoning's end has bytes, or all.
+            prompt_token_ids: the last tokens of the prompt, at least one per byte of `Reasoning.end`, or all tokens.
         """
         place = self._tokens.behind(prompt_token_ids) if self._tokens.begin_id is None else BeforeBegin()
         return DelayedMatcher(self._inner.matcher(), self._tokens, place)
@@ -256,10 +256,11 @@ class DelayedMatcher(GrammarMatcher):
         self.inner = inner
         self._tokens = tokens
         self._place = place
-        #: The place before each token that `inner` has not accepted; `_before_inner`: before the first that it has.
+        #: The place before each token that `inner` has not accepted; `_before_inner` is the place before its first
+        #: token.
         self._before: list[Place] = []
         self._before_inner = place
-        self._num_inner = 0  # tokens that `inner` has accepted
+        self._num_inner = 0  # number of tokens that `inner` has accepted
 
     @property
     def is_within_reasoning(self) -> bool:
@@ -272,7 +273,7 @@ class DelayedMatcher(GrammarMatcher):
         return self._num_inner > 0 and self.inner.finished
 
     def accept(self, token_id: int) -> bool:
-        """Advance by a token. Returns False, and does not change the matcher, if the token is not allowed."""
+        """Advance by a token. Return False, and leave the matcher unchanged, if the token is not allowed."""
         place = self._place
         if isinstance(place, WithinReasoning):
             text = self._tokens.text_of(token_id)
@@ -303,7 +304,7 @@ class DelayedMatcher(GrammarMatcher):
         self.complete(mask[row])
 
     def complete(self, bits: NDArray[np.int32]) -> None:
-        """Change the mask of the grammar to that of this matcher, in place.
+        """Change the grammar's mask to this matcher's mask, in place.
 
         Args:
             bits: int32 [ceil(V / 32)], filled by `inner`; within the reasoning its content is ignored.
@@ -337,7 +338,7 @@ class DelayedMatcher(GrammarMatcher):
         return True
 
     def _go(self, place: Place | None) -> bool:
-        """Move to a place. Returns False, and does nothing, if the place is None."""
+        """Move to a place. Return False, and do nothing, if the place is None."""
         if place is None:
             return False
         self._before.append(self._place)
@@ -350,10 +351,10 @@ def fill_bitmasks(
     matchers: Sequence[GrammarMatcher],
     mask: NDArray[np.int32],
 ) -> None:
-    """Write the masks of several matchers; mask[i] is that of matchers[i].
+    """Write the masks of several matchers; mask[i] is the mask of matchers[i].
 
     Args:
-        fill: a backend's `fill_bitmasks`.
+        fill: the method `fill_bitmasks` of a backend.
         matchers: matchers of the backend, and delayed matchers with an inner matcher of the backend.
         mask: int32 [len(matchers), ceil(V / 32)].
     """

@@ -1,4 +1,4 @@
-"""Chooses the grammar backend of a specification: the default, the one that a request names, or a fallback."""
+"""Chooses the grammar backend of a specification: the default, the request's backend, or a fallback."""
 
 import threading
 from collections import OrderedDict
@@ -22,7 +22,7 @@ class Enforcement:
 
     Attributes:
         backend: the backend's name.
-        unenforced: paths of the keywords that it does not enforce; empty if the specification is strict.
+        unenforced: paths of the keywords that the backend does not enforce; empty if the specification is strict.
     """
 
     backend: str
@@ -33,11 +33,11 @@ class Grammars:
     """The grammar backends that requests can use. Thread-safe.
 
     Args:
-        make_compiler: returns the compiler of a backend, by name; called when a backend is first used.
-        default: the backend of requests that do not name one.
+        make_compiler: function from a backend's name to its compiler; called at the first use of a backend.
+        default: the backend of requests that do not select one.
         fallback: backends that are tried, in this order, if the default refuses a specification.
-        available: names of the backends that a request may name.
-        check_reasoning: raises a RequestError for a reasoning whose texts the model's tokens cannot form.
+        available: names of the backends that a request may select.
+        check_reasoning: function that raises a RequestError for a reasoning whose texts the model's tokens cannot form.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Grammars:
 
     @property
     def hits(self) -> int:
-        """Number of requests whose grammar was compiled or being compiled."""
+        """Number of requests whose grammar was already compiled or being compiled."""
         return sum(compiler.hits for compiler in list(self._compilers.values()))
 
     @property
@@ -69,7 +69,7 @@ class Grammars:
     def choose(self, spec: GrammarSpec, backend: str | None = None) -> Enforcement:
         """Return the first backend that enforces all of a specification.
 
-        If none does and the specification is not strict, return the backend that leaves out the fewest keywords.
+        If no backend does and the specification is not strict, return the backend that ignores the fewest keywords.
 
         Args:
             spec: the specification.
@@ -77,7 +77,7 @@ class Grammars:
 
         Raises:
             UnsupportedFeatureError: the backend is unknown.
-            GrammarError: all backends refuse; the message has the reasons of all.
+            GrammarError: all backends refuse the specification; the message has the reason of each.
             GraftlmError: a backend could not be created.
         """
         if backend is not None:
@@ -99,7 +99,7 @@ class Grammars:
         """Check that a backend of this name is available.
 
         Raises:
-            UnsupportedFeatureError: it is not; the message names the available backends.
+            UnsupportedFeatureError: the backend is not available; the message has the available backends.
         """
         if backend not in self._available:
             close = nearest(backend, self._available)
@@ -116,7 +116,7 @@ class Grammars:
         self.compiler().preload()
 
     def close(self) -> None:
-        """Start no more compilations."""
+        """Cancel queued compilations, and start no new ones."""
         for compiler in list(self._compilers.values()):
             compiler.close()
 
@@ -139,7 +139,7 @@ class Grammars:
         return min(found, key=lambda enforcement: len(enforcement.unenforced))
 
     def compiler(self, backend: str | None = None) -> GrammarCompiler:
-        """Return the compiler of a backend; None: of the default backend.
+        """Return the compiler of a backend; None selects the default backend.
 
         Raises:
             GraftlmError: the backend does not exist, or it cannot run on this machine.

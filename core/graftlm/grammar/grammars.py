@@ -1,4 +1,4 @@
-"""The cache of compiled grammars: each is compiled once, in separate threads, and reused by later requests."""
+"""Compiles grammars in separate threads, and caches them for later requests."""
 
 import json
 import math
@@ -27,7 +27,7 @@ T = TypeVar("T")
 _Key: TypeAlias = tuple[GrammarSpec, Reasoning | None]
 
 _EXIT_TIMEOUT_S: Final = 5.0
-#: A compilation that takes longer than this counts as long. Only few specifications take longer.
+#: Minimum time of a long compilation in seconds. Only few specifications take longer.
 _LONG_S: Final = 1.0
 
 
@@ -35,7 +35,7 @@ def grammar_spec(params: SamplingParams) -> GrammarSpec | None:
     """Return the specification in sampling parameters; None if there is none.
 
     Raises:
-        SamplingParamsError: a JSON schema or structural tag given as a dict is not JSON.
+        SamplingParamsError: a JSON schema or structural tag that was passed as a dict is not JSON.
     """
     name = params.grammar_field
     if name is None:
@@ -64,7 +64,7 @@ def _is_text(text: str) -> bool:
 
 
 def reasoning_before(params: SamplingParams) -> Reasoning | None:
-    """Return the reasoning after which the grammar of sampling parameters starts; None: it starts at once."""
+    """Return the reasoning after which the grammar of sampling parameters starts; None: it starts immediately."""
     return None if params.reasoning_end is None else Reasoning(params.reasoning_end, params.reasoning_begin)
 
 
@@ -72,8 +72,8 @@ class Compilation(Future[CompiledGrammar]):
     """The future of a compiled grammar.
 
     Attributes:
-        began_s: clock reading at which a thread started it; None while it is queued.
-        num_users: number of calls of `compile` that returned it, minus calls of `leave`.
+        began_s: clock reading at which a thread started the compilation; None while it is queued.
+        num_users: number of calls of `compile` that returned this future, minus calls of `leave`.
     """
 
     def __init__(self) -> None:
@@ -84,29 +84,29 @@ class Compilation(Future[CompiledGrammar]):
 
 
 class GrammarCompiler:
-    """Compiles specifications, each only once at a time, and keeps the most recently used grammars.
+    """Compiles specifications, each only once at a time, and caches the most recently used grammars.
 
     Queued specifications with short texts are compiled first. A running compilation cannot be stopped. A request stops
-    waiting `timeout_s` after the compilation started; the compilation continues, and its result is kept. A queued
+    waiting `timeout_s` after the compilation started; the compilation continues, and its result is cached. A queued
     compilation without waiters is cancelled.
 
-    A few specifications that never finish must not block all others. Therefore a thread that is busy for more than a
-    second no longer counts towards `num_threads`, and another one is started, up to `MAX_THREADS` in total. The
-    default of one thread corresponds to the one core that steps leave free.
+    A few specifications whose compilation never ends must not block all others. Therefore a thread that is busy for
+    more than a second no longer counts towards `num_threads`, and another thread is started, up to `MAX_THREADS` in
+    total. By default there is one thread, because steps leave one core free.
 
     The backend is created at its first use. Thread-safe.
 
     Args:
-        make_backend: creates the backend.
-        clock: monotonic, in seconds.
-        delay: returns a grammar that starts after the end of a reasoning.
-        cache_size: maximum number of compiled grammars.
-        timeout_s: see below.
+        make_backend: function that creates the backend.
+        clock: monotonic clock in seconds.
+        delay: function that returns a grammar that starts after the end of a reasoning.
+        cache_size: maximum number of cached grammars.
+        timeout_s: see the attribute.
         num_threads: number of threads that compile at the same time.
-        beside: creates a context in which each compilation runs.
+        beside: function that creates the context in which each compilation runs.
 
     Attributes:
-        timeout_s: maximum seconds that a request waits while its grammar is compiled.
+        timeout_s: maximum time in seconds that a request waits while its grammar is compiled.
         hits, misses: number of calls of `compile` that found the grammar (compiled or in progress), and that did not.
     """
 
@@ -171,9 +171,9 @@ class GrammarCompiler:
 
         Args:
             spec: the specification.
-            reasoning: the reasoning after which the grammar starts; None: it starts at once.
+            reasoning: the reasoning after which the grammar starts; None: it starts immediately.
 
-        Returns: a future of the compiled grammar, or of the GraftlmError that refuses it. It cannot be cancelled.
+        Returns: a future of the compiled grammar, or of a GraftlmError. It cannot be cancelled.
         """
         key = spec, reasoning
         with self._lock:
@@ -193,7 +193,8 @@ class GrammarCompiler:
     def deadline_s(self, compilation: Compilation, since_s: float) -> float:
         """Return the clock reading at which a request that has waited since `since_s` stops waiting.
 
-        The result can increase: while the compilation is queued, its time counts from the last start of a compilation.
+        The result can increase: while the compilation is queued, its time is counted from the latest start of any
+        compilation.
         """
         began_s = self._last_began_s if compilation.began_s is None else compilation.began_s
         return max(since_s, began_s) + self.timeout_s
@@ -209,7 +210,7 @@ class GrammarCompiler:
                     del self._waiting[key], self._cache[key]
 
     def close(self) -> None:
-        """Cancel all queued compilations: their futures get an EngineClosedError."""
+        """Cancel all queued compilations; their futures fail with EngineClosedError."""
         with self._lock:
             waiting = dict(self._waiting)
             self._waiting.clear()
@@ -219,7 +220,7 @@ class GrammarCompiler:
             future.set_exception(EngineClosedError("this engine is closed"))
 
     def fill_bitmasks(self, matchers: Sequence[GrammarMatcher], mask: NDArray[np.int32]) -> None:
-        """Write the masks of matchers of this compiler's grammars; mask[i] is that of matchers[i]."""
+        """Write the masks of matchers of this compiler's grammars; mask[i] is the mask of matchers[i]."""
         fill_bitmasks(self._get_backend().fill_bitmasks, matchers, mask)
 
     def _forget_oldest(self) -> None:
@@ -231,7 +232,7 @@ class GrammarCompiler:
                 del self._cache[key]
 
     def _start_thread(self) -> None:
-        """Start a thread if fewer than `num_threads` count, and a timer if more compilations are queued."""
+        """Start a thread if fewer than `num_threads` threads count, and a timer if more compilations are queued."""
         num_started = 0
         if self._num_counted() < self._num_threads and len(self._busy_since) < self.MAX_THREADS:
             thread = threading.Thread(target=self._work, name="graftlm-grammar", daemon=True)
@@ -257,7 +258,7 @@ class GrammarCompiler:
                 self._start_thread()
 
     def _work(self) -> None:
-        """Compile what is queued. End if nothing is queued, or if enough other threads were started in the meantime."""
+        """Run queued compilations until none is queued, or enough other threads were started in the meantime."""
         thread = threading.current_thread()
         while True:
             with self._lock:
@@ -280,9 +281,9 @@ class GrammarCompiler:
                     self._forget_oldest()
 
     def _next_key(self) -> _Key:
-        """Return the next queued compilation: the shortest text, so that short ones do not wait for many long ones.
+        """Return the next queued compilation: that of the shortest text, so that short texts do not wait for long ones.
 
-        Every fourth is the one that has waited longest, so that none waits forever.
+        Every fourth result is the compilation that has waited longest, so that none waits forever.
         """
         self._num_begun += 1
         if self._num_begun % 4 == 0:
@@ -298,7 +299,7 @@ class GrammarCompiler:
             compiled = _guarded(lambda spec: self._get_backend().compile(spec), spec)
         if reasoning is None:
             return compiled
-        if known is None:  # requests may use it without reasoning, or after another one
+        if known is None:  # requests may use the grammar without reasoning, or after another reasoning
             done = Compilation()
             done.set_result(compiled)
             with self._lock:
@@ -315,7 +316,7 @@ class GrammarCompiler:
 def _end(
     lock: threading.Lock, waiting: "OrderedDict[_Key, Compilation]", threads: Mapping[threading.Thread, float]
 ) -> None:
-    """Wait at most 5 s for running compilations: one that returns after the interpreter's end aborts the process."""
+    """Wait at most 5 s for running compilations, because a return after the interpreter's end aborts the process."""
     with lock:
         waiting.clear()
     limit = time.monotonic() + _EXIT_TIMEOUT_S
@@ -329,7 +330,7 @@ def _guarded(call: Callable[[GrammarSpec], T], spec: GrammarSpec) -> T:
     Raises:
         GrammarError: the backend raised anything except a GraftlmError or KeyboardInterrupt. This includes the panic of
             a Rust library, which is a BaseException.
-        GraftlmError: the backend raised it.
+        GraftlmError: the backend raised this error.
     """
     try:
         return call(spec)

@@ -1,5 +1,6 @@
 // bfloat16 matrix product in vectors: out = x W^T + bias. If the first half of W's rows are gates of the second half,
 // the output can be activated and multiplied before it is written.
+//
 // W is stored in panels of 64 rows, in the order in which the loop reads them. Decode reads each weight once for a few
 // rows of x, so it reads memory from one end to the other. One step multiplies two inputs of up to 6 rows of x with all
 // rows of the panel; its 24 vectors of sums are all in registers. More rows of x need several passes over a slab of the

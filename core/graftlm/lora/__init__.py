@@ -1,1 +1,1 @@
-"""LoRA adapters: files, names and slots."""
+"""LoRA adapters, with their files, names and slots."""

@@ -1,7 +1,7 @@
 """The names and slots of an engine's LoRA adapters (arXiv:2106.09685).
 
-A request uses the same adapter until it ends. Unloading an adapter removes its name at once, and frees its slot when
-its last request has ended:
+A request uses the same adapter until it ends. Unloading an adapter removes its name immediately, and frees its slot
+when the last request with the adapter has ended:
 
     load "sql"      name sql -> slot 1
     unload "sql"    no name, slot 1 still used by its requests
@@ -24,10 +24,10 @@ __all__ = [
     "prefix_namespace",
 ]
 
-#: The slot of requests without an adapter: the model itself.
+#: The slot of requests without an adapter.
 BASE_SLOT = 0
 
-#: Limits the length of model ids, `model:adapter`.
+#: Maximum length of an adapter's name, which limits the length of model ids, `model:adapter`.
 _MAX_NAME_LEN = 128
 
 _ADAPTER_PREFIX, _SALT_PREFIX = "lora:", "salt:"
@@ -39,9 +39,9 @@ class LoadedAdapter:
 
     Attributes:
         path: the folder from which it was read.
-        slot: its index in the layers' tensors, from 1 on.
-        digest: of its content; adapters with the same digest give the same results.
-        is_unloaded: whether it accepts no more requests.
+        slot: index of the adapter in the layers' tensors, at least 1.
+        digest: digest of the adapter's content; adapters with the same digest give the same results.
+        is_unloaded: whether the adapter accepts no more requests.
     """
 
     name: str
@@ -52,7 +52,7 @@ class LoadedAdapter:
 
 
 class AdapterCatalog:
-    """Finds adapters by name, and free slots. One thread changes it, any thread may read.
+    """Finds adapters by name, and free slots. One thread changes the catalog; any thread may read it.
 
     Args:
         num_slots: maximum number of adapters on the device.

@@ -1,9 +1,9 @@
 """Looks up values by patterns of module names, in the format of `peft`, in bounded time.
 
 `peft` matches module names with regular expressions. Adapters are untrusted input, and Python's `re` can take
-exponential time on a name of 40 characters while it holds the GIL. So plain names, which nearly all adapters have, are
-compared as text. Regular expressions run on Rust's engine, whose time is linear in the name. Syntax that can make an
-expression large, such as counted repetition, is refused.
+exponential time on a name of 40 characters while it holds the GIL. Therefore plain names, which nearly all adapters
+have, are compared as text. Regular expressions are matched by Rust's engine, whose time is linear in the length of the
+name. Syntax that can make an expression large, such as counted repetition, is refused.
 """
 
 import re
@@ -29,7 +29,8 @@ class ModulePatterns(Generic[V]):
     """Finds the value of the first pattern that matches a module's whole name or its end after a dot.
 
     Args:
-        values: by pattern. A pattern of letters, digits, `_`, `-` and dots is a name; others are regular expressions.
+        values: pattern -> value. A pattern of letters, digits, `_`, `-` and dots is a name; any other is a regular
+            expression.
         entry: name of the patterns in error messages.
 
     Raises:
@@ -37,7 +38,7 @@ class ModulePatterns(Generic[V]):
     """
 
     def __init__(self, values: Mapping[str, V], entry: str) -> None:
-        self._names: dict[str, tuple[int, V]] = {}  # with the index in `values`
+        self._names: dict[str, tuple[int, V]] = {}  # name -> (index in `values`, value)
         self._expressions: list[tuple[int, SchemaValidator, V]] = []
         for place, (pattern, value) in enumerate(values.items()):
             if _PLAIN.fullmatch(pattern):
@@ -62,7 +63,7 @@ class ModulePatterns(Generic[V]):
 
 
 def _endings(module: str) -> Iterator[str]:
-    """Yield a.b.c, b.c and c of a.b.c."""
+    """Yield the ends of a name after dots; for a.b.c: a.b.c, b.c and c."""
     yield module
     while "." in module:
         module = module.partition(".")[2]

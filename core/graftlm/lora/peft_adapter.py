@@ -35,8 +35,8 @@ class AdapterWeights:
     """The factors of an adapter, on the CPU.
 
     Attributes:
-        factors: by name of the projection in the checkpoint; scaled, in the layers' dtype, and finite in it.
-        digest: of the factors; adapters with the same digest give the same results.
+        factors: name of the projection in the checkpoint -> factors, scaled, in the layers' dtype and finite.
+        digest: digest of the factors; adapters with the same digest give the same results.
     """
 
     factors: Mapping[str, LowRankFactors]
@@ -49,13 +49,13 @@ def read_peft_adapter(
     """Read an adapter and check that it matches a model.
 
     Args:
-        folder: may start with `~`.
-        targets: the model's projections that adapters may change: name in the checkpoint -> (out, in).
-        max_rank: maximum rank of its factors.
-        dtype: of the returned factors.
+        folder: the adapter's folder; may start with `~`.
+        targets: the model's projections that adapters may change, as name in the checkpoint -> (out, in).
+        max_rank: maximum rank of the adapter's factors.
+        dtype: dtype of the returned factors.
 
     Raises:
-        AdapterError: a file is missing or malformed, the kind of adapter is not supported, or the adapter does not
+        AdapterError: a file is missing or malformed, this kind of adapter is not supported, or the adapter does not
             match the model.
     """
     try:
@@ -108,7 +108,7 @@ def _read_tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def _modules(folder: Path, tensors: Mapping[str, Tensor]) -> set[str]:
-    """Return the modules of the tensors; each tensor must be one of the two factors."""
+    """Return the modules of the tensors; each tensor must be one of a module's two factors."""
     modules = set()
     for name in tensors:
         match = _TENSOR_NAME.fullmatch(name)

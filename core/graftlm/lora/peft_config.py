@@ -21,7 +21,7 @@ CONFIG_FILE = "adapter_config.json"
 _MAX_CONFIG_BYTES = 4 << 20
 _NAMES_SHOWN = 5
 
-#: Unsupported features, which otherwise would be ignored silently: config entry -> reason.
+#: Unsupported features, which would otherwise be ignored silently: config entry -> reason.
 _REFUSED: Final[Mapping[str, str]] = {
     "use_dora": "it is a DoRA adapter, which also rescales the weights' columns",
     "use_qalora": "it is a QA-LoRA adapter, which pools the inputs",
@@ -36,10 +36,10 @@ _REFUSED: Final[Mapping[str, str]] = {
     "arrow_config": "it routes between adapters",
     "kasa_config": "it has a third factor",
 }
-#: Initializations that subtract a part of the model's own weights.
+#: Initializations that subtract a part of the model's weights.
 _CHANGES_MODEL: Final = ("pissa", "olora", "corda", "loftq", "lora_ga")
-#: Entries without effect on the computation: the adapter's origin, its training, and which modules have factors, since
-#: the tensors' names contain that too.
+#: Entries without effect on the computation: the adapter's origin, its training, and the modules with factors, which
+#: are also in the tensors' names.
 _WITHOUT_EFFECT: Final = frozenset(
     {
         *("task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode"),
@@ -119,7 +119,7 @@ def read_peft_config(folder: Path) -> PeftConfig:
 
 
 def _content(file: Path) -> bytes:
-    """Return the content of a regular file; others, such as pipes, are refused since reading may never end."""
+    """Return the content of a regular file; other files, such as pipes, are refused: reading them may never end."""
     status = file.stat()
     if not stat.S_ISREG(status.st_mode):
         raise AdapterError(f"{file} is not a regular file")

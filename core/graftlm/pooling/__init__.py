@@ -1,1 +1,1 @@
-"""Embeddings, scores and classes from hidden states."""
+"""Computes embeddings, scores and classes from hidden states."""

@@ -10,7 +10,7 @@ from graftlm.types import RequestOutput, SamplingParams
 
 __all__ = ["POOLED", "EmbeddingForm", "embedding_form", "normalized", "pooled_vector"]
 
-#: Sampling parameters of pooling requests, which sample nothing.
+#: Sampling parameters of pooling requests, which sample no tokens.
 POOLED = SamplingParams(max_tokens=1, temperature=0.0)
 
 
@@ -18,7 +18,7 @@ class EmbeddingForm:
     """The form of a call's embeddings.
 
     Attributes:
-        pooling: of the hidden states.
+        pooling: pooling of the hidden states.
     """
 
     def __init__(self, pooling: Pooling, normalize: bool, dimensions: int | None) -> None:

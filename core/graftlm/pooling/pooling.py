@@ -1,4 +1,4 @@
-"""The parameters of a pooling request, which returns one vector of its prompt and no tokens."""
+"""The parameters of a pooling request, which returns one vector for its prompt and no tokens."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -15,8 +15,9 @@ class Pooling:
     """The pooling of a prompt's final hidden states to one vector.
 
     Attributes:
-        way: "mean": mean of all tokens' hidden states. "last": hidden state of the last token. "scores": the model's
-            score head of the last token. "labels": log-probabilities of labels as the next token.
+        way: kind of the vector. "mean": mean of all tokens' hidden states. "last": hidden state of the last token.
+            "scores": output of the model's score head at the last token. "labels": log-probabilities of labels as the
+            next token.
         token_ids: the labels, in the vector's order.
 
     Raises:
@@ -36,7 +37,7 @@ class Pooling:
 
     @property
     def reads_all(self) -> bool:
-        """Whether the hidden states of all tokens are read; otherwise that of the last token."""
+        """Whether the hidden states of all tokens are read; otherwise only that of the last token."""
         return self.way == "mean"
 
 

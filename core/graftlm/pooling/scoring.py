@@ -1,4 +1,4 @@
-"""Scores of texts and of pairs of texts: the pooling for the model, and the scores from its output."""
+"""Scores texts and pairs of texts: selects the model's pooling, and computes scores from its output."""
 
 from collections.abc import Sequence
 from numbers import Integral
@@ -26,7 +26,7 @@ __all__ = [
 #: A query, an item or a document: text or token ids.
 Piece: TypeAlias = str | Sequence[int]
 
-#: Items to score with a query: one piece or several.
+#: Items to score for a query: one piece or several.
 Items: TypeAlias = Piece | Sequence[Piece]
 
 
@@ -69,7 +69,7 @@ def check_labels(label_token_ids: object) -> tuple[int, ...]:
     wrong = [label for label in label_token_ids if isinstance(label, bool) or not isinstance(label, Integral)]
     if wrong:
         raise RequestError(f"label_token_ids must have token ids only, got {wrong[0]!r}", param="label_token_ids")
-    return tuple(int(label) for label in label_token_ids)  # token ids of a tokenizer are numpy integers
+    return tuple(int(label) for label in label_token_ids)  # a tokenizer's token ids are numpy integers
 
 
 def listed(items: Items) -> list[Piece]:
@@ -84,7 +84,7 @@ def joined(query: Piece, item: Piece, *, item_first: bool) -> str | list[int]:
     """Return the concatenation of a query and an item as one prompt.
 
     Raises:
-        InvalidPromptError: one is text and the other is token ids.
+        InvalidPromptError: one is text, and the other is a list of token ids.
     """
     first, second = (item, query) if item_first else (query, item)
     if isinstance(first, str) and isinstance(second, str):
@@ -104,7 +104,7 @@ def scores_of(vector: NDArray[np.float32], pooling: Pooling, *, apply_softmax: b
     Returns: one number per label: probabilities, or outputs of the score head.
 
     Raises:
-        RequestError: softmax of a single score.
+        RequestError: softmax is requested for a single score.
     """
     if apply_softmax and len(vector) == 1:
         raise RequestError(
@@ -126,7 +126,7 @@ def relevance(vector: NDArray[np.float32], pooling: Pooling, *, use_activation: 
         use_activation: whether the sigmoid is applied to the score of a head.
 
     Raises:
-        RequestError: the head has several outputs, none of which is the relevance.
+        RequestError: the head has several outputs, so none of them is the relevance.
     """
     if pooling.way == "labels":
         return scores_of(vector, pooling, apply_softmax=True)[0]

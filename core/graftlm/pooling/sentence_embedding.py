@@ -1,4 +1,4 @@
-"""A checkpoint's embedding defaults, from its files of sentence-transformers."""
+"""Reads a checkpoint's embedding defaults from its sentence-transformers files."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ __all__ = ["EmbeddingDefaults", "read_embedding_defaults"]
 
 _MODULES: Final = "modules.json"
 
-#: Name of a pooling in these files -> name in requests.
+#: Name of a pooling in the checkpoint's files -> name in requests.
 _WAYS: Final[Mapping[str, str]] = {"mean_tokens": "mean", "mean": "mean", "lasttoken": "last", "last": "last"}
 
 
@@ -23,7 +23,7 @@ class EmbeddingDefaults:
     Attributes:
         pooling: "mean" or "last".
         normalize: whether vectors are scaled to unit length.
-        obstacle: why the checkpoint's own pooling is not supported; None: it is supported.
+        obstacle: reason why the checkpoint's own pooling is not supported; None: it is supported.
     """
 
     pooling: str = "mean"
@@ -32,7 +32,7 @@ class EmbeddingDefaults:
 
 
 def read_embedding_defaults(path: Path) -> EmbeddingDefaults:
-    """Read modules.json and its pooling configuration. Without it: mean pooling, normalized.
+    """Read modules.json and its pooling configuration. Without the file, the defaults are mean pooling and unit length.
 
     Raises:
         CheckpointError: a file is malformed.
@@ -62,7 +62,7 @@ def _obstacle(strange: list[str], way: str) -> str | None:
 
 
 def _pooling_mode(path: Path, module: Mapping[str, Any]) -> str:
-    """Return the pooling mode that is enabled; several are joined by commas."""
+    """Return the enabled pooling mode; several modes are joined by commas."""
     name = module.get("path") or ""
     folder = path if name == "" else named_file(path, name, f"{path / _MODULES}: path")
     file = folder / "config.json"

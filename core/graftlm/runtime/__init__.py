@@ -1,1 +1,1 @@
-"""Settings of a process: OpenMP runtime, huge pages, thread priorities, and a spare core."""
+"""Sets up a process: OpenMP runtime, huge pages, thread priorities, and a spare core."""

@@ -1,7 +1,7 @@
 """Enables huge pages for PyTorch's large tensors on Linux.
 
 A decode step reads gigabytes of weights once. With pages of 4 KiB, the processor needs a TLB lookup for each 64 cache
-lines. PyTorch's allocator can request pages of 2 MiB; docs/performance.md has the gain.
+lines. PyTorch's allocator can request pages of 2 MiB; docs/performance.md has the measured gain.
 """
 
 import os
@@ -15,9 +15,9 @@ _SWITCH: Final = "THP_MEM_ALLOC_ENABLE"
 
 
 def enable_huge_pages() -> None:
-    """Allocate tensors from 2 MiB on in huge pages, unless `THP_MEM_ALLOC_ENABLE` is already set.
+    """Allocate tensors of at least 2 MiB in huge pages, unless `THP_MEM_ALLOC_ENABLE` is already set.
 
-    It has an effect only if `/sys/kernel/mm/transparent_hugepage/enabled` is `madvise` or `always`.
+    This has an effect only if `/sys/kernel/mm/transparent_hugepage/enabled` is `madvise` or `always`.
     """
     if sys.platform.startswith("linux"):
         os.environ.setdefault(_SWITCH, "1")

@@ -16,12 +16,12 @@ T = TypeVar("T")
 def run_idle(call: Callable[[], T]) -> T:
     """Run a call on an idle-priority thread and return its result.
 
-    Only for native calls that release the GIL until their end: a thread that holds the GIL but gets no core would block
-    all other threads. A low priority (nice 19) is not enough beside steps that compute on all cores. Their threads
-    sleep and wake hundreds of times per step, and at each wake-up Linux lets the thread on that core finish its time
-    slice of milliseconds, unless it is an idle-priority thread.
+    The call must be native and release the GIL until its end: a thread that has the GIL but gets no core would block
+    all other threads. A low priority (nice 19) is not enough while steps compute on all cores. The threads of steps
+    sleep and wake hundreds of times per step. At each wake-up, Linux lets the thread on that core finish its time slice
+    of milliseconds, unless it is an idle-priority thread.
 
-    On systems without SCHED_IDLE, the call runs in this thread; where SCHED_IDLE is forbidden, on a normal thread.
+    On systems without SCHED_IDLE, the call runs in this thread. If SCHED_IDLE is forbidden, it runs in a normal thread.
 
     Raises:
         Exception: any exception of the call.
@@ -31,7 +31,7 @@ def run_idle(call: Callable[[], T]) -> T:
     done: Future[T] = Future()
 
     def work() -> None:
-        with suppress(OSError):  # a sandbox may forbid it
+        with suppress(OSError):  # a sandbox may forbid this
             os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
         try:
             result = call()

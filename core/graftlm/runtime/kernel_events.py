@@ -1,7 +1,7 @@
 """Reports which compiled kernels are used, and which are compiled now.
 
-Kernels are compiled deep in the call stack, also in plugins. A watch is in a context variable, so that it need not be
-an argument of every function in between.
+Kernels are compiled deep in the call stack, also in plugins. A watch is stored in a context variable, so that the
+functions in between need not pass it on.
 """
 
 import logging
@@ -28,8 +28,8 @@ __all__ = [
 _logger = logging.getLogger(__name__)
 
 
-#: Where a library comes from: this call compiled it; the cache held it, or another process compiled it; the installed
-#: package holds it.
+#: Origin of a library: "compiled" by this call; "cache": found there, or compiled by another process; "wheel": part of
+#: the installed package.
 KernelOrigin = Literal["compiled", "cache", "wheel"]
 
 
@@ -38,10 +38,10 @@ class KernelUse:
     """One use of a compiled kernel.
 
     Attributes:
-        name: of its source file, without the suffix.
+        name: name of the source file, without the suffix.
         library: the compiled file.
-        seconds: until the library was there.
-        origin: where the library comes from.
+        seconds: time until the library was available.
+        origin: origin of the library.
         level: the instruction-set level that it is compiled for; "native": for exactly this CPU.
     """
 
@@ -53,7 +53,7 @@ class KernelUse:
 
     @property
     def compiled(self) -> bool:
-        """Whether this call compiled it."""
+        """Whether this call compiled the kernel."""
         return self.origin == "compiled"
 
 
@@ -61,11 +61,11 @@ class KernelWatch:
     """Records the uses of kernels while it is active.
 
     Args:
-        say: called with one line for the user when a kernel is compiled; None: no line.
+        say: function that is called with one line for the user when a kernel is compiled; None: no line.
 
     Attributes:
-        uses: one per use of a kernel.
-        refused: name -> why it cannot be compiled or loaded.
+        uses: one entry per use of a kernel.
+        refused: name of a kernel -> reason why it cannot be compiled or loaded.
     """
 
     def __init__(self, say: Callable[[str], None] | None = None) -> None:
@@ -89,7 +89,7 @@ class KernelWatch:
         return f"compiled {kernels} in {seconds:.1f} s, kept in {folders}"
 
     def summary(self) -> str | None:
-        """Return one line about the kernels in use, by level and origin; None when there are none."""
+        """Return one line about the kernels in use, by level and origin; None if there are none."""
         groups: dict[str, list[str]] = {}
         for name, use in {use.name: use for use in self.uses}.items():
             groups.setdefault(f"{use.level} from the {_PLACES[use.origin]}", []).append(name)
@@ -97,7 +97,7 @@ class KernelWatch:
         return f"kernels: {listed}" if listed else None
 
     def complaint(self) -> str | None:
-        """Return one line about the kernels that are not available and the cost of that; None if all are available."""
+        """Return one line about the kernels that are not available, and the effect; None if all are available."""
         if not self.refused:
             return None
         reason = next(iter(self.refused.values())).partition("\n")[0].strip()
@@ -125,10 +125,10 @@ def watching(watch: KernelWatch) -> Iterator[KernelWatch]:
 def kernels_reported(*, on_terminal: bool) -> Iterator[None]:
     """Report at the end of the context which kernels are used, were compiled or are missing.
 
-    A missing kernel is reported once: on the terminal where a watch shows lines, else as a warning in the log.
+    A missing kernel is reported once: on the terminal if a watch shows lines there, else as a warning in the log.
 
     Args:
-        on_terminal: print lines about compilations to a terminal if no other watch does.
+        on_terminal: whether lines about compilations are printed to a terminal if no other watch does this.
     """
     is_shown = any(watch.say is not None for watch in _watches.get())
     shows_terminal = on_terminal and not is_shown and sys.stderr.isatty()

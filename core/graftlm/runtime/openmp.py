@@ -1,9 +1,9 @@
 """Loads the OpenMP runtime of PyTorch's and graftlm's kernels.
 
 PyTorch's CPU build has GNU's runtime. Its threads sleep between parallel regions if a process has more threads than
-cores, as an engine has. A decode step has about 200 regions, and waking the threads for each takes as long as the work;
-docs/performance.md has figures. LLVM's runtime, from the package `intel-openmp`, implements GNU's entry points and
-spins for a millisecond before it sleeps. If it is loaded first, all libraries use it.
+cores, such as an engine. A decode step has about 200 regions. Waking the threads for each region takes as long as the
+region's work; docs/performance.md has figures. LLVM's runtime, from the package `intel-openmp`, implements GNU's entry
+points and spins for a millisecond before it sleeps. If it is loaded first, all libraries use it.
 """
 
 import ctypes
@@ -15,14 +15,13 @@ from typing import Final
 
 __all__ = ["load_openmp"]
 
-#: Environment variable; "system": each library loads its own runtime.
+#: Environment variable; with "system", each library loads its own runtime.
 _SWITCH: Final = "GRAFTLM_OPENMP"
 
 _LIBRARY: Final = "libiomp5.so"
 
-#: Milliseconds for which threads spin: longer than the time between two regions of a step, shorter than the time
-#: between
-#: two steps of an idle engine.
+#: Time in milliseconds for which threads spin: longer than the time between two regions of a step, shorter than the
+#: time between two steps of an idle engine.
 _BLOCK_TIME_MS: Final = "1"
 
 
@@ -39,7 +38,7 @@ def load_openmp() -> Path | None:
     os.environ.setdefault("KMP_BLOCKTIME", _BLOCK_TIME_MS)
     try:
         ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
-    except OSError:  # built for another machine: PyTorch uses its own
+    except OSError:  # built for another machine; PyTorch then uses its own
         return None
     return library
 

@@ -8,12 +8,12 @@ __all__ = ["SpareCore"]
 
 
 class SpareCore:
-    """Tracks users of the spare core. All methods may be called from several threads.
+    """Tracks users of the spare core. Several threads may call all methods.
 
     Args:
-        clock: in seconds.
-        limit_s: maximum time for which steps use one core less for a user, in seconds; so a user that never ends does
-            not slow down steps permanently.
+        clock: clock in seconds.
+        limit_s: maximum time in seconds for which steps use one core less for a user. A user that never ends therefore
+            does not slow down steps permanently.
     """
 
     def __init__(self, clock: Callable[[], float], limit_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Text to token ids and back: tokenizer, incremental detokenization, stop strings, and completions' text."""
+"""Converts text to token ids and back: tokenizer, incremental detokenization, stop strings, completions' text."""
 
 from graftlm.tokenization.detokenizer import Detokenizer, TokenDecoder
 from graftlm.tokenization.stop_strings import StopMatch, StopStrings

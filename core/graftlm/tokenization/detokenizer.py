@@ -5,17 +5,16 @@ from typing import Final, Protocol
 
 __all__ = ["Detokenizer", "TokenDecoder"]
 
-#: A decoder's output for bytes that are not, or not yet, a character.
+#: A decoder's output for invalid bytes or an incomplete character.
 _REPLACEMENT: Final = "\ufffd"
 
 #: Maximum number of tokens that wait for the rest of a character. A character has at most four bytes, so after this
-#: many
-#: tokens the bytes are invalid, not incomplete.
+#: number of tokens the bytes are invalid, not incomplete.
 _MAX_PENDING: Final = 8
 
 
 class TokenDecoder(Protocol):
-    """The part of a tokenizer that incremental detokenization needs."""
+    """The methods of a tokenizer that incremental detokenization needs."""
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of token ids."""
@@ -31,24 +30,24 @@ class TokenDecoder(Protocol):
 
 
 class Detokenizer:
-    """Decodes one growing token sequence. Each token costs two decodes of a few tokens, at any length of the text.
+    """Decodes one growing token sequence. Each token costs two decodes of a few tokens, for any length of the text.
 
     The text of a token depends on its neighbours: a character may span tokens, and a decoder may drop the space before
-    the first word. So the tokens of the latest text are decoded again together with the next tokens, and the text that
-    was returned before is removed from the start:
+    the first word. Therefore the tokens of the latest text are decoded again together with the next tokens, and the
+    text that was returned before is removed from the start:
 
         tokens   |  dropped  |  context  |  pending  |
         text     |  returned before      |  returned when it ends in a whole character, not in U+FFFD
                              |<--     window      -->|
 
-    The pieces join to the decoding of the whole sequence for every decoder in which a later token can change only a
-    trailing U+FFFD, such as all byte-level decoders. A byte-fallback decoder replaces a whole run of byte tokens by
-    U+FFFD if the run is invalid. Characters of the run that were already returned then remain: returned text never
-    changes.
+    The joined pieces equal the decoding of the whole sequence if the decoder has this property: a later token can
+    change only a trailing U+FFFD. All byte-level decoders have it. A byte-fallback decoder replaces a whole run of byte
+    tokens by U+FFFD if the run is invalid. Characters of the run that were already returned then remain, because
+    returned text never changes.
 
-    `tokenizers.decoders.DecodeStream` is not used: after such a run it raises an error for every later token. And it
-    keeps all tokens since the last whole character, so output that continues to end in U+FFFD or in skipped special
-    tokens takes quadratic time.
+    `tokenizers.decoders.DecodeStream` is not used: after an invalid run it raises an error for every later token. It
+    also keeps all tokens since the last whole character, so output that continues to end in U+FFFD or in skipped
+    special tokens takes quadratic time.
     """
 
     def __init__(self, tokenizer: TokenDecoder, skip_special_tokens: bool = True) -> None:
@@ -59,7 +58,7 @@ class Detokenizer:
         self._given = ""  # the part of the window's text that was already returned
 
     def push(self, token_ids: Iterable[int]) -> str:
-        """Add tokens and return the text that they complete; it may be ""."""
+        """Add tokens and return the text that they complete, possibly ""."""
         return "".join([self._step(int(token_id)) for token_id in token_ids if self._shows(int(token_id))])
 
     def jump(self, token_ids: Sequence[int], text: str) -> str:
@@ -102,7 +101,7 @@ class Detokenizer:
         return self._decode(self._window[self._num_context :])  # the decoder changed text that was already returned
 
     def _slide(self, new_text: str, num_keep: int, num_held: int) -> str:
-        """Keep only the last `num_keep` tokens; all of their text but `num_held` characters has been returned."""
+        """Keep only the last `num_keep` tokens; their text except the last `num_held` characters was returned."""
         self._window = self._window[-num_keep:]
         text = self._decode(self._window)
         self._given = text[: len(text) - num_held]

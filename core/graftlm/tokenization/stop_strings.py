@@ -11,7 +11,7 @@ class StopMatch:
     """The result of a push.
 
     Attributes:
-        text: new text that later text cannot make part of a match.
+        text: new text that cannot become part of a match.
         matched: the stop string that ended the text, or None.
     """
 
@@ -22,15 +22,16 @@ class StopMatch:
 class StopStrings:
     """Searches several strings in one growing text.
 
-    The match that is complete first is used; of several at the same character, the first in the list. The result does
-    not depend on how the text is cut into pieces. Text that may be the start of a match is held back.
+    The match that is complete first is used. If several are complete at the same character, the first in the list is
+    used. The result does not depend on how the text is cut into pieces. Text that may be the start of a match is held
+    back.
 
     One automaton per string (Knuth, Morris and Pratt, SIAM J. Comput. 6(2), 1977) makes the cost per character
     independent of the strings' lengths.
     """
 
     def __init__(self, stops: Sequence[str], include_stop: bool = False) -> None:
-        """Search for `stops`, which are not empty; `include_stop` keeps the matched string in the text."""
+        """Create a search for `stops`, which are not empty; `include_stop` keeps the matched string in the text."""
         self._trackers = [_Tracker(stop) for stop in stops]
         self._include_stop = include_stop
         self._held = ""
@@ -40,7 +41,7 @@ class StopStrings:
 
         Args:
             text: continuation of the text that was pushed before.
-            armed: whether a string that is complete in this text is a match; if not, it is normal text.
+            armed: whether a string that is completed by this text is a match; if not, it is normal text.
 
         Returns: the text that is final now. Text after a match is dropped, and `push` must not be called afterwards.
         """
@@ -69,7 +70,7 @@ class _Tracker:
 
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern
-        self.matched_len = 0  # the longest proper prefix of the pattern that the text ends with
+        self.matched_len = 0  # length of the longest proper prefix of the pattern with which the text ends
         self._fallback = _borders(pattern)
 
     def advance(self, character: str) -> bool:

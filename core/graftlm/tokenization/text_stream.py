@@ -1,4 +1,4 @@
-"""One completion's text: decodes its tokens incrementally, up to a stop string."""
+"""Decodes one completion's tokens incrementally, up to a stop string."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ class TextUpdate:
     Attributes:
         text: new text of the completion.
         matched: the stop string that ended the completion, or None.
-        num_tokens: how many of the pushed tokens belong to the completion: all, or those up to the token that completed
-            the match, that token included.
+        num_tokens: number of pushed tokens that belong to the completion: all tokens, or those up to and including the
+            token that completed the match.
     """
 
     text: str
@@ -62,7 +62,7 @@ class TextStream:
         return TextUpdate(self._show(self._detokenizer.jump(token_ids, text)), self._matched, len(token_ids))
 
     def finish(self) -> str:
-        """Return the text that was held back, up to a stop string that it completes. Do not push afterwards."""
+        """Return the text that was held back, up to a stop string in it. Do not push afterwards."""
         if self._matched is not None:
             return ""
         return self._show(self._detokenizer.finish()) + self._stops.finish()

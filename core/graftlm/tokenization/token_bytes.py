@@ -1,4 +1,4 @@
-"""The bytes of single tokens, which may be parts of characters."""
+"""Returns the bytes of single tokens, which may be parts of characters."""
 
 import json
 import re
@@ -13,10 +13,10 @@ _SPACE_MARK: Final = "\u2581"
 
 
 class TokenBytes:
-    """Returns the bytes of a token in a text.
+    """Returns the bytes that a token adds to a text.
 
-    Byte-level vocabularies represent each byte by a printable character, byte-fallback vocabularies represent a byte as
-    <0x0A>. In other vocabularies a token's bytes are those of its text.
+    Byte-level vocabularies represent each byte by a printable character. Byte-fallback vocabularies represent a byte in
+    the form <0x0A>. In other vocabularies a token's bytes are those of its text.
     """
 
     def __init__(
@@ -29,8 +29,8 @@ class TokenBytes:
 
         Args:
             tokenizer_json: the tokenizer as JSON of the `tokenizers` library.
-            id_to_token: returns a token in the vocabulary's representation; None for an unknown id.
-            decode: returns the text of a single token.
+            id_to_token: function that returns a token in the vocabulary's representation; None for an unknown id.
+            decode: function that returns the text of a single token.
         """
         parts = json.loads(tokenizer_json)
         kinds = _decoder_kinds(parts.get("decoder"))
@@ -67,9 +67,9 @@ def _decoder_kinds(decoder: Any) -> frozenset[str]:
 
 
 def _byte_characters() -> dict[str, int]:
-    """Return the byte of each character of a byte-level vocabulary, as in GPT-2.
+    """Return the byte of each character of a byte-level vocabulary (GPT-2's mapping).
 
-    Printable bytes are represented by themselves, the others by the characters from U+0100 on, in order.
+    Printable bytes are represented by themselves, and all other bytes by the characters from U+0100 on, in order.
     """
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]

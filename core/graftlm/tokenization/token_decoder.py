@@ -1,4 +1,4 @@
-"""Token ids to text, with the `tokenizers` library only."""
+"""Converts token ids to text with only the `tokenizers` library."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["RustTokenDecoder"]
 
 
 class RustTokenDecoder:
-    """Decodes as the original tokenizer; needs neither its checkpoint nor Transformers."""
+    """Decodes like the original tokenizer, without its checkpoint and without Transformers."""
 
     def __init__(self, core: tokenizers.Tokenizer) -> None:
         self._core = core

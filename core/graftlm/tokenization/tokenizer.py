@@ -1,4 +1,4 @@
-"""A checkpoint's tokenizer: converts text and chats to token ids, and token ids to text."""
+"""A checkpoint's tokenizer, which converts text and chats to token ids, and token ids to text."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _JSON_FILES: Final = ("tokenizer.json", _CONFIG, "special_tokens_map.json", "con
 class Tokenizer:
     """Encodes and decodes with the `tokenizers` library, and formats chats with the checkpoint's template.
 
-    For text, only the Rust tokenizer inside the Hugging Face object is used: calling that object changes the Rust
-    tokenizer's truncation and padding, which is not thread-safe. All methods may be called from several threads.
+    For text, only the Rust tokenizer inside the Hugging Face object is used: a call of that object changes the Rust
+    tokenizer's truncation and padding, which is not thread-safe. Several threads may call all methods.
     """
 
     def __init__(self, pretrained: Any) -> None:
@@ -43,10 +43,10 @@ class Tokenizer:
         Args:
             pretrained: a fast tokenizer (`PreTrainedTokenizerFast` or a subclass).
 
-        Effects: disables padding and truncation of its Rust tokenizer.
+        Effects: disables padding and truncation of the Rust tokenizer.
 
         Raises:
-            CheckpointError: it does not use the `tokenizers` library.
+            CheckpointError: the tokenizer does not use the `tokenizers` library.
         """
         if not getattr(pretrained, "is_fast", False):
             raise CheckpointError(
@@ -64,7 +64,7 @@ class Tokenizer:
     def from_json(cls, text: str) -> Tokenizer:
         """Create a tokenizer from the result of `to_json`; it has no chat template.
 
-        It needs neither the checkpoint nor Transformers, whose import takes seconds.
+        This needs neither the checkpoint nor Transformers, whose import takes seconds.
 
         Raises:
             CheckpointError: the text is not a serialized tokenizer.
@@ -82,10 +82,10 @@ class Tokenizer:
 
         Args:
             path: the folder, or a GGUF file, whose metadata contain a tokenizer.
-            trust_remote_code: whether Python code in the folder may run; otherwise a tokenizer with code fails.
+            trust_remote_code: whether Python code in the folder may run; if not, a tokenizer with code is an error.
 
         Raises:
-            CheckpointError: a file is missing or broken (the message names it), or the tokenizer is not a fast one.
+            CheckpointError: a file is missing or broken (the message has its name), or the tokenizer is not a fast one.
         """
         if path.is_file():
             return cls(_load_from_gguf(path))
@@ -119,7 +119,7 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> str:
-        """The Jinja chat template; "" if there is none. If there are several: the one for tools, else the default."""
+        """The Jinja chat template; "" if there is none. If there are several, the one for tools, else the default."""
         template = self._pretrained.chat_template
         if isinstance(template, dict):
             template = template.get("tool_use") or template.get("default")
@@ -140,7 +140,8 @@ class Tokenizer:
 
         Args:
             text: any text, also "".
-            add_special_tokens: whether to add tokens such as the beginning-of-sequence token, as in the checkpoint.
+            add_special_tokens: whether to add the checkpoint's tokens around a text, such as the beginning-of-sequence
+                token.
         """
         return self._encode_one(text, add_special_tokens)
 
@@ -149,12 +150,12 @@ class Tokenizer:
         return self._encode_one((first, second), True)
 
     def _encode_one(self, text: str | tuple[str, str], add_special_tokens: bool) -> TokenIds:
-        """Encode without the GIL, and without the characters' offsets, both of which only the batch call can do."""
+        """Encode without the GIL and without character offsets, which only the batch call supports."""
         (encoding,) = self._core.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return np.array(encoding.ids, dtype=np.int32)
 
     def encode_inside(self, text: str) -> list[int]:
-        """Return the tokens of a text inside another: without the prefix that a tokenizer adds at a text's start."""
+        """Return the tokens of a text inside another text, without the prefix that a tokenizer adds to texts."""
         if not self._marks_beginnings:
             return list(self._core.encode(text, add_special_tokens=False).ids)
         before = self._core.encode(_LINE_END, add_special_tokens=False).ids
@@ -162,7 +163,7 @@ class Tokenizer:
 
     @cached_property
     def _marks_beginnings(self) -> bool:
-        """Whether a text's first token at the start of a text differs from that after a line end."""
+        """Whether the first token of a text differs between the start of a text and a place after a line end."""
         letter, line, both = [
             self._core.encode(text, add_special_tokens=False).ids for text in ("a", _LINE_END, f"{_LINE_END}a")
         ]
@@ -203,7 +204,7 @@ class Tokenizer:
 
     @cached_property
     def _longest_token(self) -> int | None:
-        """Maximum characters of a token; None if the unknown token or the normalizer may replace any number of them."""
+        """Return the maximum length of a token in characters; None if a token may replace any number of characters."""
         parts = json.loads(self.to_json())
         model = parts.get("model") or {}
         covers_everything = model.get("type") == "BPE" and (model.get("byte_fallback") or not model.get("unk_token"))
@@ -224,7 +225,7 @@ class Tokenizer:
         The template adds special tokens itself: encode the text with `add_special_tokens=False`, or use `encode_chat`.
 
         Args:
-            messages: oldest first.
+            messages: chat messages, oldest first.
             add_generation_prompt: whether the prompt ends with the start of the assistant's turn.
             template_args: other variables of the template, such as `tools`.
 
@@ -287,10 +288,10 @@ def _load_from_gguf(file: Path) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     with TemporaryDirectory(prefix="graftlm-") as folder:
-        alone = Path(folder) / file.name  # tokenizer files beside it may be another model's
+        alone = Path(folder) / file.name  # tokenizer files in the original folder may be another model's
         try:
             alone.symlink_to(file.resolve())
-        except OSError:  # Windows lets few users make links
+        except OSError:  # on Windows, only few users may create links
             shutil.copyfile(file, alone)
         try:
             made = PreTrainedTokenizerFast.from_pretrained(folder, gguf_file=file.name, local_files_only=True)

@@ -37,10 +37,10 @@ class Architecture:
         class_name: the Hugging Face class.
         model_type: `model_type` in its config.json.
         layer: names of a layer's tensors, see `_LAYER`.
-        experts: as `layer`, for tensors with all experts of a layer; "{}" in a module is the expert's index.
+        experts: names of tensors with all experts of a layer; "{}" in a module stands for the expert's index.
         rotates_neighbours: whether the rows of query and key projections are ordered for a rotation of neighbouring
             features.
-        norm_offset: the converter added this number to the norms' weights.
+        norm_offset: number that the converter added to the norms' weights.
     """
 
     class_name: str
@@ -52,7 +52,7 @@ class Architecture:
 
 
 _LLAMA = Architecture("LlamaForCausalLM", "llama", rotates_neighbours=True)
-#: Also "llama" in llama.cpp; distinguished by their metadata.
+#: Mistral models have the name "llama" in llama.cpp too; their metadata distinguish them.
 MISTRAL = Architecture("MistralForCausalLM", "mistral", rotates_neighbours=True)
 MIXTRAL = Architecture(
     "MixtralForCausalLM",
@@ -76,7 +76,7 @@ _QWEN3_MOE = Architecture(
     },
 )
 
-#: By the name in llama.cpp.
+#: Name in llama.cpp -> architecture.
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": _LLAMA,
     "qwen2": Architecture("Qwen2ForCausalLM", "qwen2"),

@@ -22,7 +22,7 @@ _GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
 def load_gguf_config(path: Path) -> dict[str, Any]:
     """Return the config.json of a GGUF file's model.
 
-    `dtype` is that of the file's matrices, or bfloat16 if they are quantized.
+    `dtype` is the dtype of the file's matrices, or bfloat16 if they are quantized.
 
     Raises:
         CheckpointError: the file is malformed, or an entry or the package `gguf` is missing.
@@ -74,7 +74,7 @@ def _sizes(file: GGUFFile) -> dict[str, Any]:
 
 
 def _family(file: GGUFFile, architecture: Architecture, sizes: dict[str, Any]) -> dict[str, Any]:
-    """Return the entries of one model family only."""
+    """Return the entries that only one model family has."""
     match architecture.model_type:
         case "llama":
             return {"mlp_bias": "blk.0.ffn_gate.bias" in file}
@@ -120,8 +120,7 @@ def _gemma(file: GGUFFile, sizes: dict[str, Any]) -> dict[str, Any]:
 def _phi3(file: GGUFFile, sizes: dict[str, Any]) -> dict[str, Any]:
     head_dim, context_len = sizes["head_dim"], sizes["max_position_embeddings"]
     return {
-        "sliding_window": file.get("{arch}.attention.sliding_window")
-        or None,  # the converter writes 0 if there is none
+        "sliding_window": file.get("{arch}.attention.sliding_window") or None,  # the converter writes 0 for None
         "original_max_position_embeddings": file.size("{arch}.rope.scaling.original_context_length", context_len),
         "partial_rotary_factor": file.size("{arch}.rope.dimension_count", head_dim) / head_dim,
     }

@@ -1,4 +1,4 @@
-"""A GGUF file, or the parts of a split one: metadata by key, and tensors by name."""
+"""Reads the metadata and tensors of a GGUF file, or of the parts of a split one."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ __all__ = ["GGUFFile", "shortest"]
 
 #: Number of weights that are decoded at a time, which limits the memory for temporary float32 values.
 _PANEL_WEIGHTS = 1 << 20
-#: Numbers in metadata are float32; larger ones would become infinity.
+#: Largest number in metadata, which are float32; larger numbers would become infinity.
 _LARGEST = float(np.finfo(np.float32).max)
 
 
 class GGUFFile:
-    """Reads a model's metadata at once, and its tensors on demand.
+    """Reads a model's metadata on creation, and its tensors on demand.
 
     Args:
         path: the file, or the first of several parts.
@@ -65,7 +65,7 @@ class GGUFFile:
         """Return an entry of the metadata, or None if there is none.
 
         Args:
-            key: "{arch}" in it is replaced by the architecture.
+            key: name of the entry; "{arch}" in it is replaced by the architecture.
         """
         return self._metadata.get(key.replace("{arch}", self._architecture) if "{arch}" in key else key)
 
@@ -73,7 +73,7 @@ class GGUFFile:
         """Return an integer above 0; if the file has one per layer, they must be equal.
 
         Args:
-            key: as for `get`.
+            key: see `get`.
             default: used if the entry is missing; None: the entry is required.
 
         Raises:
@@ -90,7 +90,7 @@ class GGUFFile:
         """Return a number above 0, rounded by `shortest`: 1e-6, not 9.999999974752427e-07.
 
         Args:
-            key: as for `get`.
+            key: see `get`.
             default: used if the entry is missing; None: the entry is required.
 
         Raises:
@@ -143,8 +143,9 @@ class GGUFFile:
         """Return a tensor on the CPU.
 
         Args:
-            name: the tensor's.
-            dtype: of decoded tensors; float32, float16 and bfloat16 tensors keep their dtype and are memory-mapped.
+            name: name of the tensor.
+            dtype: dtype of decoded tensors; float32, float16 and bfloat16 tensors keep their dtype and are
+                memory-mapped.
 
         Raises:
             CheckpointError: there is no such tensor.
@@ -167,12 +168,12 @@ class _StoredTensor:
     """One tensor in a file.
 
     Args:
-        file: path for messages.
-        layout: of the file.
-        place: of the tensor.
+        file: path of the file, for messages.
+        layout: layout of the file.
+        place: place of the tensor.
 
     Raises:
-        CheckpointError: the file is truncated, the package `gguf` does not know the storage type, or it is missing.
+        CheckpointError: the file is truncated, or the package `gguf` is missing or does not support the storage type.
     """
 
     def __init__(self, file: Path, layout: GGUFLayout, place: TensorPlace) -> None:
@@ -189,7 +190,7 @@ class _StoredTensor:
         self._data = layout.data[place.offset : end]
 
     def read(self, dtype: torch.dtype) -> Tensor:
-        """Return the values; quantized ones are decoded to `dtype`."""
+        """Return the values; quantized values are decoded to `dtype`."""
         import torch
 
         match self.kind.name:
@@ -220,7 +221,7 @@ class _StoredTensor:
 
 
 def _row_form(file: Path, place: TensorPlace) -> tuple[GGMLQuantizationType, int]:
-    """Return the storage type of a tensor, and the bytes of a row (values along the last dimension)."""
+    """Return the storage type of a tensor, and the number of bytes of a row (values along the last dimension)."""
     try:
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
     except ImportError as error:

@@ -35,9 +35,9 @@ class TensorPlace:
     """The place of a tensor in a file.
 
     Attributes:
-        shape: outermost dimension first, as in torch; the file has the reverse order.
-        type_id: storage type of ggml.
-        offset: of its first byte in the file.
+        shape: shape with the outermost dimension first, like in torch; the file has the reverse order.
+        type_id: ggml's number of the storage type.
+        offset: offset of the first byte in the file.
     """
 
     name: str
@@ -51,8 +51,8 @@ class GGUFLayout:
     """The content of a file.
 
     Attributes:
-        metadata: numbers, strings and lists of numbers, by key; lists of strings (of tokenizers) are skipped.
-        tensors: in the order of the file.
+        metadata: key -> number, string or list of numbers; lists of strings (of tokenizers) are skipped.
+        tensors: places of the tensors, in the order of the file.
         data: uint8, the whole file, memory-mapped copy-on-write.
     """
 

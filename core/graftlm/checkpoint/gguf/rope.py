@@ -19,8 +19,8 @@ _THETA = 10_000.0  # the default
 _FACTOR, _CONTEXT = "{arch}.rope.scaling.factor", "{arch}.rope.scaling.original_context_length"
 _LLAMA3_FACTORS = "rope_freqs.weight"
 _LONG_FACTORS, _SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
-#: Of Llama 3's RoPE: frequencies with fewer than _LOW periods in the original context are reduced, those with more than
-#: _HIGH periods are unchanged.
+#: Limits of Llama 3's RoPE: frequencies with fewer than _LOW periods in the original context are reduced, and those
+#: with more than _HIGH periods are unchanged.
 _LOW, _HIGH = 1.0, 4.0
 _LLAMA3_CONTEXT = 8192
 _MOST_DEVIATION = 1e-3
@@ -77,7 +77,7 @@ def _llama3(factors: Sequence[float], theta: float, head_dim: int) -> dict[str, 
     """Return the parameters of Llama 3's RoPE scaling from the frequency factors in the file.
 
     Raises:
-        UnsupportedArchitectureError: no parameters give these factors.
+        UnsupportedArchitectureError: no parameters produce these factors.
     """
     waves = [2 * math.pi * theta ** (2 * i / head_dim) for i in range(head_dim // 2)]  # wavelengths in tokens
     factor = max(factors)

@@ -28,7 +28,7 @@ _OUTSIDE = {
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
 }
-#: Tensors that are read for the configuration, or that are computed.
+#: Tensors that are read for the configuration, or that graftlm computes.
 _NO_WEIGHTS = re.compile(r"rope_freqs\.weight|rope_factors_(long|short)\.weight|blk\.\d+\.attn_rot_embd\.weight")
 _PLAIN_TYPES = ("F32", "F16", "BF16")
 
@@ -42,8 +42,8 @@ def iter_gguf_weights(
 
     Args:
         path: the file, or the first of several parts.
-        dtype: of decoded quantized tensors; None: float32.
-        on_read: called with the number of bytes of each tensor in the file.
+        dtype: dtype of decoded quantized tensors; None: float32.
+        on_read: function that is called with the number of bytes of each tensor in the file.
 
     Raises:
         CheckpointError: the file is malformed, or an entry or the package `gguf` is missing.
@@ -80,7 +80,7 @@ class _Renaming:
 
     Args:
         file: the file of the tensors.
-        architecture: of the file.
+        architecture: architecture of the file.
     """
 
     def __init__(self, file: GGUFFile, architecture: Architecture) -> None:
@@ -89,7 +89,7 @@ class _Renaming:
         self._heads = {"attn_q": num_heads, "attn_k": file.size("{arch}.attention.head_count_kv", num_heads)}
 
     def tensors(self, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """Yield the Hugging Face tensors of a tensor in the file; one per expert."""
+        """Yield the Hugging Face tensors of a tensor in the file: one tensor, or one per expert."""
         match = _IN_LAYER.fullmatch(name)
         if match is None:
             yield _OUTSIDE.get(name, name), self._without_offset(name, tensor)

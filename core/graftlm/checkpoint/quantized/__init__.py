@@ -1,4 +1,4 @@
-"""Quantized weights in checkpoints: detection and decoding of their formats."""
+"""Detects and decodes the formats of quantized weights in checkpoints."""
 
 from graftlm.checkpoint.quantized.detection import find_weight_format, without_quantization
 from graftlm.checkpoint.quantized.weight_format import WeightFormat, WeightParts

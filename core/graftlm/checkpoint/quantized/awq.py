@@ -17,7 +17,7 @@ __all__ = ["AwqFormat"]
 
 _BITS = 4
 _PER_WORD = 32 // _BITS
-#: Index in a word of each of 8 consecutive outputs: even outputs are first.
+#: Index in a word of each of 8 consecutive outputs; even outputs are first.
 _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
@@ -51,7 +51,7 @@ class AwqFormat(WeightFormat):
         return f"AWQ, {_BITS} bits"
 
     def main_part(self, parts: Set[str]) -> str | None:
-        """Return "qweight" if there is one."""
+        """Return "qweight" if it exists."""
         return "qweight" if "qweight" in parts else None
 
     def coded_weight(self, parts: WeightParts) -> CodedWeight:

@@ -1,4 +1,4 @@
-"""A quantized weight: codes with scales and zero points, and the unpacking of codes from 32-bit words."""
+"""A quantized weight of codes, scales and zero points, and the unpacking of codes from 32-bit words."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class CodedWeight:
         if self.groups is not None and not _are_groups(self.groups, num_inputs, num_groups):
             raise ValueError(f"each of {num_inputs} inputs must have one of {num_groups} groups")
         if not self.scales.is_floating_point() or not self.scales.float().isfinite().all():
-            raise ValueError("scales must be finite numbers of a floating dtype")  # 0 is allowed: for rows of zeros
+            raise ValueError("scales must be finite numbers of a floating dtype")  # 0 is allowed, for rows of zeros
 
     def decoded(self, dtype: torch.dtype) -> Tensor:
         """Return the weight, [N, K], computed in float32 and rounded once."""
@@ -64,7 +64,7 @@ class CodedWeight:
 
     def _panel(self, rows: slice) -> Tensor:
         """Return some rows in float32."""
-        numbers = self.codes[rows].contiguous().float()  # a copy, as codes are bytes
+        numbers = self.codes[rows].contiguous().float()  # a copy, because codes are bytes
         scales = self._by_input(self.scales, rows)
         grouped = numbers.view(numbers.shape[0], scales.shape[1], -1)
         if self.zeros is not None:
@@ -79,11 +79,11 @@ class CodedWeight:
 
 
 def unpack(words: Tensor, bits: int) -> Tensor:
-    """Return the numbers in 32-bit words, the first in the lowest bits.
+    """Return the numbers in 32-bit words; the first number is in the lowest bits.
 
     Args:
         words: int32 [R, W].
-        bits: bits of a number: 2, 4 or 8.
+        bits: number of bits of a number: 2, 4 or 8.
 
     Returns: uint8 [R, W * 32 / bits].
 
@@ -105,7 +105,7 @@ def unpack(words: Tensor, bits: int) -> Tensor:
 
 
 def consecutive_groups(num_inputs: int, group_size: int) -> Tensor | None:
-    """Return the group of each input, int64 [K]; None if all groups are full, as in `CodedWeight`.
+    """Return the group of each input, int64 [K]; None if all groups are full; see `CodedWeight.groups`.
 
     If the group size is larger than the number of inputs, all inputs are one full group.
     """

@@ -1,4 +1,4 @@
-"""Weights of compressed-tensors (llm-compressor): packed or unpacked integers, or float8."""
+"""Reads weights of compressed-tensors (llm-compressor): packed or unpacked integers, or float8."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class CompressedTensorsFormat(WeightFormat):
     weight_scale [N, G], weight_zero_point int32 [N/p, G], weight_g_idx int32 [K]. Not packed: weight int8 or float8
     [N, K], weight_scale, weight_zero_point int8.
 
-    The tensors of a module determine whether and how it is quantized; the configuration has only patterns of names and
-    classes of modules.
+    The tensors of a module determine whether and how it is quantized; the configuration has only patterns of module
+    names and module classes.
 
     Attributes:
-        names: of the formats in the configuration, such as "pack-quantized".
-        block: outputs and inputs of a block with one scale; None: no blocks.
+        names: names of the formats in the configuration, such as "pack-quantized".
+        block: numbers of outputs and inputs of a block with one scale; None: no blocks.
     """
 
     names: tuple[str, ...]
@@ -133,14 +133,14 @@ def _bits(words: Tensor, num_inputs: int) -> int:
 
 
 def _zeros(zeros: Tensor | None, bits: int, num_outputs: int) -> Tensor | None:
-    """Return unpacked zero points, [N, G], shifted to start at 0 as the codes."""
+    """Return unpacked zero points, [N, G], shifted to start at 0 like the codes."""
     import torch
 
     if zeros is None:
         return None
     if zeros.dim() != 2:
         raise ValueError("weight_zero_point must be a matrix")
-    if zeros.dtype == torch.int8:  # from versions that did not pack them
+    if zeros.dtype == torch.int8:  # written by versions that did not pack zero points
         shifted: Tensor = zeros.short() + 2 ** (bits - 1)
         return shifted
     return unpack(zeros.t(), bits)[:, :num_outputs].t()

@@ -28,11 +28,11 @@ _FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 
 
 def find_weight_format(folder: Path, raw: Mapping[str, Any] | None = None) -> WeightFormat | None:
-    """Return the format of a checkpoint's quantized weights; None if they are plain, or if the model must read them.
+    """Return the format of a checkpoint's quantized weights; None if they are plain, or if the model must decode them.
 
     Args:
-        folder: of the checkpoint.
-        raw: its config.json, if already read; a folder without config.json has plain weights.
+        folder: the checkpoint's folder.
+        raw: its config.json if it was already read; None: it is read. A folder without config.json has plain weights.
 
     Raises:
         CheckpointError: the quantization's configuration is malformed.

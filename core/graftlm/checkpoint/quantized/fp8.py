@@ -13,7 +13,7 @@ from graftlm.checkpoint.quantized.weight_format import WeightFormat, WeightParts
 
 __all__ = ["Fp8Format"]
 
-_SCALES = ("weight_scale_inv", "weight_scale")  # both are factors, in spite of `inv`
+_SCALES = ("weight_scale_inv", "weight_scale")  # both are factors, despite the name `inv`
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Fp8Format(WeightFormat):
     """For N outputs and K inputs: weight float8 [N, K]; weight_scale_inv or weight_scale per tensor, output or block.
 
     Attributes:
-        block: outputs and inputs of a block; None: one scale per tensor or per output.
+        block: numbers of outputs and inputs of a block; None: one scale per tensor or per output.
     """
 
     block: tuple[int, int] | None

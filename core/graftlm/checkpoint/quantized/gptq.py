@@ -29,9 +29,9 @@ class GptqFormat(WeightFormat):
     [G, N], g_idx int32 [K].
 
     Attributes:
-        bits: of most weights; a module may have another number, which follows from its tensors' shapes.
-        group_size: consecutive inputs of a group; None: all.
-        has_order: whether g_idx has the group of each input, as needed for activation order.
+        bits: number of bits of most weights; a module may have another number, which follows from its tensors' shapes.
+        group_size: number of consecutive inputs of a group; None: all inputs.
+        has_order: whether g_idx has the group of each input, which activation order needs.
         zero_offset: number to add to packed zero points.
     """
 
@@ -66,7 +66,7 @@ class GptqFormat(WeightFormat):
         return f"GPTQ, {self.bits} bits"
 
     def main_part(self, parts: Set[str]) -> str | None:
-        """Return "qweight" if there is one."""
+        """Return "qweight" if it exists."""
         return "qweight" if "qweight" in parts else None
 
     def coded_weight(self, parts: WeightParts) -> CodedWeight:
@@ -86,7 +86,7 @@ class GptqFormat(WeightFormat):
 
 
 def _bits(scales: Tensor, qzeros: Tensor) -> int:
-    """Return the bits of a number, which may differ between layers; the columns of both tensors are N outputs."""
+    """Return the number of bits of a code, from the columns of the two tensors; it may differ between layers."""
     for bits in _BITS:
         if qzeros.shape[1] * 32 == scales.shape[1] * bits:
             return bits

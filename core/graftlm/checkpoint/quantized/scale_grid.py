@@ -1,4 +1,4 @@
-"""Scales per tensor, per output, per group of inputs or per block, distinguished by their shape."""
+"""Applies scales per tensor, per output, per group of inputs or per block, distinguished by their shape."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def scaled_codes(
 
     Args:
         codes: [N, K], one byte each.
-        scales: one number; or per output, [N] or [N, 1]; or per group of inputs, [N, G]; or per block.
-        zeros: as the scales; None: 0.
-        block: outputs and inputs of a block; the scales are then [ceil(N / outputs), ceil(K / inputs)].
+        scales: one number; or one per output, [N] or [N, 1]; or one per group of inputs, [N, G]; or one per block.
+        zeros: zero points with the shape of the scales; None: 0.
+        block: numbers of outputs and inputs of a block; the scales are then [ceil(N / outputs), ceil(K / inputs)].
 
     Raises:
         ValueError: the shapes do not match.
@@ -40,7 +40,7 @@ def scaled_codes(
 
 
 def as_grid(values: Tensor) -> Tensor:
-    """Return scales or zero points with one row per output (or one row for all) and one column per group."""
+    """Return scales or zero points as a matrix: one row per output (or one row for all) and one column per group."""
     if values.numel() == 1:
         return values.reshape(1, 1)
     return values[:, None] if values.dim() == 1 else values

@@ -1,4 +1,4 @@
-"""The contract of a format of quantized weights: the tensors of a weight, and their decoding."""
+"""The contract of a format of quantized weights, which determines the tensors of a weight and their decoding."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class WeightFormat(ABC):
 
     @abstractmethod
     def main_part(self, parts: Set[str]) -> str | None:
-        """Return the main part, at whose tensor the weight is decoded; None if a module with these parts is plain."""
+        """Return the part whose tensor the decoded weight replaces; None if a module with these parts is plain."""
 
     @abstractmethod
     def coded_weight(self, parts: WeightParts) -> CodedWeight:
-        """Return the weight of its tensors.
+        """Return the weight that the tensors contain.
 
         Raises:
             WeightError: a tensor is missing.
@@ -63,8 +63,8 @@ class WeightParts:
     """The tensors of one quantized weight.
 
     Args:
-        module: name of the module, the start of their names.
-        tensors: by last part of their names.
+        module: name of the module, which is the start of the tensors' names.
+        tensors: last part of a tensor's name -> tensor.
     """
 
     def __init__(self, module: str, tensors: Mapping[str, Tensor]) -> None:
@@ -93,8 +93,8 @@ class WeightParts:
         """Return a tensor of two dimensions.
 
         Raises:
-            WeightError: the checkpoint lacks it.
-            ValueError: it has other dimensions.
+            WeightError: the checkpoint does not have the tensor.
+            ValueError: the tensor does not have two dimensions.
         """
         tensor = self[part]
         if tensor.dim() != 2:

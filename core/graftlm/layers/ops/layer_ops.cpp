@@ -1,4 +1,5 @@
 // The operations of a decoder layer between its matrix products: norms, rotation and gated activation, one pass each.
+//
 // PyTorch runs each of them as three to seven operations, and their dispatch takes longer than the arithmetic of a row
 // of a thousand numbers. Here a row is read once and written once; intermediate values stay in the first-level cache.
 //
