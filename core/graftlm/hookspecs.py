@@ -35,62 +35,62 @@ hookimpl = pluggy.HookimplMarker(PROJECT_NAME)
 
 @hookspec
 def provide_attention_backends() -> Iterable[Provider[AttentionBackend]]:  # type: ignore[empty-body]
-    """Provide attention backends; `create(options, AttentionContext)`, `capabilities` an `AttentionCapabilities`."""
+    """Provide attention backends; `create` gets an `AttentionContext`, `capabilities` is an `AttentionCapabilities`."""
 
 
 @hookspec
 def provide_prefix_caches() -> Iterable[Provider[PrefixCache]]:  # type: ignore[empty-body]
-    """Provide prefix caches; `create(options, CacheContext)`, `capabilities` a `CacheCapabilities`."""
+    """Provide prefix caches; `create` gets a `CacheContext`, `capabilities` is a `CacheCapabilities`."""
 
 
 @hookspec
 def provide_eviction_strategies() -> Iterable[Provider[EvictionStrategy]]:  # type: ignore[empty-body]
-    """Provide eviction strategies; `create(options, EvictionContext)`."""
+    """Provide eviction strategies; `create` gets an `EvictionContext`."""
 
 
 @hookspec
 def provide_grammar_backends() -> Iterable[Provider[GrammarBackend]]:  # type: ignore[empty-body]
-    """Provide grammar backends; `create(options, GrammarContext)`."""
+    """Provide grammar backends; `create` gets a `GrammarContext`."""
 
 
 @hookspec
 def provide_models() -> Iterable[Provider[Model]]:  # type: ignore[empty-body]
-    """Provide model architectures; `create(options, ModelContext)`, `capabilities` a `ModelCapabilities`."""
+    """Provide model architectures; `create` gets a `ModelContext`, `capabilities` is a `ModelCapabilities`."""
 
 
 @hookspec
 def provide_quantizations() -> Iterable[Provider[Quantization]]:  # type: ignore[empty-body]
-    """Provide quantizations; `create(options, QuantizationContext)`, `capabilities` a `QuantizationCapabilities`."""
+    """Provide quantizations; `create` gets a `QuantizationContext`, `capabilities` is a `QuantizationCapabilities`."""
 
 
 @hookspec
 def provide_scheduling_policies() -> Iterable[Provider[SchedulingPolicy]]:  # type: ignore[empty-body]
-    """Provide scheduling policies; `create(options, SchedulingContext)`."""
+    """Provide scheduling policies; `create` gets a `SchedulingContext`."""
 
 
 @hookspec
 def provide_drafters() -> Iterable[Provider[Drafter]]:  # type: ignore[empty-body]
-    """Provide drafters for speculative decoding; `create(options, DrafterContext)`."""
+    """Provide drafters for speculative decoding; `create` gets a `DrafterContext`."""
 
 
 @hookspec
 def provide_kv_storages() -> Iterable[Provider[KVStorage]]:  # type: ignore[empty-body]
-    """Provide KV storages, which the options of a tiered cache select; `create(options, StorageContext)`."""
+    """Provide KV storages, which the options of a tiered cache select; `create` gets a `StorageContext`."""
 
 
 @hookspec
 def provide_logits_processors() -> Iterable[Provider[LogitsProcessor]]:  # type: ignore[empty-body]
-    """Provide logits processors, which requests select; `create(options, LogitsContext)` is called per request."""
+    """Provide logits processors, which requests select; `create` gets a `LogitsContext`, once per request."""
 
 
 @hookspec
 def provide_tool_call_formats() -> Iterable[Provider[ToolCallFormat]]:  # type: ignore[empty-body]
-    """Provide tool call formats; `create(options, ChatFormatContext)`, `capabilities` a `ChatFormatCapabilities`."""
+    """Provide tool call formats; `create` gets a `ChatFormatContext`, `capabilities` is a `ChatFormatCapabilities`."""
 
 
 @hookspec
 def provide_reasoning_formats() -> Iterable[Provider[ReasoningFormat]]:  # type: ignore[empty-body]
-    """Provide reasoning formats; `create(options, ChatFormatContext)`, `capabilities` a `ChatFormatCapabilities`."""
+    """Provide reasoning formats; `create` gets a `ChatFormatContext`, `capabilities` is a `ChatFormatCapabilities`."""
 
 
 @hookspec

@@ -28,7 +28,7 @@ class TextPair:
 
 
 def is_chat(prompt: object) -> TypeGuard[Sequence[Message]]:
-    """Whether a prompt is a list of chat messages."""
+    """Return whether a prompt is a list of chat messages."""
     return isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], Mapping)
 
 

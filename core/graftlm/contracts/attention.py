@@ -90,7 +90,7 @@ class KVCache(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AttentionCapabilities:
-    """What a backend supports. `None` means any.
+    """The features that a backend supports; None means any value.
 
     Attributes:
         devices: torch device types.
@@ -149,7 +149,7 @@ class AttentionBackend(ABC):
           attend to tokens that another request of the same batch writes.
         - A query at position p attends to positions max(0, p - window + 1) .. p of its own request, through its page
           table, and to nothing else. The content of other slots, NaN included, has no effect.
-        - Any mix of one-token and many-token requests is allowed. A request's result does not depend on the others.
+        - Any mix of one-token and many-token requests is allowed. A request's result does not depend on other requests.
         - Inputs and slots outside `out_slots` are not changed.
     """
 

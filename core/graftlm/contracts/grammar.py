@@ -171,14 +171,14 @@ class GrammarBackend(ABC):
 
     @abstractmethod
     def check(self, spec: GrammarSpec) -> tuple[str, ...]:
-        """Check a specification as far as that is possible without compiling it; takes milliseconds.
+        """Check a specification as far as possible without compiling it; this takes milliseconds.
 
         Returns: the path of each keyword that is not enforced, such as `$.items.uniqueItems`; empty if the
             specification is strict.
 
         Raises:
-            GrammarError: the specification is malformed, or contains what this backend cannot enforce; the message has
-                the path.
+            GrammarError: the specification is malformed, or has a part that this backend cannot enforce; the message
+                has the path.
         """
 
     @abstractmethod

@@ -40,7 +40,7 @@ class ModelConfig:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Names of a score head's outputs; LABEL_0, LABEL_1 if config.json has none, as in Transformers.
+        """Names of a score head's outputs; if config.json has none, LABEL_0, LABEL_1 and so on, like in Transformers.
 
         Raises:
             CheckpointError: the keys of id2label are not 0, 1 and so on.
@@ -57,7 +57,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModelCapabilities:
-    """What a model provider supports.
+    """The features that a model provider supports.
 
     Attributes:
         architectures: Hugging Face class names that it supports.

@@ -145,7 +145,7 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True)
 class CacheCapabilities:
-    """What a cache supports.
+    """The features that a cache supports.
 
     Attributes:
         reuses: whether a match can contain pages.

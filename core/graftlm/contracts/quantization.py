@@ -41,7 +41,7 @@ class QuantizationContext:
 
 @dataclass(frozen=True, slots=True)
 class QuantizationCapabilities:
-    """What a quantization supports; core reads it before creation.
+    """The features that a quantization supports; core reads them before creation.
 
     Attributes:
         devices: supported torch device types.

@@ -114,7 +114,7 @@ class TieredPrefixCache(PrefixCache):
     @property
     @abstractmethod
     def tier_stats(self) -> TierStats:
-        """Return the counters of the lower tiers."""
+        """The counters of the lower tiers."""
 
     @abstractmethod
     def close(self) -> None:

@@ -151,6 +151,6 @@ def _bounds(x: Tensor, targets: Tensor, by_share: bool) -> Tensor:
         BY_SHARE=by_share,
         BLOCK=min(_BLOCK, triton.next_power_of_2(vocab_size)),
         num_warps=_NUM_WARPS,
-        enable_fp_fusion=True,  # explicit, since Triton warns that its default will change
+        enable_fp_fusion=True,  # explicit, because Triton warns that its default will change
     )
     return bounds

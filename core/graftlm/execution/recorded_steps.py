@@ -145,7 +145,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
         elif func._schema.is_mutable:
             self.calls.append((func, args, kwargs))
-        # Keep these tensors alive: a kernel's arguments may be their addresses, which hold no reference.
+        # Keep these tensors alive: a kernel's arguments may be their addresses, which are no references.
         self._kept += [tensor for tensor in kept if self.memory.borrowed(tensor) is tensor]
         if out is None:
             return None

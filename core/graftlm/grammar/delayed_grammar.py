@@ -106,7 +106,7 @@ class TextTokens:
 
     @cached_property
     def all(self) -> NDArray[np.int32]:
-        """Return the bitmask of all tokens that are text, int32 [ceil(V / 32)]."""
+        """The bitmask of all tokens that are text, int32 [ceil(V / 32)]."""
         return self.mask(i for i, text in enumerate(self.texts) if text)
 
 

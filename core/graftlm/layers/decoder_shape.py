@@ -146,7 +146,7 @@ def read_number(raw: Mapping[str, Any], name: str, default: float | None = None)
 
 
 def is_positive(value: object) -> TypeGuard[float]:
-    """Whether a value of config.json is a number above 0 within the range of float32 (not NaN, Infinity or 1e39)."""
+    """Return whether a value of config.json is a number above 0 in the range of float32 (not NaN, Infinity, 1e39)."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= _LARGEST
 
 

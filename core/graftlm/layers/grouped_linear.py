@@ -140,7 +140,7 @@ class GroupedLinear(nn.Module):
             self.weight, self._kernels = self._empty_weight(self.num_experts), []
 
     def _fits_one_kernel(self) -> bool:
-        """Whether the device's grouped kernel can read the weights."""
+        """Return whether the device's grouped kernel can read the weights."""
         if not self.weight.is_cuda or self._kernels:
             return False
         row_bytes = (size * self.weight.dtype.itemsize for size in (self.in_features, self.out_features))

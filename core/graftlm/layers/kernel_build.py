@@ -34,7 +34,7 @@ _LOOK_AGAIN_S = 0.05
 _SHOWN_ERROR_CHARS = 2000
 _MISSING = "is missing"
 _BUILD_PREFIX = "build-"
-#: No compilation takes this long: an older folder belongs to a process that was killed.
+#: More time than any compilation takes, in seconds; an older folder belongs to a process that was killed.
 _DEAD_BUILD_S = 3600.0
 
 
@@ -103,7 +103,7 @@ def build_library(
         flags: compiler flags in addition to `BASE_FLAGS`, those of the chosen instructions and those in the source.
         include_dir: folder of the headers that kernels share.
 
-    Effects: notifies the watches of `kernel_events`; logs what is compiled and how long that takes.
+    Effects: notifies the watches of `kernel_events`; logs each compilation and its time.
 
     Raises:
         KernelBuildError: there is no compiler, it fails, or users other than this user and root may write to the

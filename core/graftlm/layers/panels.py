@@ -68,7 +68,7 @@ class PanelKernels:
 
 
 class PanelMatrix:
-    """A weight matrix in panels, multiplied on as many threads as torch uses.
+    """A weight matrix in panels; products use torch's number of threads.
 
     Args:
         weight: bfloat16 [out, in], `in` even; no reference is kept.

@@ -1,6 +1,6 @@
 """Rotary position embedding (RoFormer, arXiv:2104.09864): the rotation of heads by their positions.
 
-The two halves of a head are rotated against each other, as in Hugging Face's models:
+The two halves of a head are rotated against each other, like in Hugging Face's models:
 
     out = x * [cos, cos] + roll(x, R / 2) * [-sin, sin]
 

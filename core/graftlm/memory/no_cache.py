@@ -119,7 +119,7 @@ class NoCache(TieredPrefixCache):
 
     @property
     def tier_stats(self) -> TierStats:
-        """Return zeros."""
+        """The counters, which are all zero."""
         return TierStats()
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ class AdmissionControl:
     MIN_SHARE = 0.05
     DECAY = 0.995  # per step
     RAISE = 0.1  # per retraction
-    #: Maximum number of tokens that count as one request's need.
+    #: Maximum number of output tokens that are counted per request.
     HORIZON_TOKENS = 4096
 
     def __init__(self, table: RequestTable, page_size: int) -> None:

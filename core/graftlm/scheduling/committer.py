@@ -199,7 +199,7 @@ def _finish_after(request: Request, token_id: int) -> Finish | None:
     """Decide whether a request's latest token ends it.
 
     Raises:
-        RequestError: its grammar allows no further token, or failed.
+        RequestError: the request's grammar allows no further token, or failed.
     """
     watch, grammar = request.stop_watch, request.grammar
     if watch is not None:

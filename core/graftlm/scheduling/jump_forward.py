@@ -24,7 +24,7 @@ from graftlm.types import TokenIds
 __all__ = ["Jump", "JumpForward", "Retokenizer"]
 
 _REPLACEMENT: Final = "\ufffd"
-_WINDOWS: Final = (8, 4, 2, 1, 0)  # numbers of latest tokens that are encoded again; the largest that succeeds is used
+_WINDOWS: Final = (8, 4, 2, 1, 0)  # numbers of latest tokens to encode again; the first that succeeds is used
 _CONTEXT: Final = 4  # tokens before the window that are decoded too: the first text of a sequence may lose its space
 _MAX_CHAR_BYTES: Final = 4  # a token has at least one byte
 _MAX_CHARS: Final = 2048  # of forced text that is appended in one call
@@ -136,7 +136,7 @@ class JumpForward:
         return window, token_ids
 
     def _is_open(self, request: Request, last: int) -> bool:
-        """Whether the grammar allows a longer token in place of the last one, which it has accepted."""
+        """Return whether the grammar allows a longer token in place of the last one, which it has accepted."""
         grammar = request.grammar
         if grammar is None:
             return False
@@ -170,7 +170,7 @@ class JumpForward:
         return self._decode(window.context + token_ids)[len(window.before) + len(window.text) :]
 
     def _may_stop(self, request: Request, text: str) -> bool:
-        """Whether forced text, together with the text before it, may complete a stop string."""
+        """Return whether forced text, together with the text before it, may complete a stop string."""
         stops = request.params.stop_strings
         if not stops:
             return False

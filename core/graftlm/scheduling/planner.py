@@ -36,8 +36,8 @@ class Planner:
 
     Decode rows come first, then running prefills, then waiting requests, up to the token budget, the rows and the
     pages. If a decode row gets no page, the least important running request is retracted. If the policy preempts,
-    waiting requests of sufficient priority are admitted before this, and replace the least important running requests.
-    Without `mix_chunks`, decode rows keep their pages but skip steps that contain prefill.
+    waiting requests of sufficient priority are admitted before the other rows are planned; they replace the least
+    important running requests. Without `mix_chunks`, decode rows keep their pages but skip steps that contain prefill.
 
     Attributes:
         current: the request that is being planned, which fails if its planning raises; None between requests.
@@ -231,7 +231,7 @@ class Planner:
                 budget -= request.num_tokens - int(self._kv.table.computed[request.held_row])
 
     def _enter_for(self, request: Request, highest_victim: int, now: float) -> bool:
-        """Admit a request, retracting as many requests of priority `highest_victim` or less as it needs."""
+        """Admit a request, and retract requests of priority `highest_victim` or less until it has enough pages."""
         if self._enter(request, now):
             return True
         running, kv = self._running.requests, self._kv
@@ -259,7 +259,7 @@ class Planner:
                 budget -= self._take_chunk(request, chunks, budget)
 
     def _has_room(self) -> bool:
-        """Whether a request could be admitted: it needs a free row, and one page even if its prompt is cached."""
+        """Return whether a request could be admitted: a row is free, and a page, which even a cached prompt needs."""
         kv = self._kv
         return bool(kv.table.num_free_rows) and self._admission.reserved_pages() < kv.available_pages
 

@@ -79,7 +79,7 @@ class PromptTree:
         self._roots: dict[str, PromptNode] = {}  # by namespace; a root has at least one request
 
     def __len__(self) -> int:
-        """Number of requests in the tree."""
+        """Return the number of requests in the tree."""
         return sum(root.num_waiting for root in self._roots.values())
 
     def add(self, token_ids: TokenIds, namespace: str) -> PromptNode:

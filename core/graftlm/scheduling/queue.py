@@ -1,4 +1,4 @@
-"""The waiting requests and the order in which they are considered."""
+"""The queue of waiting requests, and the order in which they are considered."""
 
 import itertools
 import logging
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class QueueEntry:
-    """A waiting request as a policy sees it: `graftlm.contracts.WaitingRequest`.
+    """A waiting request in the form that a policy reads, `graftlm.contracts.WaitingRequest`.
 
     Attributes:
         node: node of the request in the tree of waiting requests; None until a policy reads a group.

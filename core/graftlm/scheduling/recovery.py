@@ -15,7 +15,7 @@ __all__ = ["Recovery"]
 
 
 class Recovery:
-    """Fails the requests that cannot continue, and queues the others again.
+    """Fails the requests that cannot continue, and queues all other requests again.
 
     Three cases, with the data that is still valid:
 

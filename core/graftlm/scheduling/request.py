@@ -232,7 +232,7 @@ class Request:
 
     @property
     def pooled(self) -> NDArray[np.float32]:
-        """Return the embedding, float32 [n], after the last position has been added."""
+        """The embedding, float32 [n], after the last position has been added."""
         if self._pooled is None:
             raise InvariantError(f"request {self.request_id} ends without its hidden states")
         num_tokens = self.prompt_len if self.pooling is not None and self.pooling.reads_all else 1

@@ -16,10 +16,10 @@ class RunningRequests:
     """Assigns rows of the request table to requests, and frees the rows.
 
     Args:
-        on_leave: called with each row that a request leaves.
+        on_leave: function that is called with each row that a request leaves.
 
     Attributes:
-        requests: highest priority first, then earliest arrival; the last one is the first to be retracted.
+        requests: the running requests, highest priority first, then earliest arrival; the last is retracted first.
     """
 
     def __init__(self, kv: KVManager, on_leave: Callable[[int], None] | None = None) -> None:

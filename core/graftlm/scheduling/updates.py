@@ -43,8 +43,8 @@ class RequestUpdate(msgspec.Struct, frozen=True, array_like=True, omit_defaults=
 
     Attributes:
         token_ids: tokens generated since the last update.
-        num_dropped: number of tokens reported before that these tokens replace. The tokenizer may encode forced text
-            and the text before it with other tokens than before.
+        num_dropped: number of previously reported tokens that these tokens replace. This happens because forced text is
+            encoded together with the text before it, which may change the latest tokens.
         forced_text: the text that such a replacement adds; it removes no text.
         logprobs: one entry per token if requested.
         prompt_logprobs: log-probabilities of further prompt positions if requested.

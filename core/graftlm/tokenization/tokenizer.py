@@ -204,7 +204,7 @@ class Tokenizer:
 
     @cached_property
     def _longest_token(self) -> int | None:
-        """Return the maximum length of a token in characters; None if a token may replace any number of characters."""
+        """Maximum length of a token in characters; None if a token may replace any number of characters."""
         parts = json.loads(self.to_json())
         model = parts.get("model") or {}
         covers_everything = model.get("type") == "BPE" and (model.get("byte_fallback") or not model.get("unk_token"))
