@@ -70,7 +70,7 @@ def make_device_parts(
 
     Args:
         has_graphs: whether one-token steps are captured as CUDA graphs.
-        on_stage: called with the progress of capturing.
+        on_stage: function that is called with the progress of capturing.
     """
     model, device = chosen.model, target.device
     model.bind_attention(attention if tiers is None else AwaitingAttention(attention, tiers.mover.await_layer))

@@ -45,7 +45,7 @@ def allocate_kv(
 
     Args:
         has_graphs: whether one-token steps are captured as CUDA graphs, which need a spare page.
-        on_stage: called with the name of each stage.
+        on_stage: function that is called with the name of each stage.
 
     Raises:
         ConfigError: the device has too little free memory, or the configuration does not fit the model.

@@ -30,7 +30,7 @@ def load_weights(
     """Load the checkpoint's weights into the model, and quantize them if this is configured.
 
     Args:
-        on_stage: called with the name of the stage.
+        on_stage: function that is called with the name of the stage.
         watcher: called with the progress of reading; None: progress is shown on a terminal.
 
     Raises:

@@ -22,9 +22,9 @@ class AttentionLayer:
 
     Attributes:
         layer_id: index into the KV cache.
-        num_heads: query heads H.
-        num_kv_heads: key/value heads H_kv; H is a multiple of it.
-        head_dim: numbers per head, D.
+        num_heads: H, number of query heads.
+        num_kv_heads: H_kv, number of key/value heads; H is a multiple of H_kv.
+        head_dim: D, dimension of a head.
         scale: factor by which the scores are multiplied before the softmax.
         sliding_window: number of tokens that a token attends to, itself included; None: it attends to all tokens before
             it.
@@ -125,7 +125,7 @@ class AttentionContext:
     Attributes:
         layers: all attention layers of the model, in order of layer_id.
         kv: the paged cache.
-        page_size: tokens in a page.
+        page_size: number of tokens in a page.
         device, dtype: device and dtype of the queries, keys and values passed to `forward`; the cache may store 8-bit
             numbers.
         max_requests: upper limit of B.

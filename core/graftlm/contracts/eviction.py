@@ -47,7 +47,7 @@ class EvictionContext:
 
     Attributes:
         total_pages: upper limit of the cache's pages; all of them may be evictable.
-        page_size: tokens in a page.
+        page_size: number of tokens in a page.
     """
 
     total_pages: int

@@ -167,11 +167,11 @@ class CacheContext:
     """The arguments of a cache's `create`.
 
     Attributes:
-        page_size: tokens in a page.
+        page_size: number of tokens in a page.
         eviction: the strategy that orders the leaves.
         clock: monotonic, in seconds; the only clock that a cache may read.
-        on_event: called for every node that is inserted, split or evicted; None: no events are needed. See
-            `CacheEvent`.
+        on_event: function that is called for every node that is inserted, split or evicted; None: no events are needed.
+            See `CacheEvent`.
         window: view that returns which pages have window pages; None if all layers share one memory.
         transfer: copies pages to and from host memory. None for a cache without `tiers`. Also None for a tiered cache
             that replaces a failed one, if host memory or storage is not available again; the new cache then has only

@@ -14,7 +14,7 @@ class AwaitingAttention(AttentionBackend):
 
     Args:
         inner: the backend.
-        await_layer: called with the layer_id before each layer's forward.
+        await_layer: function that is called with the layer_id before each layer's forward.
     """
 
     def __init__(self, inner: AttentionBackend, await_layer: Callable[[int], None]) -> None:

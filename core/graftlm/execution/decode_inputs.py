@@ -1,4 +1,4 @@
-"""The tensors that captured decode steps read; their addresses are fixed, and one copy per step fills them."""
+"""The tensors that captured decode steps read. Their addresses are fixed, and one copy per step fills them."""
 
 from dataclasses import dataclass, replace
 
@@ -20,10 +20,10 @@ class DecodeShape:
     """Size limits of the inputs of decode steps.
 
     Attributes:
-        num_rows: R, rows of the request table.
+        num_rows: R, number of rows of the request table.
         max_size: N, maximum number of requests in one step.
-        max_pages: P, columns of the page table.
-        page_size: tokens in a page.
+        max_pages: P, number of columns of the page table.
+        page_size: number of tokens in a page.
         spare_pages: ids of pages that no request owns: one in the memory of all layers, and one in the memory of the
             sliding-window layers if they have their own.
     """
@@ -52,7 +52,7 @@ class _Host:
         fields [3 + M, N] int64 | seq_lens [N] int32 | page tables [M, size, p] int32, p = columns of this step
 
     Attributes:
-        words: int64, pinned if the device is a GPU.
+        words: int64, all inputs; pinned if the device is a GPU.
     """
 
     words: Tensor
@@ -77,11 +77,11 @@ class _Host:
 class DecodeInputs:
     """Inputs of decode steps, padded to a fixed number of requests.
 
-    A padding request has one token on the spare page, at position 0. An attention backend computes it as any other
-    request, and its keys and values are never read.
+    A padding request has one token on the spare page, at position 0. An attention backend computes it like any other
+    request; its keys and values are never read.
 
     A token that is only on the device is gathered from its row of `last_tokens`; other tokens are copied with the step.
-    Both are in one tensor, and a request's source is the index of its token in that tensor.
+    Both kinds of tokens are in one tensor, and a request's source is the index of its token in that tensor.
 
     Attributes:
         last_tokens: int64 [R], each row's latest sampled token.
@@ -94,7 +94,7 @@ class DecodeInputs:
         words = torch.zeros(shape.num_rows + shape.num_words, dtype=torch.int64, device=device)
         self.last_tokens = words[: shape.num_rows]
         self._words = words[shape.num_rows :]
-        self._tokens = words[: shape.num_rows + size]  # the last tokens, then the tokens that are copied with the step
+        self._tokens = words[: shape.num_rows + size]  # `last_tokens`, then the tokens that are copied with the step
         end = (_NUM_FIELDS + shape.num_memories) * size
         self._fields = self._words[:end].view(-1, size)
         self._seq_lens = self._words[end:].view(torch.int32)[:size]
@@ -121,7 +121,7 @@ class DecodeInputs:
         return self._batch(host, size)
 
     def gather(self, size: int) -> None:
-        """Write the token of each request to `input_ids`. It is part of the captured work."""
+        """Write the token of each request to `input_ids`. This is part of the captured work."""
         torch.index_select(self._tokens, 0, self._fields[1, :size], out=self._input_ids[:size])
 
     def _on_host(self, plan: StepPlan | None, size: int) -> _Host:

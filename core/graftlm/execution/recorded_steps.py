@@ -251,7 +251,7 @@ class RecordedSteps:
 
     Args:
         attention, forward: the model's backend and forward pass; `repeats_calls` is True for both.
-        num_rows: R, rows of the request table.
+        num_rows: R, number of rows of the request table.
         max_size: maximum number of requests of a step.
 
     Attributes:

@@ -62,7 +62,7 @@ class Sampler:
     of the batch. A token after drafts is the token that would be sampled if the drafts had been sampled.
 
     Args:
-        num_rows: R, rows of the request table.
+        num_rows: R, number of rows of the request table.
         vocab_size: V.
         device: device of the logits.
         make_processor: function that creates logits processors.

@@ -191,7 +191,7 @@ def _lock(library: Path) -> Iterator[None]:
 
 
 def _try_lock(descriptor: int) -> bool:
-    """Take a file's lock if it is free or if the file system has no locks; return whether it was taken."""
+    """Lock a file; return False if its lock is not free. On a file system without locks, the result is True."""
     import fcntl  # POSIX only
 
     try:
