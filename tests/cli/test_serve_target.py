@@ -78,7 +78,7 @@ def test_two_models_are_refused(capsys):
         (["-tp", "2"], "one replica runs on one device"),
         (["--disable-overlap-schedule"], "--set scheduling.overlap=false"),
         (["--speculative-algorithm", "NGRAM"], "--set speculation.drafter=VALUE"),
-        (["--speculative-draft-model-path", "x"], "there are no draft models"),
+        (["--speculative-draft-model-path", "x"], "the setting is speculation.drafter.options"),
     ],
 )
 def test_the_error_for_an_option_of_another_server_names_the_setting(arguments, says, capsys):

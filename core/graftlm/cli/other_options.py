@@ -87,14 +87,18 @@ OTHER_OPTIONS = (
     OtherOption(
         ("--speculative-config", "--speculative-algorithm"),
         "speculation.drafter",
-        "auto, radix or suffix; there are no draft models or heads",
+        "auto, radix, suffix or draft_model; there are no heads",
     ),
     OtherOption(
         ("--speculative-num-draft-tokens", "--speculative-num-steps"),
         "speculation.max_drafts",
-        "a maximum; fewer are drafted where they do not pay",
+        "a maximum; fewer are drafted if more would not pay",
     ),
-    OtherOption(("--speculative-draft-model-path", "--speculative-draft-model"), note="there are no draft models"),
+    OtherOption(
+        ("--speculative-draft-model-path", "--speculative-draft-model"),
+        "speculation.drafter.options",
+        "{path: PATH}, with speculation.drafter.name=draft_model",
+    ),
     OtherOption(("--speculative-eagle-topk",), note="a draft is one sequence of tokens, not a tree"),
     OtherOption(("--enable-metrics",), note="metrics are always served, at /metrics"),
 )
