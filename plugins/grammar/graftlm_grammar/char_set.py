@@ -16,7 +16,7 @@ __all__ = [
     "union",
 ]
 
-#: Code points, as ranges (first, last) in ascending order, with gaps between them.
+#: Ranges of code points (first, last), both inclusive, in ascending order; adjacent ranges are merged.
 CharSet: TypeAlias = tuple[tuple[int, int], ...]
 
 _LAST = 0x10FFFF

@@ -1,4 +1,4 @@
-"""Choices: a list of texts, one of which is the output, as EBNF."""
+"""Translates choices, a list of texts of which the output must be one, to EBNF."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,8 @@ def parse_choices(text: str) -> tuple[str, ...]:
 def choices_to_ebnf(choices: Sequence[str]) -> str:
     """Return a grammar whose texts are the choices.
 
-    They are alternatives of one rule: the library builds a trie from them, four times as fast as from a trie in rules.
+    The choices are alternatives of one rule. The library builds a trie from them four times as fast as from rules that
+    already form a trie.
     """
     return f"root ::= {' | '.join(map(quoted_text, choices))}"
 

@@ -12,7 +12,7 @@ __all__ = ["check_disjoint", "json_type", "resolve", "types_of"]
 
 _INDEX: Final = re.compile("0|[1-9][0-9]{0,8}")
 _MAX_PAIRS: Final = 4096
-_MAX_STEPS: Final = 400_000  # visited schemas, values and names of properties; about one second
+_MAX_STEPS: Final = 400_000  # visited schemas, values and property names; this many take about one second
 
 
 def json_type(value: Any) -> str:
@@ -31,11 +31,11 @@ def resolve(root: Any, ref: Any, path: str) -> Any:
     Args:
         root: the whole schema.
         ref: the value of `$ref`.
-        path: of the reference, for errors.
+        path: location of the reference, for errors.
 
     Raises:
         NotEnforcedError: the reference is not of the form "#/name/name".
-        GrammarError: its target does not exist.
+        GrammarError: the reference's target does not exist.
     """
     if not isinstance(ref, str):
         raise GrammarError(f"{path}: expected a string, got {json.dumps(ref)[:80]}")
@@ -54,12 +54,12 @@ def resolve(root: Any, ref: Any, path: str) -> Any:
 
 
 def check_disjoint(root: Any, branches: list[Any], path: str, enforcement: Enforcement) -> None:
-    """Check that no value can be valid under two branches of a `oneOf`. The `oneOf` is then equal to an `anyOf`.
+    """Check that no value can be valid under two branches of a `oneOf`, so that it is equivalent to an `anyOf`.
 
     Args:
         root: the whole schema.
         branches: the schemas of the `oneOf`.
-        path: of the `oneOf`.
+        path: location of the `oneOf`.
         enforcement: records the keyword if the check fails.
 
     Raises:
@@ -67,7 +67,7 @@ def check_disjoint(root: Any, branches: list[Any], path: str, enforcement: Enfor
     """
     try:
         found = _overlap(root, branches)
-    except NotEnforcedError as error:  # a reference that is not enforced, or too many comparisons
+    except NotEnforcedError as error:  # a reference cannot be enforced, or there are too many comparisons
         enforcement.leave_out(path, f"not enforced: {error}; use anyOf")
         return
     if found is not None:
@@ -137,7 +137,7 @@ class _Comparison:
 
 
 def types_of(root: Any, schema: Any) -> set[str] | None:
-    """Return the types that a schema allows, with `number` in place of `integer`; None if it names no types."""
+    """Return the types that a schema allows, with `number` in place of `integer`; None if the schema names no types."""
     schema = _without_refs(root, schema)
     return _types(schema) if isinstance(schema, dict) else None
 
@@ -159,7 +159,7 @@ def _size(schema: Mapping[str, Any]) -> int:
 
 
 def _values(schema: Mapping[str, Any]) -> set[str] | None:
-    """Return the values that `const` or `enum` allow, as texts that are equal if the values are equal; None without."""
+    """Return the values that `const` or `enum` allow, in a canonical text form; None if the schema has neither."""
     values = schema.get("enum") if "const" not in schema else [schema["const"]]
     return None if not isinstance(values, list) else {_text(value) for value in values}
 

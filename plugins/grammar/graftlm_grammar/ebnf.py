@@ -46,21 +46,21 @@ class Chars:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The expression of another rule."""
+    """A reference to another rule, which stands for the rule's expression."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """Expressions one after the other."""
+    """A sequence of expressions, matched one after the other."""
 
     items: "tuple[Expression, ...]"
 
 
 @dataclass(frozen=True, slots=True)
 class Alternatives:
-    """One of several expressions."""
+    """A choice of one of several expressions."""
 
     branches: "tuple[Expression, ...]"
 

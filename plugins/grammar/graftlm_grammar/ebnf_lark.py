@@ -134,7 +134,7 @@ def _reachable(rules: Mapping[str, Expression]) -> dict[str, Expression]:
 
 
 def _regular(rules: Mapping[str, Expression]) -> dict[str, str]:
-    """Return, as regular expressions, the rules that do not refer to a recursive rule, directly or indirectly."""
+    """Return the rules that do not refer to a recursive rule, directly or indirectly, as regular expressions."""
     regexes: dict[str, str] = {}
     users: dict[str, list[str]] = {name: [] for name in rules}
     num_open = {}

@@ -2,8 +2,8 @@
 
 A lexer uses the longest match and does not backtrack, so `[a-z]* "b"` as two lexemes would match nothing. A part can be
 a lexeme only under two conditions. The first character of a match distinguishes the lexeme from all others. The first
-character after a match shows that the match has ended. A part that does not satisfy them is split into its own parts,
-down to single characters, which are always lexemes.
+character after a match shows that the match has ended. A part that does not satisfy both conditions is split into its
+own parts, down to single characters, which are always lexemes.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,17 +16,17 @@ from graftlm_grammar.ebnf_regex import regex_of
 
 __all__ = ["Lexemes"]
 
-_ALL: Final = -1  # every bit
+_ALL: Final = -1  # all bits are set
 
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """The properties that decide whether a part can be a lexeme. Sets of characters are bits; see `_Alphabet`.
+    """The properties that decide whether a part can be a lexeme. Sets of characters are bit sets; see `_Alphabet`.
 
     Attributes:
         nullable: whether the empty text matches.
         first: characters with which a match can start.
-        after: characters that can follow a match within a longer match; all characters if that is unknown.
+        after: characters with which a complete match can continue to a longer match; all characters if unknown.
     """
 
     nullable: bool
@@ -44,7 +44,7 @@ class _Alphabet:
         self._bits: dict[CharSet, int] = {}
 
     def bits(self, chars: CharSet) -> int:
-        """Return a set of characters of the grammar as bits."""
+        """Return one of the grammar's character sets as a bit set, with one bit per group."""
         if chars not in self._bits:
             self._bits[chars] = sum((1 << self._idx[last + 1]) - (1 << self._idx[first]) for first, last in chars)
         return self._bits[chars]
@@ -180,7 +180,7 @@ class Lexemes:
         return shapes, follow
 
     def _parts(self, part: Expression, after: int) -> Iterator[tuple[Expression, int]]:
-        """Yield the parts of a part that is not a lexeme, each with the characters that can follow it."""
+        """Split a part that is not a lexeme: yield its parts, each with the characters that can follow it."""
         match part:
             case Reference(name):
                 yield self._rules[name], after
@@ -205,7 +205,7 @@ def _one_after_the_other(one: _Shape, other: _Shape) -> _Shape:
 
 def _one_or_the_other(one: _Shape, other: _Shape) -> _Shape:
     after = _ALL if one.first & other.first else one.after | other.after
-    # After a match of length 0, the other branch can match.
+    # An empty match of one branch can continue to a match of the other.
     after |= (other.first if one.nullable else 0) | (one.first if other.nullable else 0)
     return _Shape(one.nullable or other.nullable, one.first | other.first, after)
 

@@ -36,7 +36,7 @@ def regex_text(text: str) -> str:
 
 
 def rust_regex(regex: str, alphabet: CharSet = _ANY, search: bool = False) -> str:
-    """Translate an ECMAScript regular expression; arguments and errors as for `regex_to_ebnf`."""
+    """Translate an ECMAScript regular expression. Arguments and errors are the same as for `regex_to_ebnf`."""
     return regex_of(read_ebnf(f"root ::= {regex_to_ebnf(regex, alphabet, search)}")["root"], {})
 
 

@@ -65,9 +65,9 @@ class _Writer:
 
 
 class _LibraryWriter(_Writer):
-    """Writes repetitions of more than 128 characters, of a set of nearly all characters, with a negated set.
+    """Writes a class of nearly all characters, repeated more than 128 times, as a negated class.
 
-    The negated set includes surrogates.
+    The negated class also excludes surrogates.
     """
 
     def repeated(self, item: Expression, least: int, most: int | None) -> str:

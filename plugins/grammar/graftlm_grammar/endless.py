@@ -13,7 +13,7 @@ def endless_rules(rules: Mapping[str, Expression]) -> tuple[str, ...]:
     An output that enters such a rule could not end.
 
     Args:
-        rules: by name, as `read_ebnf` returns them.
+        rules: name -> expression, as from `read_ebnf`.
     """
     finite: set[str] = set()
     found = True
@@ -27,7 +27,7 @@ def endless_rules(rules: Mapping[str, Expression]) -> tuple[str, ...]:
 
 
 def _is_finite(expression: Expression, finite: set[str]) -> bool:
-    """Return whether a finite text matches an expression, given the rules that finite texts match."""
+    """Return whether a finite text matches an expression; `finite` is the set of rules that finite texts match."""
     match expression:
         case Reference(name):
             return name in finite

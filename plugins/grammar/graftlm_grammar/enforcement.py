@@ -1,4 +1,4 @@
-"""Handles the parts of a specification that cannot be enforced: they are refused, or left out and reported."""
+"""Refuses the parts of a specification that cannot be enforced, or leaves them out and reports them."""
 
 import json
 from typing import Final, NoReturn
@@ -8,7 +8,7 @@ from graftlm.errors import GrammarError
 __all__ = ["Enforcement", "NotEnforcedError", "refuse", "show"]
 
 
-#: Maximum total length of the paths of one specification, in characters. They are stored with the compiled grammar.
+#: Maximum total length of the paths of one specification, in characters. Paths are stored with the compiled grammar.
 _MAX_PATH_CHARS: Final = 2**17
 
 
@@ -42,7 +42,7 @@ class Enforcement:
         """Record that a keyword is not enforced.
 
         Args:
-            path: of the keyword, such as `$.items.uniqueItems`.
+            path: location of the keyword, such as `$.items.uniqueItems`.
             message: why it is not enforced, for the error.
 
         Raises:

@@ -11,7 +11,8 @@ __all__ = ["JsonRules", "RegularJsonRules", "literal", "repeated"]
 
 
 _QUOTE: Final = r'"\""'
-#: Maximum number of leading characters that distinguish other names from those of a schema; each needs a nested group.
+#: Maximum number of leading characters that distinguish other names from the schema's names. Each character needs a
+#: nested group.
 _MAX_NAME_LEN: Final = 64
 
 
@@ -22,12 +23,12 @@ def literal(text: str) -> str:
 
 
 def repeated(item: str, least: int, most: int | None) -> str:
-    """Return the expression of `least` to `most` repetitions of an item; `most` None: no maximum.
+    """Return the expression of `least` to `most` repetitions of an item.
 
     Args:
         item: an expression that needs no parentheses.
-        least: the minimum.
-        most: the maximum, or None.
+        least: minimum number of repetitions.
+        most: maximum number of repetitions; None: no maximum.
     """
     return f"{item}{{{least},{'' if most is None else most}}}"
 
@@ -41,7 +42,7 @@ class JsonRules:
 
     #: A character of a string that is not an escape.
     PLAIN_CHAR: ClassVar = ebnf_class(IN_JSON_STRING)
-    #: Whether rules may be recursive; the rules of any value always are.
+    #: Whether rules may be recursive. The rules for "any value" are always recursive.
     MAY_REPEAT: ClassVar = True
 
     # For a matcher, a repetition of one class is a thousand times cheaper than a repetition of alternatives.
@@ -114,7 +115,7 @@ class JsonRules:
         return literal(json.dumps(value, ensure_ascii=False, separators=separators))
 
     def items(self, start: str, item: str | None, least: int, most: int | None, end: str) -> str | None:
-        """Return the expression of `least` to `most` items between brackets; None if that is impossible.
+        """Return the expression of `least` to `most` items between brackets; None if no such list is possible.
 
         Args:
             start: the opening bracket.
@@ -131,11 +132,11 @@ class JsonRules:
         return f'"{start}" {f"({filled})?" if least == 0 else filled} {self._gap} "{end}"'
 
     def sequence(self, first: list[str], item: str | None, least: int, most: int | None) -> str | None:
-        """Return the expression of an array; None if no array has that many items.
+        """Return the expression of an array; None if no array can have `least` to `most` items.
 
         Args:
             first: expressions of the first items.
-            item: expression of the items after these; None if there are none.
+            item: expression of the items after the first ones; None if no more items are allowed.
             least: minimum number of items.
             most: maximum number of items, or None.
         """
@@ -161,11 +162,11 @@ class JsonRules:
         Args:
             named: name -> rule of its value.
             required: names that cannot be omitted.
-            additional: rule of the values of other properties, which come last; None if there are none.
+            additional: rule of the values of other properties, which come last; None if none are allowed.
         """
         # next_i: the rest of the object after the properties before i. member_i: one of the properties from i on,
-        # without its opening quote, and the rest of the object. Comma and quote come before the choice of a name, so
-        # that few rules are open at places where a value can end.
+        # without its opening quote, and the rest of the object. The comma and the quote are matched before the name
+        # is chosen, so that few rules are open at positions where a value can end.
         prefix = f"o{len(self._bodies)}"
         end, member, num = f'{self._gap} "}}"', "", len(named)
         if additional is not None:
@@ -201,8 +202,8 @@ class RegularJsonRules(JsonRules):
             first_end = f'({gap} {prefix}other ({comma} {prefix}other)*)? {gap} "}}"'
         self.add(f"{prefix}next{len(named)}", end)
         self.add(f"{prefix}first{len(named)}", first_end)
-        # first_i: the rest of the object after the brace, if the properties before i are omitted. next_i: the rest of
-        # the object after at least one of the properties before i.
+        # first_i: the rest of the object after the brace, if all properties before i are omitted. next_i: the rest of
+        # the object if at least one property before i is present.
         for i, (name, value) in reversed(list(enumerate(named.items()))):
             pair = f"{self.pair(literal(json.dumps(name, ensure_ascii=False)), value)} {prefix}next{i + 1}"
             optional = name not in required
@@ -212,7 +213,7 @@ class RegularJsonRules(JsonRules):
 
 
 def _either(*branches: str) -> str:
-    """Return the alternatives of the branches that are not empty."""
+    """Return the branches that are not empty as alternatives."""
     return " | ".join(filter(None, branches))
 
 
@@ -223,7 +224,7 @@ def _other_than(names: frozenset[str], num_before: int = 0) -> str:
 
     Args:
         names: the names, without their first `num_before` characters.
-        num_before: number of characters that are equal so far.
+        num_before: number of leading characters that were compared already.
     """
     next_chars = sorted({name[0] for name in names if name})
     taken: CharSet = tuple((ord(char), ord(char)) for char in next_chars)

@@ -19,7 +19,7 @@ __all__ = ["counts", "pattern_expression", "scalar_expression"]
 
 _MAX_BOUND: Final = 2**63
 _MAX_MULTIPLE: Final = 256  # each remainder needs a rule
-_MAX_LEAST: Final = 1000  # a matcher's memory grows with the square of a minimum count
+_MAX_LEAST: Final = 1000  # a matcher's memory grows with the square of this count
 _BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
 
@@ -31,7 +31,7 @@ def scalar_expression(
     Args:
         name: `string`, `integer`, `number`, `boolean` or `null`.
         schema: the schema.
-        path: of the schema.
+        path: location of the schema.
         rules: the rules of JSON.
         enforcement: records keywords that are not enforced.
 
@@ -50,12 +50,12 @@ def scalar_expression(
 def counts(
     schema: Mapping[str, Any], keys: tuple[str, str], path: str, enforcement: Enforcement
 ) -> tuple[int, int | None]:
-    """Return the minimum and the maximum that a pair of keywords sets; the maximum is None if there is none.
+    """Return the minimum and the maximum that two keywords set; the maximum is None if the schema sets none.
 
     Args:
         schema: the schema.
         keys: the keywords of the minimum and of the maximum.
-        path: of the schema.
+        path: location of the schema.
         enforcement: records counts that are too large.
 
     Raises:
@@ -102,7 +102,7 @@ def _quoted(expression: str) -> str:
 
 
 def _string(schema: Mapping[str, Any], path: str, enforcement: Enforcement) -> str | None:
-    """Return the expression of a string with a pattern, format or length; None if the schema has none of these."""
+    """Return the expression of a string with a pattern, format or length; None if the schema sets none of them."""
     least, most = counts(schema, ("minLength", "maxLength"), path, enforcement)
     lengths = [key for key in ("minLength", "maxLength") if key in schema]
     found: list[tuple[str, list[str]]] = []
@@ -158,7 +158,7 @@ def _integer(schema: Mapping[str, Any], path: str, rules: JsonRules, enforcement
 
 
 def _step(schema: Mapping[str, Any], is_bounded: bool, path: str, enforcement: Enforcement) -> int | None:
-    """Return the number of which an integer must be a multiple; None if there is none."""
+    """Return the number that an integer must be a multiple of; None if the schema sets none."""
     if "multipleOf" not in schema:
         return None
     step, path = schema["multipleOf"], f"{path}.multipleOf"

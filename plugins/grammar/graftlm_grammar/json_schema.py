@@ -1,13 +1,14 @@
-"""Translates JSON schemas to EBNF. Each text that the grammar accepts is valid under the schema.
+"""Translates JSON schemas to EBNF. Every text that the grammar accepts is valid under the schema.
 
 xgrammar also reads JSON schemas, but version 0.2.8 enforces only some keywords and ignores others without a warning:
 `required` names without a property, bounds together with `multipleOf`, keys written with escapes, and more. This module
-either translates a keyword or refuses it, with its name and path. If the schema is not strict, such a keyword is left
-out and reported.
+either translates a keyword, or refuses it with an error that has its name and path. If the schema is not strict, the
+keyword is left out and reported instead.
 
-The grammar may accept fewer texts than the schema. Properties are in the order of the schema, without others unless the
-schema has `additionalProperties`. A `pattern` must match the whole string. Strings with a length or a pattern, and
-names, have no escapes. Numbers with bounds have no exponent. A keyword that applies to one type implies this type.
+The grammar may accept fewer texts than the schema. Properties are in the order of the schema; other properties are
+allowed only if the schema has `additionalProperties`. A `pattern` must match the whole string. Strings with a length or
+a pattern, and names, have no escapes. Numbers with bounds have no exponent. A keyword that applies only to one type
+implies this type.
 """
 
 from collections.abc import Callable, Iterable
@@ -89,7 +90,7 @@ class _Translation:
         self.enforcement = enforcement
         self._root = root
         self._root_path = root_path
-        # id of a schema -> its rule, which may not be written yet, because schemas may be recursive
+        # id of a schema -> name of its rule; schemas may be recursive, so the rule may not be written yet
         self._names: dict[int, str] = {}
         self._paths: dict[str, str] = {}  # rule -> path of its schema
         self._is_written: set[str] = set()
@@ -133,7 +134,7 @@ class _Translation:
         form = next((key for key in COMBINED if key in schema), None)
         own = next((key for key in keywords if key in _KNOWN), None)
         if own is not None and form in ("anyOf", "oneOf", "allOf"):
-            # Only one of the two can be enforced; the schema's own keywords are preferred.
+            # Only the combining keyword or the schema's own keywords can be enforced; the own keywords are kept.
             keywords = self._without(keywords, lambda key: key in COMBINED, schema, path, own)
             form = None
         if form is None:
@@ -249,7 +250,7 @@ class _Translation:
     def _limit(self, num_named: int, num_optional: int, path: str) -> None:
         """Refuse a schema with more properties than can be compiled in a few seconds.
 
-        The cost grows with the square of the optional properties, because each of them may follow each other one.
+        The cost grows with the square of the number of optional properties, because each may follow any other.
         """
         self._num_named += num_named
         self._num_followed += num_optional**2
@@ -263,7 +264,7 @@ class _Translation:
             )
 
     def _pair(self, schema: dict[str, Any], additional: Any, path: str, depth: int) -> str | None:
-        """Return the expression of a property whose name is not listed; None if there is no such property."""
+        """Return the expression of a property whose name is not listed; None if no such property is allowed."""
         if "patternProperties" in schema:
             pair = self._by_pattern(schema, path, depth)
             if pair is not None:
@@ -279,7 +280,7 @@ class _Translation:
     def _require(self, schema: dict[str, Any], named: dict[str, str], additional: Any, path: str, depth: int) -> None:
         """Check `required`; add names that are not in `properties` to `named`.
 
-        Their values are those of `additionalProperties`, or any value.
+        The values of the added names must match `additionalProperties`; without this keyword, any value is allowed.
         """
         required, path_here = schema.get("required", []), f"{path}.required"
         if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
@@ -326,7 +327,7 @@ class _Translation:
     def _types_of(self, schema: Any) -> set[str] | None:
         try:
             return types_of(self._root, schema)
-        except NotEnforcedError:  # a reference that is not enforced
+        except NotEnforcedError:  # the reference cannot be enforced
             return None
 
     # -- arrays --------------------------------------------------------------------------------------------------------
@@ -343,7 +344,7 @@ class _Translation:
 
 
 def _implied_types(keywords: Iterable[str]) -> list[str]:
-    """Return the types to which keywords apply; `number`, not `integer`, for keywords of both."""
+    """Return the types to which keywords apply, with `number` for keywords that apply to `number` and `integer`."""
     names = {next(name for name in reversed(ENFORCED) if key in ENFORCED[name]) for key in keywords}
     if {"integer", "number"} <= names:
         names.remove("integer")

@@ -1,7 +1,7 @@
 r"""Rewrites repetitions of a character class of more than 128 times, in forms for which xgrammar's masks are correct.
 
 xgrammar 0.2.8 treats a repetition of a character class differently if its count exceeds 128: masks may then disagree
-with `accept`. Measured, by comparing every token of a vocabulary with `accept`:
+with `accept`. These disagreements were found by testing every token of a vocabulary with `accept`:
 
 | class, as written | counts above 128 | disagreement |
 |---|---|---|
@@ -17,7 +17,8 @@ with `accept`. Measured, by comparing every token of a vocabulary with `accept`:
 Therefore, a class of nearly all characters is written as a negated class (by `library_text`) if an excluded character
 must follow, such as the quote after a JSON string. Any other repetition is divided into parts of at most 128. Each part
 is a separate rule with a lookahead of any character. Without the lookahead, the library uses the text after the rule as
-lookahead, which causes the disagreement of the last row. Parts cost more time for tokens that extend over two parts.
+lookahead, which causes the disagreement of the last row. The division into parts
+makes masks slower for tokens that extend over two parts.
 """
 
 from collections.abc import Mapping
@@ -29,10 +30,10 @@ from graftlm_grammar.ebnf import EMPTY, Alternatives, Chars, Expression, Referen
 
 __all__ = ["MAX_PLAIN_COUNT", "SoundRules", "is_nearly_all", "sound_counts"]
 
-#: Up to this count, the library expands a repetition.
+#: Maximum count of a repetition that the library expands.
 MAX_PLAIN_COUNT: Final = 128
 _LAST_ASCII: Final = 0x7F
-#: Written as *, + and ?, which the library handles correctly.
+#: The counts that are written as *, + and ?; the library handles them correctly.
 _PLAIN_COUNTS: Final = {(0, None), (1, None), (0, 1)}
 #: Maximum number of excluded non-ASCII characters of a class of nearly all characters. ECMAScript's `\S` excludes 21.
 _MAX_EXCLUDED: Final = 64
@@ -122,8 +123,8 @@ class _Rewriting:
         Args:
             chars: the class.
             least: minimum number of characters.
-            most: maximum number, or None.
-            after: see `sound`.
+            most: maximum number of characters; None: no maximum.
+            after: the characters that can follow; see `sound`.
         """
         is_plain = is_ascii(chars.chars) or (least, most) in _PLAIN_COUNTS
         if is_plain:
@@ -166,7 +167,7 @@ def _flat(sequence: Sequence) -> list[Expression]:
 
 
 def _as_chars(expression: Expression, one_char: Mapping[str, Chars]) -> Chars | None:
-    """Return the class that an expression is equal to; None if the expression is not exactly one character."""
+    """Return the class that an expression is equivalent to; None if it does not match exactly one character."""
     match expression:
         case Chars():
             return expression
@@ -184,7 +185,7 @@ def _as_chars(expression: Expression, one_char: Mapping[str, Chars]) -> Chars | 
 
 
 def _one_char_rules(rules: Mapping[str, Expression]) -> dict[str, Chars]:
-    """Return the rules that are exactly one character, with their classes."""
+    """Return the rules that match exactly one character, with their classes."""
     found: dict[str, Chars] = {}
     num_before = -1
     while num_before < len(found):

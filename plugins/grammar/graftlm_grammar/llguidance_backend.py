@@ -1,7 +1,4 @@
-"""The `llguidance` backend: an Earley parser over lexemes, which computes masks during generation.
-
-It uses the llguidance library.
-"""
+"""The `llguidance` backend: the llguidance library's Earley parser over lexemes, which computes masks on demand."""
 
 import os
 import re
@@ -55,7 +52,7 @@ class LLGuidanceBackend(GrammarBackend):
         )
 
     def check(self, spec: GrammarSpec) -> tuple[str, ...]:
-        """Check a specification as `compile` does, without the vocabulary. Returns the paths that are not enforced."""
+        """Check a specification like `compile`, but without the vocabulary. Returns the paths that are not enforced."""
         grammar = self._grammar(spec)
         is_error, messages = llguidance.LLMatcher.validate_grammar_with_warnings(grammar.text, limits=self._limits)
         if is_error:
@@ -68,13 +65,13 @@ class LLGuidanceBackend(GrammarBackend):
         matcher: Any = llguidance.LLMatcher(self._vocabulary.tokenizer, grammar.text, log_level=0, limits=self._limits)
         mask = np.zeros((1, -(-self._vocabulary.size // 32)), dtype=np.int32)
         if not matcher.is_error():
-            matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)  # most limits are exceeded by the first mask
+            matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)  # most limits are exceeded here
         if matcher.is_error():
             raise _refusal(spec.kind, matcher.get_error())
         return _Compiled(matcher, self._vocabulary)
 
     def fill_bitmasks(self, matchers: Sequence[GrammarMatcher], mask: NDArray[np.int32]) -> None:
-        """Write the masks of several matchers, in several threads; row i is that of matcher i."""
+        """Write the masks of several matchers, in several threads. Row i is the mask of matcher i."""
         own = [cast(_Matcher, matcher) for matcher in matchers]
         rows = [(matcher.library_matcher, i) for i, matcher in enumerate(own) if not matcher.finished]
         if rows:
@@ -88,7 +85,7 @@ class LLGuidanceBackend(GrammarBackend):
 
 
 class _Vocabulary:
-    """The vocabulary in the library's form, in which all stop tokens are end tokens."""
+    """The vocabulary in the library's form. All stop tokens are marked as end tokens."""
 
     def __init__(self, context: GrammarContext) -> None:
         self.size = context.vocab_size
@@ -112,7 +109,7 @@ class _Vocabulary:
 
 
 class _Tokens:
-    """The attributes of a tokenizer that the library reads; the library itself splits text, longest token first."""
+    """The attributes of a tokenizer that the library reads. The library tokenizes text itself, longest token first."""
 
     bos_token_id = None
 
@@ -136,7 +133,7 @@ class _Compiled(CompiledGrammar):
 
 
 class _Matcher(GrammarMatcher):
-    """A matcher that does not pass the stop token to the library, whose state is the same before and after it."""
+    """A matcher that does not pass stop tokens to the library, so a stop token does not change the library's state."""
 
     def __init__(self, matcher: Any, vocabulary: _Vocabulary) -> None:
         self.library_matcher = matcher
@@ -181,7 +178,7 @@ class _Matcher(GrammarMatcher):
         These are the bits after V, stop tokens before the text is complete, and all bits after a stop token.
 
         Raises:
-            GrammarError: as for `fill_bitmask`.
+            GrammarError: the same as for `fill_bitmask`.
         """
         self._check()
         if self._finished:

@@ -15,7 +15,7 @@ from graftlm_grammar.structural_tag import StructuralTag, Structure, parse_struc
 
 __all__ = ["LarkGrammar", "spec_to_lark"]
 
-# By default, the library allows only one tokenization of forced text in masks, but accepts others.
+# By default, masks of the library allow only one tokenization of forced text, although it accepts other ones.
 _HEAD: Final = '%llguidance {"no_forcing": true}\n'
 _ANY: Final = "(?s:.*)"
 
@@ -56,7 +56,7 @@ class _Tag:
     """Writes the grammar of a structural tag.
 
     Free text up to a trigger is one lexeme, which ends with the trigger and contains no other trigger. The free text at
-    the end contains no trigger. So the earliest trigger always starts a structure.
+    the end contains no trigger. Therefore the earliest trigger always starts a structure.
     """
 
     def __init__(self, tag: StructuralTag, options: JsonOptions, strict: bool) -> None:
@@ -84,7 +84,7 @@ class _Tag:
         return f"{'first ' if self._tag.at_least_one else ''}later* FREE"
 
     def _triggered(self, trigger: str) -> str:
-        """Return the rule of free text that ends with a trigger, and of the structures that start with it.
+        """Return the rule of free text that ends with a trigger and is followed by one of the trigger's structures.
 
         Returns "" if no structure starts with the trigger.
         """
@@ -102,7 +102,7 @@ class _Tag:
                 schema = prepare_schema(structure.schema, self._options, self._strict, f"{structure.path}.schema")
                 self._unenforced += schema.unenforced
                 return f"b{index}: %json {schema.text} {_literal(structure.end)}"
-            # One lexeme, lazy so that it ends at the first possible end; by default a lexeme uses the longest match.
+            # By default a lexeme uses the longest match. This one is lazy: it ends at the first possible position.
             lazy = "[lazy]" if structure.end else ""
             return f"b{index}{lazy}: /(?:{rust_regex(structure.regex or '')}){regex_text(structure.end)}/"
         except GrammarError as error:

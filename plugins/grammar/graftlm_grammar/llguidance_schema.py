@@ -1,8 +1,8 @@
-"""Prepares JSON schemas for llguidance: keeps keywords that it enforces, and refuses or leaves out the others.
+"""Prepares JSON schemas for llguidance: keeps the keywords that it enforces, and refuses or leaves out the rest.
 
 llguidance 1.9.1 intersects the keywords of a schema, including `$ref`, `allOf` and `anyOf` next to other keywords, and
-refuses most unknown keywords. This module handles cases that the library ignores: some unknown keywords, names that are
-written with escapes or occur twice, and schemas with endless recursion.
+refuses most unknown keywords. This module handles cases that the library does not detect: some unknown keywords,
+names that are written with escapes or occur twice, and schemas with endless recursion.
 """
 
 import json
@@ -36,7 +36,7 @@ __all__ = ["LLGuidanceSchema", "prepare_schema"]
 
 _MAX_BOUND: Final = 2**53
 _MAX_MULTIPLE: Final = 4096  # each remainder needs a state; 16 million states need 10 GB
-_MAX_OPTIONAL: Final = 400  # each needs an item of the parser's state, which can have 2,000 items
+_MAX_OPTIONAL: Final = 400  # each needs an item in the parser's state; a state can have 2,000 items
 _LOWER: Final[tuple[str, ...]] = ("minimum", "exclusiveMinimum")
 _UPPER: Final[tuple[str, ...]] = ("maximum", "exclusiveMaximum")
 _BOUNDS: Final[tuple[str, ...]] = (*_LOWER, *_UPPER)
@@ -46,8 +46,8 @@ _SINGLE: Final = ("items", "additionalProperties")
 _APPLIED: Final = ("$ref", "anyOf", "oneOf", "allOf")
 _ENFORCED: Final = frozenset({"type", "enum", "const", *_APPLIED}).union(*ENFORCED.values()) - {"propertyNames"}
 
-#: Characters that have exactly one representation in JSON without \u escapes. A name with another representation would
-#: count as a different name.
+#: Characters that have exactly one representation in JSON without \u escapes. The library treats another
+#: representation of the same name as a different name.
 _SPELT: Final[CharSet] = complement(((0x00, 0x07), (0x0B, 0x0B), (0x0E, 0x1F)))
 
 
@@ -101,10 +101,10 @@ class _Preparation:
         self._root_path = root_path
         self._names: dict[tuple[int, bool], str] = {}
         self._definitions: dict[str, Any] = {}
-        # of numbers to which more than one schema may apply
+        # divisors and bounds of numbers to which more than one schema may apply
         self._common_multiple = 1
         self._open_bounds: list[dict[str, Any]] = []
-        # references next to which other schemas apply to the same value: path -> the reference in the result
+        # path -> the reference in the result, for references whose value other schemas also apply to
         self._mixed: dict[str, dict[str, Any]] = {}
 
     def prepare(self) -> dict[str, Any]:
@@ -128,9 +128,9 @@ class _Preparation:
                 reference.clear()
 
     def _check_in_place(self) -> None:
-        """Refuse schemas that apply themselves to the same value.
+        """Refuse schemas that refer to themselves for the same value.
 
-        Their meaning is undefined, and validators do not terminate.
+        The meaning of such a schema is undefined, and validators do not terminate.
 
         Raises:
             GrammarError: there is such a schema.
@@ -157,9 +157,9 @@ class _Preparation:
 
         Args:
             schema: the schema.
-            path: of the schema.
-            depth: number of schemas around it.
-            closed: whether no other schema applies to the same value, so that `properties` can list all properties.
+            path: location of the schema.
+            depth: number of enclosing schemas.
+            closed: whether only this schema applies to the value, so that `properties` can list all properties.
         """
         if schema is True or schema is False:
             return schema
@@ -256,7 +256,7 @@ class _Preparation:
             elif not all(_is_exact(value) for value in values):
                 self.enforcement.leave_out(f"{path}.{key}", "not enforced for numbers outside -2**53 to 2**53")
             elif key in schema:
-                # As a separate branch, which llguidance intersects with the other keywords.
+                # The values are a separate branch, which llguidance intersects with the other keywords.
                 kept.setdefault("allOf", []).append({"enum": values})
 
     def _is_bound(self, bound: Any, path: str) -> bool:
@@ -270,7 +270,8 @@ class _Preparation:
     def _are_apart(self, bounds: dict[str, Any], path: str, closed: bool) -> bool:
         """Return whether llguidance enforces the bounds.
 
-        It does not if one bound excludes a whole number and the opposite bound is less than 1 away from it.
+        The bounds are not enforced if one bound excludes a whole number that differs by less than 1 from the opposite
+        bound.
         """
         if not closed:
             self._open_bounds.append(bounds)
@@ -308,7 +309,7 @@ class _Preparation:
         return True
 
     def _regex(self, key: str, value: Any, path: str) -> str | None:
-        """Return a regular expression of the whole string for a `pattern` or `format`; None if it is left out."""
+        """Return the regular expression of a `pattern` or `format` for the whole string; None if it is left out."""
         if not isinstance(value, str):
             refuse(path, f"expected a string, got {json_type(value)}")
         if key == "format" and value not in FORMATS:
@@ -363,14 +364,14 @@ class _Preparation:
         kept[key] = below
 
     def _close(self, kept: dict[str, Any]) -> None:
-        """Allow only properties that are named in the schema, including those that are only in `required`."""
+        """Allow only properties that the schema names, in `properties` or in `required`."""
         named = kept.setdefault("properties", {})
         if "patternProperties" not in kept:
             kept["properties"] = named | {name: True for name in kept.get("required", ()) if name not in named}
         kept["additionalProperties"] = False
 
     def _limit_counts(self, kept: dict[str, Any], path: str) -> None:
-        """Leave out limits on the number of properties that llguidance refuses, or satisfies with repeated names."""
+        """Leave out limits on the number of properties if llguidance refuses them or counts repeated names."""
         required = kept.get("required", ())
         optional = kept.get("properties", {}).keys() - set(required)
         if len(optional) > _MAX_OPTIONAL:

@@ -1,4 +1,4 @@
-"""The check that a new matcher accepts the tokens that its masks allow."""
+"""Checks that a new matcher accepts the tokens that its masks allow."""
 
 import time
 from random import Random
@@ -19,10 +19,10 @@ _MAX_S: Final = 0.02
 def check_masks(kind: GrammarKind, matcher: GrammarMatcher, vocab_size: int) -> None:
     """Refuse a grammar whose masks are wrong.
 
-    Takes 6 steps with random tokens, and in each step tries 48 tokens that the mask allows. The random numbers are the
-    same for each compilation. The check ends early after 20 ms of this thread's CPU time.
+    The check makes 6 steps with random tokens, and in each step tries 48 tokens that the mask allows. The random
+    numbers are the same for each compilation. The check ends early after 20 ms of this thread's CPU time.
 
-    Effects: the matcher has accepted tokens.
+    Effects: the matcher accepts tokens, so its state changes.
 
     Raises:
         GrammarError: the matcher rejects a token that its mask allows.

@@ -12,14 +12,14 @@ _ANY_FRACTION: Final = '("." [0-9]+)?'
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A limit of a range; `inclusive`: whether the limit is part of the range."""
+    """A limit of a range. `inclusive` is whether the limit is part of the range."""
 
     value: Decimal
     inclusive: bool = True
 
     @classmethod
     def of(cls, value: int | float, inclusive: bool) -> "Bound":
-        """Return a bound with the value of a number's shortest decimal notation."""
+        """Return a bound whose value is a number's shortest decimal notation."""
         return cls(Decimal(repr(value)), inclusive)
 
     def negated(self) -> "Bound":
@@ -46,8 +46,8 @@ def numbers_between(low: Bound | None, high: Bound | None) -> str | None:
     """Return an expression for the numbers between two bounds, without exponents; None if there are none.
 
     Args:
-        low: None: no lower bound.
-        high: None: no upper bound.
+        low: lower bound, or None.
+        high: upper bound, or None.
     """
     if low is not None and high is not None:
         both_inclusive = low.inclusive and high.inclusive
@@ -66,7 +66,7 @@ def numbers_between(low: Bound | None, high: Bound | None) -> str | None:
 def multiples_of(step: int, rule: str) -> dict[str, str]:
     """Return the rules for the multiples of a positive integer; the first rule is named `rule`.
 
-    There is a rule per remainder: digit d leads from remainder r to (10 r + d) mod step.
+    Each remainder has a rule: digit d leads from the rule of remainder r to the rule of (10 r + d) mod step.
     """
 
     def digits_from(remainder: int, first: int) -> list[str]:
@@ -89,7 +89,7 @@ def _signed(magnitude: str | None) -> str | None:
 
 
 def _naturals(low: int, high: int | None) -> str | None:
-    """Return an expression for 0 <= low <= n <= high."""
+    """Return an expression for the integers n with 0 <= low <= n <= high; `high` None: no upper bound."""
     if high is not None and high < low:
         return None
     parts: list[str | None] = []
@@ -162,7 +162,7 @@ def _with_fraction(whole: str, fraction: str | None) -> str | None:
 
 
 def _fraction(low: str | None, low_inclusive: bool, high: str | None, high_inclusive: bool) -> str | None:
-    """Return an expression for the text after the integer part: nothing, or a point and decimals from low to high."""
+    """Return an expression for the text after the integer part: empty, or a point and decimals from low to high."""
     if _is_open(low, low_inclusive) and high is None:
         return _ANY_FRACTION
     empty, longer = _tails(low, low_inclusive, high, high_inclusive)
@@ -177,7 +177,7 @@ def _is_open(low: str | None, inclusive: bool) -> bool:
 
 
 def _tails(low: str | None, low_inclusive: bool, high: str | None, high_inclusive: bool) -> tuple[bool, str | None]:
-    """Return which decimals may follow, if the decimals so far are equal to those of the bounds that are not None.
+    """Return which decimals may follow if the decimals so far equal those of each bound that is not None.
 
     Args:
         low, high: the remaining decimals of the bounds, without trailing zeros; None if the decimals so far already

@@ -51,14 +51,14 @@ class OutlinesBackend(GrammarBackend):
         self._builder = IndexBuilder(self._tokens.vocabulary(), options.max_compile_s, options.max_index_mib << 20)
 
     def check(self, spec: GrammarSpec) -> tuple[str, ...]:
-        """Check a specification as `compile` does, except the size of its automaton, which only `compile` can check.
+        """Check a specification as `compile` does, except the size of its automaton, which only `compile` checks.
 
         Returns: the paths that are not enforced.
         """
         return self._regex(spec)[1]
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        """Compute all states that tokens lead to.
+        """Compute all states that tokens can lead to.
 
         Raises:
             GrammarError: the specification is not supported, or its compilation needs too much time or memory.
@@ -94,7 +94,7 @@ class OutlinesBackend(GrammarBackend):
 
 
 class _Tokens:
-    """The vocabulary in the library's form: one stop token, no special tokens, and two added ids from V on."""
+    """The vocabulary in the library's form. It has one stop token, no special tokens, and two more ids from V on."""
 
     def __init__(self, context: GrammarContext) -> None:
         self.vocab_size = context.vocab_size
@@ -129,7 +129,7 @@ class _Compiled(CompiledGrammar):
         self._index = index
         self._tokens = tokens
         self._rows: dict[int, NDArray[np.int32]] = {}
-        self.forced_texts: dict[int, str] = {}  # by state
+        self.forced_texts: dict[int, str] = {}  # state -> forced text
         self._max_rows = _MAX_ROWS_BYTES // (4 * tokens.num_words)
 
     def matcher(self) -> GrammarMatcher:
@@ -174,7 +174,7 @@ class _Matcher(GrammarMatcher):
             return self._finished
         try:
             self._guide.advance(token_id, return_tokens=False)
-        except ValueError:  # the library's signal that the token is not allowed
+        except ValueError:  # the library raises it if the token is not allowed
             return False
         self._accepted.append(token_id)
         return True
@@ -199,7 +199,7 @@ class _Matcher(GrammarMatcher):
         mask[row] = 0 if self._finished else self._compiled.row(self._guide)
 
     def forced_text(self) -> str:
-        """Return the forced next text, of at most 64 tokens and up to the last complete character."""
+        """Return the forced next text: at most 64 tokens, up to the last complete character."""
         if self._finished:
             return ""
         state, known = self._guide.get_state(), self._compiled.forced_texts
@@ -218,7 +218,7 @@ class _Matcher(GrammarMatcher):
         self.rollback(num)
         try:
             return text.decode()
-        except UnicodeDecodeError as error:  # it starts or ends within a character
+        except UnicodeDecodeError as error:  # the text starts or ends within a character
             return text[: error.start].decode()
 
     def _shared_start(self) -> tuple[int | None, bytes]:
@@ -226,7 +226,7 @@ class _Matcher(GrammarMatcher):
         allowed = self._allowed()
         texts = [self._tokens.bytes_of[i] for i in allowed[:1].tolist() + allowed[-1:].tolist()]
         if not texts or texts[0][:1] != texts[1][:1]:
-            return None, b""  # the most frequent case, found from two of perhaps 100,000 tokens
+            return None, b""  # the most frequent case, which two of perhaps 100,000 tokens show
         by_id = {i: self._tokens.bytes_of[i] for i in allowed.tolist()}
         least, most = min(by_id.values()), max(by_id.values())
         length = next((i for i, byte in enumerate(least) if most[i] != byte), len(least))

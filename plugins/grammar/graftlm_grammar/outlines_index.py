@@ -1,9 +1,9 @@
-"""Builds indexes of `outlines`, after trying each in a separate process.
+"""Builds indexes of `outlines`, each first in a separate process as a trial.
 
 Building an index cannot be interrupted, and its time and memory can be exponential in the length of the expression:
-`(a|b)*a(a|b){40}` has 2**40 states, and outlines_core 0.2.14 does not finish even `b[a-z]{0,60}[0-9]`. A process can be
-killed. The index is then built again in this process instead of being sent: reading an index holds the interpreter's
-lock (0.6 s for 400 MiB), whereas building it does not.
+`(a|b)*a(a|b){40}` has 2**40 states, and outlines_core 0.2.14 does not finish even `b[a-z]{0,60}[0-9]`. A separate
+process can be killed. After a successful trial, the index is built again in this process instead of being sent: reading
+an index holds the interpreter's lock (0.6 s for 400 MiB), whereas building it does not.
 """
 
 import subprocess
@@ -27,12 +27,12 @@ _REMEDY: Final = "use xgrammar or llguidance, or shorter repetitions"
 
 
 class IndexBuilder:
-    """Builds indexes that a separate process has been able to build. Thread-safe.
+    """Builds an index after a separate process has built it successfully. Thread-safe.
 
-    The process starts with the first expression, and again after it was killed.
+    The process is started for the first expression, and again after it was killed.
 
     Args:
-        vocabulary: the library's vocabulary.
+        vocabulary: the vocabulary in the library's form.
         max_s: maximum seconds per expression.
         max_bytes: maximum memory of an index.
     """
@@ -97,7 +97,7 @@ class _Worker:
         self.sink = cast(BinaryIO, self.process.stdout)
 
     def end(self) -> None:
-        """Kill the process and wait for its end."""
+        """Kill the process, and wait until it has ended."""
         self.process.kill()
         self.process.wait()
         self.sink.close()

@@ -1,8 +1,8 @@
-"""The program of the process that tries which expressions `outlines` can compile. It imports nothing of graftlm.
+"""The program of the process that tries to compile expressions with `outlines`. It imports nothing from graftlm.
 
 It starts in 50 ms. A message on its standard streams is a length (8 bytes, little-endian) and that many bytes. It reads
-the maximum size of an index in bytes, then the vocabulary, then regular expressions. It answers each expression with an
-empty message if it compiles, otherwise with the reason.
+the maximum size of an index in bytes, then the vocabulary, then regular expressions. For each
+expression it writes an empty message if the expression compiles, otherwise the reason.
 """
 
 import os
@@ -14,7 +14,7 @@ import outlines_core
 
 __all__ = ["read_message", "write_message"]
 
-_OWN_BYTES: Final = 256 << 20  # address space of the interpreter and a vocabulary
+_OWN_BYTES: Final = 256 << 20  # address space for the interpreter and a vocabulary
 
 
 def read_message(stream: BinaryIO) -> bytes | None:

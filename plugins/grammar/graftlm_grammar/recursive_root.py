@@ -1,7 +1,8 @@
-"""Grammars whose root rule is referenced by a rule, in the form that xgrammar masks correctly.
+"""Rewrites grammars whose rules refer to the root rule, so that xgrammar's masks are correct.
 
 xgrammar 0.2.8 assumes that no text follows the root rule. In `root ::= "[" root* "]" | "x"`, masks forbid every token
-that contains the end of an inner `root` and the text after it, such as `x]` and `]]`, although `accept` takes it.
+that contains the end of an inner `root` and the text after it, such as `x]` and `]]`, although `accept`
+accepts such tokens.
 """
 
 from collections.abc import Mapping

@@ -25,13 +25,14 @@ from graftlm_grammar.spec_text import count_of
 
 __all__ = ["MAX_REPEATS", "regex_to_ebnf"]
 
-#: The largest number in {m,n}, and the largest product of nested ones. A matcher's memory grows with its square.
+#: The largest number in {m,n}, and the largest product of nested counts. A matcher's memory grows with the square of
+#: the count.
 MAX_REPEATS: Final = 1000
 
 _MAX_DEPTH: Final = 100
 _ANY: Final = complement(())
 _QUANTIFIER: Final = re.compile(r"([*+?]|\{([0-9]+)(?:(,)([0-9]*))?\})\??")  # a final ? (lazy) has no effect here
-_POSIX: Final = re.compile(r"\[([:.=])\^?\w+\1\]")  # ECMAScript would read [[:alpha:]] as one of "[:alph" and a ]
+_POSIX: Final = re.compile(r"\[([:.=])\^?\w+\1\]")  # ECMAScript reads [[:alpha:]] as one of "[:alph", then "]"
 _CODE: Final = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4}))")
 _CONTROLS: Final = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v"}
 _CLASSES: Final = {
@@ -75,7 +76,7 @@ class _Parser:
         return text
 
     def _alternatives(self, depth: int) -> tuple[str, int]:
-        """Read to the end of a group. Returns its expression, and the largest product of nested counts in it."""
+        """Read to the end of a group. Returns its expression, and the largest product of nested counts in the group."""
         if depth > _MAX_DEPTH:
             raise self._not_enforced(f"nested more than {_MAX_DEPTH} groups deep")
         branches, most = [], 1

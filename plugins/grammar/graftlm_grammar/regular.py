@@ -19,9 +19,9 @@ _NESTING: Final = frozenset({"object", "array"})  # the alternatives of `any` th
 
 
 def inlined(rules: Mapping[str, Expression]) -> Expression:
-    """Return the rule `root` with all references replaced by the rules' expressions.
+    """Return the expression of `root` with each reference replaced by the rule's expression.
 
-    Only the rule `any` of JSON may be recursive: it is unrolled `ANY_DEPTH` times.
+    Only JSON's rule `any` may be recursive; it is unrolled `ANY_DEPTH` times.
 
     Raises:
         GrammarError: another rule is recursive, or the result is too large.
@@ -109,7 +109,7 @@ class _Inliner:
 
 
 def _shared_end(branches: tuple[Expression, ...]) -> Expression | None:
-    """Return `(a)? b` for `a b | b`, otherwise None. Without it, each optional property would double the size."""
+    """Return `(a)? b` for `a b | b`, otherwise None. In the form `a b | b`, each optional property doubles the size."""
     if len(branches) != 2 or not isinstance(branches[0], Sequence) or branches[0].items[-1:] != branches[1:]:
         return None
     return Sequence((Repeated(Sequence(branches[0].items[:-1]), 0, 1), branches[1]))

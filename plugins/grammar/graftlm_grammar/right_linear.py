@@ -1,9 +1,10 @@
-"""Rewrites grammars to the form whose masks are cheapest in xgrammar: a part and its continuation are in one rule.
+"""Rewrites grammars to the form with the fastest masks in xgrammar: a part and its continuation are in one rule.
 
 For each position in a rule, the library stores which tokens are allowed. Tokens that extend past the end of the rule
-must be tried again for each mask, and the library treats groups and repetitions as rules. Therefore a part is written
-together with its continuation, as a path through rules that end with a reference to the next rule: `x ("," x)*` becomes
-`x more` with `more ::= "," x more | ""`. References to small rules are replaced by the rules' expressions.
+must be tried again for each mask, and the library treats groups and repetitions as rules. Therefore a part and its
+continuation are written as one path. A path goes through rules that end with a reference to the next rule:
+`x ("," x)*` becomes `x more` with `more ::= "," x more | ""`. References to small rules are replaced by the rules'
+expressions.
 """
 
 from collections import Counter
@@ -16,11 +17,11 @@ __all__ = ["right_linear"]
 
 #: Maximum total number of parts after inlining a rule at all its references.
 _MAX_INLINED: Final = 2000
-#: The same for a rule that matches the empty text.
+#: The same maximum for a rule that matches the empty text.
 _MAX_EMPTY_INLINED: Final = 32
 #: Maximum number of parts of an unrolled repetition.
 _MAX_UNROLLED: Final = 128
-#: The same within an inlined rule, if there are more than `_FEW_RULES` rules.
+#: The same maximum within an inlined rule, if the grammar has more than `_FEW_RULES` rules.
 _MAX_UNROLLED_WITHIN: Final = 8
 _FEW_RULES: Final = 200
 #: Maximum nesting of expressions, including inlined rules.
@@ -30,7 +31,7 @@ _Path: TypeAlias = tuple[Expression, ...]
 
 
 def right_linear(rules: Mapping[str, Expression]) -> dict[str, Expression]:
-    """Return right-linear rules that accept the same texts; some keep their names.
+    """Return right-linear rules that accept the same texts. Some rules keep their names.
 
     Args:
         rules: name -> expression; every referenced rule is among them.
@@ -122,7 +123,7 @@ class _Writer:
         return paths
 
     def _one(self, paths: list[_Path]) -> _Path:
-        """Return one path that is equal to several: a reference to a new rule, unless there is only one."""
+        """Return one path that is equivalent to several: a reference to a new rule, unless there is only one path."""
         if len(paths) == 1:
             return paths[0]
         rule = self._new_rule()
@@ -130,7 +131,7 @@ class _Writer:
         return (rule,)
 
     def _named(self, path: _Path) -> _Path:
-        """Return a path of at most one part, so that it can be repeated: a reference to a new rule for longer paths."""
+        """Return an equivalent path of at most one part, which can be repeated. A longer path becomes a new rule."""
         if len(path) < 2:
             return path
         rule = self._new_rule()
@@ -162,7 +163,7 @@ def _empty_rules(rules: Mapping[str, Expression], leaves_first: list[str]) -> se
 
 
 def _is_empty(expression: Expression, rules: set[str]) -> bool:
-    """Return whether an expression matches the empty text, given the rules that do."""
+    """Return whether an expression matches the empty text; `rules` are the rules that match it."""
     match expression:
         case Reference(name):
             return name in rules
@@ -201,7 +202,7 @@ def _small_rules(
 
 
 def _leaves_first(below: Mapping[str, tuple[str, ...]]) -> tuple[list[str], set[str]]:
-    """Return the rules reachable from `root`, each after those that it refers to, and the recursive rules.
+    """Return the rules reachable from `root`, each after the rules that it refers to, and the recursive rules.
 
     The recursive rules include at least one rule of each cycle: the rule at which the search entered the cycle.
 

@@ -1,4 +1,4 @@
-"""The keywords of JSON schemas: which are enforced, which are annotations, and the types of the other values."""
+"""Lists the keywords of JSON schemas: enforced ones, annotations, and other keywords with the types of their values."""
 
 import difflib
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ ANNOTATIONS: Final = frozenset(
     }
 )  # fmt: skip
 
-#: Type -> the keywords that are enforced for values of it.
+#: Type -> the keywords that are enforced for values of this type.
 ENFORCED: Final[dict[str, frozenset[str]]] = {
     "string": frozenset({"minLength", "maxLength", "pattern", "format"}),
     "integer": frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}),
@@ -45,7 +45,7 @@ ENFORCED: Final[dict[str, frozenset[str]]] = {
     "array": frozenset({"items", "prefixItems", "minItems", "maxItems"}),
 }  # fmt: skip
 
-#: Keywords that are enforced without other keywords except annotations; `enum` and `const` may be used with `type`.
+#: Keywords that are enforced only if the other keywords are annotations. `enum` and `const` may be used with `type`.
 COMBINED: Final = ("$ref", "anyOf", "oneOf", "allOf", "enum", "const")
 
 #: Keywords that can be left out -> the JSON types of their values. A value of another type is malformed.
@@ -61,7 +61,7 @@ _TYPES_OF_VALUES: Final[dict[str, tuple[str, ...]]] = {
 _ALL: Final = sorted(ANNOTATIONS.union({"type"}, COMBINED, _TYPES_OF_VALUES, *ENFORCED.values()))
 _MIN_SIMILARITY: Final = 0.75
 _MAX_MISSPELT_LEN: Final = 40
-#: Maximum decimals of a bound; each decimal needs a nested group.
+#: Maximum number of decimals of a bound. Each decimal needs a nested group.
 _MAX_DECIMALS: Final = 40
 
 
@@ -85,7 +85,7 @@ def check_items(schema: Mapping[str, Any], path: str) -> None:
 
 
 def bound_hint(value: Any) -> str:
-    """Return a hint for the error about a bound: how to write an exclusive bound that is a boolean, as in draft 4.
+    """Return a hint for the error about a bound: how to replace draft 4's boolean form of an exclusive bound.
 
     Returns "" if the value is not a boolean.
     """
@@ -93,10 +93,10 @@ def bound_hint(value: Any) -> str:
 
 
 def check_decimals(enforcement: Enforcement, value: float, path: str) -> bool:
-    """Leave out a bound that has too many decimals. Returns whether it is kept.
+    """Leave out a bound that has too many decimals. Returns whether the bound is kept.
 
     Raises:
-        NotEnforcedError: it has too many, and the schema is strict.
+        NotEnforcedError: the bound has too many decimals, and the schema is strict.
     """
     exponent = Decimal(repr(value)).as_tuple().exponent
     if isinstance(exponent, int) and exponent >= -_MAX_DECIMALS:
@@ -141,7 +141,7 @@ def type_names(wanted: Any, path: str) -> list[str]:
 
     Args:
         wanted: the value of `type`.
-        path: of the keyword.
+        path: location of the keyword.
 
     Raises:
         GrammarError: the value is malformed.

@@ -1,4 +1,4 @@
-"""Reads JSON schemas from text, and adds their kind to errors."""
+"""Reads JSON schemas from text, and adds the prefix `json_schema:` to errors."""
 
 import json
 import re
@@ -22,7 +22,8 @@ def reading_schema(text: str) -> Iterator[Any]:
     """Yield the JSON value of a text. Errors of the block get the prefix `json_schema:`.
 
     Raises:
-        GrammarError: the text is not JSON, has a number outside the range of double precision, or the block raised it.
+        GrammarError: the text is not JSON, has a number outside the range of double precision, or the block
+            raised the error.
     """
     try:
         yield _value(text)

@@ -1,4 +1,4 @@
-"""The references of a JSON schema with definitions, and whether finite values are valid under it."""
+"""Finds the references in a JSON schema with definitions, and whether finite values are valid under the schema."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ __all__ = ["applied_in_place", "is_finite", "reachable", "without_endless"]
 
 
 def applied_in_place(schema: Any) -> set[str]:
-    """Return the names of the definitions that a schema applies to the same value."""
+    """Return the names of the definitions that a schema applies to the value itself, not to a part of it."""
     if not isinstance(schema, dict):
         return set()
     if "$ref" in schema:
@@ -37,7 +37,7 @@ def reachable(schema: Any, definitions: Mapping[str, Any]) -> set[str]:
 def without_endless(schema: Any, finite: set[str]) -> Any:
     """Return a schema with `false` in place of references to definitions without finite values.
 
-    Other references remain the same objects.
+    Other references are not copied: the result has the same objects.
 
     Args:
         schema: the schema.
@@ -56,7 +56,7 @@ def without_endless(schema: Any, finite: set[str]) -> Any:
 
 
 def is_finite(schema: Any, finite: set[str]) -> bool:
-    """Return whether a finite value can be valid under a schema, given the definitions with finite values."""
+    """Return whether a finite value can be valid under a schema; `finite` names the definitions with finite values."""
     if not isinstance(schema, dict):
         return schema is not False
     if "$ref" in schema:

@@ -8,7 +8,8 @@ from graftlm_grammar.ebnf import Alternatives, Chars, Expression, Reference, Rep
 
 __all__ = ["check_shortest"]
 
-#: Maximum length of the shortest text, in characters. This limits forced text, which is part of every text.
+#: Maximum length of the shortest text, in characters. This limits the length of forced text, which
+#: every output contains.
 _MAX_SHORTEST = 16_384
 
 
@@ -26,7 +27,7 @@ def check_shortest(rules: Mapping[str, Expression], kind: str) -> None:
             length = _length(rules[name], lengths)
             if length < lengths[name]:
                 lengths[name], changed = length, True
-        order.reverse()  # alternating directions, so that chains of rules need few passes in either order
+        order.reverse()  # alternate directions, so that chains of rules in either order need few passes
     for name, length in lengths.items():
         if _MAX_SHORTEST < length < inf:
             raise GrammarError(

@@ -1,4 +1,4 @@
-"""Checks of a specification's text before it is parsed, and the kind of specification in errors."""
+"""Checks a specification's text before it is parsed, and adds the kind of specification to errors."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,7 +33,7 @@ def reading_regex() -> Iterator[None]:
     """Add the prefix `regex:` to the errors of a block.
 
     Raises:
-        GrammarError: the block raised it.
+        GrammarError: the block raised the error.
     """
     try:
         yield
@@ -42,5 +42,5 @@ def reading_regex() -> Iterator[None]:
 
 
 def count_of(digits: str) -> int:
-    """Return the number that digits represent; for more than ten digits only the first ten, which is large enough."""
+    """Return the number that digits represent. Digits after the tenth are ignored, because ten exceed every limit."""
     return int(digits.lstrip("0")[:10] or "0")

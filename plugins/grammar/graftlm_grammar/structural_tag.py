@@ -22,7 +22,7 @@ class Structure:
         schema: a JSON schema, as text.
         regex: a regular expression.
         end: the text after the part.
-        path: of the structure in the tag, such as `$.structures[0]`.
+        path: location of the structure in the tag, such as `$.structures[0]`.
     """
 
     begin: str

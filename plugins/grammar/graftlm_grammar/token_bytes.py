@@ -1,4 +1,4 @@
-"""The bytes that each token of a Hugging Face tokenizer adds to a text."""
+"""Finds the bytes that each token of a Hugging Face tokenizer adds to a text."""
 
 import json
 import re
@@ -10,14 +10,15 @@ import tokenizers
 __all__ = ["token_bytes"]
 
 _BYTE_FALLBACK: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_BLANK: Final = "▁"  # as SentencePiece writes it
+_BLANK: Final = "▁"  # SentencePiece's character for a space
 
 
 def token_bytes(tokenizer_json: str, vocab_size: int) -> list[bytes]:
-    """Return the bytes of tokens 0 to V - 1, b"" for special tokens and for ids without a token.
+    """Return the bytes of tokens 0 to V - 1. Special tokens and ids without a token have b"".
 
-    The decoder determines one of three kinds of tokenizers: byte-level (GPT-2); SentencePiece, with U+2581 for spaces
-    and optionally `<0x..>` for bytes; and others, for which a token's bytes are the text that it adds after a token.
+    The decoder determines which of three kinds the tokenizer has: byte-level (GPT-2), SentencePiece, or another. In
+    SentencePiece, U+2581 represents a space, and `<0x..>` may represent a byte. For other tokenizers, a token's bytes
+    are the text that it adds after a token.
 
     Args:
         tokenizer_json: the tokenizer, serialized by the `tokenizers` library.
@@ -43,7 +44,7 @@ def token_bytes(tokenizer_json: str, vocab_size: int) -> list[bytes]:
 
 
 def _step_kinds(decoder: Any) -> set[str]:
-    """Return the types of a decoder and of its parts if it is a sequence."""
+    """Return the type of a decoder, and the types of its parts if it is a sequence."""
     if not isinstance(decoder, dict):
         return set()
     return {decoder["type"]}.union(*map(_step_kinds, decoder.get("decoders", ())))
@@ -70,6 +71,6 @@ def _of_sentencepiece(token: str, has_bytes: bool) -> bytes:
 
 
 def _added_text(core: tokenizers.Tokenizer, token_id: int) -> str:
-    """Return the text that a token adds after itself: the first token of a text may lose a space or a prefix."""
+    """Return the text that a token adds after the same token. At the start of a text, it may lose a space or prefix."""
     alone, twice = core.decode([token_id]), core.decode([token_id, token_id])
     return str(twice[len(alone) :])

@@ -43,12 +43,12 @@ T = TypeVar("T")
 
 _MAX_TEXT_LEN: Final = 1 << 18
 _MAX_MASK_THREADS: Final = 8
-#: A reference to the root rule. It also matches the word in a literal; the grammar is then rewritten unnecessarily.
+#: Matches a reference to the root rule. It also matches "root" in a literal; the rewriting is then unnecessary.
 _ROOT_REFERENCE: Final = re.compile(r"\broot\b(?!\s*::=)")
 _LARGE_COUNT: Final = re.compile(r"\{\s*[1-9]\d+|\{\s*\d+\s*,\s*[1-9]\d\d")
 _PROBE_TOKENS: Final = 128
-#: Threads are used only for masks that need more time than this. Starting them takes 0.1 ms, and they compete for cores
-#: with the step that runs at the same time.
+#: Threads are used only for masks that need more time than this. Starting threads takes 0.1 ms, and they compete for
+#: cores with the step that runs at the same time.
 _WORTH_THREADS_S: Final = 0.002
 _MAX_REWRITTEN_LEN: Final = 1 << 15
 _MAX_STEP_S: Final = 0.05
@@ -76,14 +76,14 @@ class XGrammarBackend(GrammarBackend):
         self._compiler: Any = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
     def check(self, spec: GrammarSpec) -> tuple[str, ...]:
-        """Check a specification as `compile` does, without the vocabulary. Returns the paths that are not enforced."""
+        """Check a specification like `compile`, but without the vocabulary. Returns the paths that are not enforced."""
         return self._grammar(spec)[1]
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         """Compute the allowed tokens of each state of the grammar.
 
         Raises:
-            GrammarError: the specification is refused, its masks are wrong, or its masks are too slow.
+            GrammarError: the specification is refused, or its masks are wrong or too slow.
         """
         grammar, _ = self._grammar(spec, _fast_form)
         compiled = _checked(spec.kind, lambda: self._run_idle(lambda: self._compiler.compile_grammar(grammar)))
@@ -93,7 +93,7 @@ class XGrammarBackend(GrammarBackend):
         return _Compiled(compiled, self._vocab_size, mask_s)
 
     def fill_bitmasks(self, matchers: Sequence[GrammarMatcher], mask: NDArray[np.int32]) -> None:
-        """Write the masks of several matchers, in several threads if that is faster; row i is that of matcher i."""
+        """Write the masks of several matchers, in several threads if that is faster. Row i is the mask of matcher i."""
         own = [cast(_Matcher, matcher) for matcher in matchers]
         rows = [i for i, matcher in enumerate(own) if not matcher.finished]
         if rows:
@@ -107,7 +107,7 @@ class XGrammarBackend(GrammarBackend):
 
         Args:
             spec: the specification.
-            rewrite: applied to each EBNF text before the library reads it.
+            rewrite: function that is applied to each EBNF text before the library reads the text.
         """
         kind, text = spec.kind, spec.text
         check_text(spec, _MAX_TEXT_LEN)
@@ -124,14 +124,14 @@ class XGrammarBackend(GrammarBackend):
             ebnf = choices_to_ebnf(parse_choices(text))
         else:
             ebnf = _finite_ebnf(text)
-        if kind is GrammarKind.EBNF or _LARGE_COUNT.search(ebnf):  # otherwise the shortest text cannot be long
+        if kind is GrammarKind.EBNF or _LARGE_COUNT.search(ebnf):  # only these can have a long shortest text
             check_shortest(read_ebnf(ebnf, MAX_COUNT), kind.value)
         return _checked(kind, lambda: xgrammar.Grammar.from_ebnf(rewrite(ebnf))), unenforced
 
     def _structural_tag(self, text: str, strict: bool, rewrite: Callable[[str], str]) -> tuple[Any, tuple[str, ...]]:
         """Return a structural tag of the library and the paths that are not enforced.
 
-        Its parts are translated by graftlm, so that they are checked like other specifications.
+        graftlm translates the parts of the tag, so that they are checked like other specifications.
         """
         tag = parse_structural_tag(text)
         for trigger in tag.triggers:
@@ -213,7 +213,7 @@ class _Matcher(GrammarMatcher):
             return ""
         try:
             return str(self.library_matcher.find_jump_forward_string())
-        except UnicodeDecodeError as error:  # it ends within a character
+        except UnicodeDecodeError as error:  # the text ends within a character
             return bytes(error.object[: error.start]).decode()
 
     def forced_tokens(self) -> list[int]:
@@ -227,7 +227,7 @@ class _Matcher(GrammarMatcher):
 
 
 def _checked(kind: GrammarKind, call: Callable[[], T]) -> T:
-    """Call the library, and convert its RuntimeError and ValueError.
+    """Call the library, and convert its RuntimeError and ValueError to GrammarError.
 
     Raises:
         GrammarError: the library cannot read the grammar.
@@ -242,10 +242,10 @@ def _checked(kind: GrammarKind, call: Callable[[], T]) -> T:
 def _check_speed(kind: GrammarKind, make_matcher: Callable[[], GrammarMatcher], vocab_size: int) -> float:
     """Refuse a grammar whose matchers are so slow that they would delay all requests, because steps wait for masks.
 
-    Accepts tokens one after the other: first always the lowest allowed token, then always the highest. Only CPU time of
-    this thread counts. On a busy machine this time can also increase, so a slow step is measured again.
+    One matcher always accepts the lowest allowed token, then another one always the highest. Only CPU time of this
+    thread counts. On a busy machine this time can also increase, so a slow step is measured again.
 
-    Returns: average seconds per mask.
+    Returns: average time per mask, in seconds.
 
     Raises:
         GrammarError: a step takes too long, or a mask is wrong.
@@ -281,9 +281,9 @@ def _timed_step(
         kind: the kind of specification, for the error.
         matcher: the matcher.
         mask: int32 [1, ceil(V / 32)], overwritten.
-        pick: 0: the first allowed token; -1: the last.
+        pick: index of the accepted token among the allowed tokens: 0 or -1.
 
-    Returns: seconds of the mask, seconds of the whole step, and whether no token is allowed.
+    Returns: time of the mask and time of the whole step, both in seconds, and whether no token is allowed.
 
     Raises:
         GrammarError: the token is rejected.
@@ -299,7 +299,7 @@ def _timed_step(
 
 
 def _fast_form(ebnf: str) -> str:
-    """Rewrite a grammar for fast masks, unless it is so long that this would delay the step loop for several steps.
+    """Rewrite a grammar for fast masks, unless it is so long that the rewriting would delay several steps.
 
     Large counts and references to the root rule are rewritten in any case, because masks would otherwise be wrong.
     """
@@ -322,12 +322,12 @@ def _finite_ebnf(text: str) -> str:
         raise GrammarError(
             f"ebnf: rule {endless[0]}: no finite text matches it; add an alternative that does not refer to the rule"
         )
-    # Unreachable rules are removed, because they may be endless, and the library crashes on endless rules.
+    # An unreachable rule may be endless, and the library crashes on endless rules.
     return ebnf_text({name: rules[name] for name in reachable_rules(rules)})
 
 
 def _tokenizer_info(context: GrammarContext) -> Any:
-    """Return the library's description of the tokenizer: the bytes of each token; none for special and stop tokens."""
+    """Return the library's description of the tokenizer. Special and stop tokens have no bytes."""
     core = tokenizers.Tokenizer.from_str(context.tokenizer_json)
     wrapped = transformers.PreTrainedTokenizerFast(tokenizer_object=core)
     stop_token_ids = [token_id for token_id in context.stop_token_ids if token_id < context.vocab_size]
