@@ -25,6 +25,6 @@ def provide_attention_backends() -> list[Provider[AttentionBackend]]:
             create=_create,
             options=GatherOptions,
             capabilities=AttentionCapabilities(devices=("cpu", "cuda")),
-            rank=-10,  # so that `auto` prefers the backends that come with graftlm
+            rank=-10,  # low, so that `auto` prefers the built-in backends
         )
     ]

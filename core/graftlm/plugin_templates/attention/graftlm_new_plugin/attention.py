@@ -13,12 +13,12 @@ __all__ = ["GatherAttention"]
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """What `forward` needs of one request.
+    """The data of one request that `forward` reads.
 
     Attributes:
-        first, end: its tokens in the batch.
-        position: of its first token in the batch.
-        slots: int64 [context length], where its tokens lie, those of this step included.
+        first, end: range of the request's tokens in the batch; `end` is exclusive.
+        position: position in the request of its first token in the batch.
+        slots: slots of all tokens of the request, including those of this step, int64 [context length].
     """
 
     first: int
@@ -28,7 +28,7 @@ class _Request:
 
 
 class GatherAttention(AttentionBackend):
-    """Attention request by request: simple, exact, and slow for many requests."""
+    """Computes attention request by request, which is simple and exact, but slow for many requests."""
 
     def __init__(self, options: GatherOptions, context: AttentionContext) -> None:
         self._queries_at_once = options.queries_at_once
@@ -38,7 +38,7 @@ class GatherAttention(AttentionBackend):
         self._requests: list[_Request] = []
 
     def prepare(self, batch: ForwardBatch) -> None:
-        """Find every request's slots, once for all layers."""
+        """Compute the slots of every request, once for all layers."""
         self._out_slots = batch.out_slots
         self._requests = []
         first = 0
@@ -52,7 +52,7 @@ class GatherAttention(AttentionBackend):
             first += query_len
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer) -> Tensor:
-        """Write keys and values of all requests, then attend; shapes as in the contract."""
+        """Write the keys and values of all requests, then compute attention. Shapes are those of the contract."""
         keys = self._kv.keys(layer.layer_id).view(-1, layer.num_kv_heads, layer.head_dim)  # [slots, H_kv, D]
         values = self._kv.values(layer.layer_id).view(-1, layer.num_kv_heads, layer.head_dim)
         keys[self._out_slots] = k
@@ -63,7 +63,7 @@ class GatherAttention(AttentionBackend):
                 end = min(first + self._queries_at_once, request.end)
                 position = request.position + first - request.first
                 start = _first_seen(position, layer)
-                # Nothing before the window is even read: its pages may hold another request's tokens by now.
+                # Slots before the window are not read: their pages may contain another request's tokens.
                 slots = request.slots[start : position + end - first]
                 out[first:end] = _attend(q[first:end], keys[slots], values[slots], position - start, layer)
         return out.flatten(1)
@@ -74,14 +74,14 @@ def _first_seen(position: int, layer: AttentionLayer) -> int:
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, num_before: int, layer: AttentionLayer) -> Tensor:
-    """Attend with consecutive queries.
+    """Compute attention for consecutive queries.
 
     Args:
         q: [n, H, D].
-        keys, values: [s, H_kv, D]; the last n are the queries' own.
-        num_before: keys before the first query's own.
+        keys, values: [s, H_kv, D]; the last n belong to the tokens of the queries.
+        num_before: number of keys before the key of the first query's token.
 
-    Returns: [n, H, D], q's dtype.
+    Returns: [n, H, D], in the dtype of q.
     """
     groups = layer.num_heads // layer.num_kv_heads
     heads = q.float().reshape(-1, layer.num_kv_heads, groups, layer.head_dim)  # [n, H_kv, G, D]

@@ -23,6 +23,6 @@ def provide_prefix_caches() -> list[Provider[PrefixCache]]:
             create=_create,
             options=PageTrieOptions,
             capabilities=CacheCapabilities(),
-            rank=-10,  # so that `auto` prefers the caches that come with graftlm
+            rank=-10,  # low, so that `auto` prefers the built-in caches
         )
     ]

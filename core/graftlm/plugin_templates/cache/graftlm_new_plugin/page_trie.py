@@ -30,7 +30,7 @@ __all__ = ["PageTrie", "PageTrieOptions"]
 
 
 class PageTrieOptions(Options):
-    """What a configuration may give under `cache.options`."""
+    """The entries of `cache.options` in a configuration."""
 
     max_prefix_pages: int | None = Field(
         default=None, ge=1, description="Pages of a prompt that are kept at most; null keeps all."
@@ -39,12 +39,12 @@ class PageTrieOptions(Options):
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """One cached page, and the handle of its end. The start of all prompts is a node without a page.
+    """One cached page; the object is also the handle for the end of the page. The root is a node without a page.
 
     Attributes:
-        children: by namespace and the bytes of their tokens.
-        num_pages: from the start of the prompt to the end of this page.
-        num_locks: of this node and of all below it.
+        children: (namespace, bytes of the child's tokens) -> child.
+        num_pages: number of pages from the start of the prompt to the end of this page.
+        num_locks: number of locks of this node and of its descendants.
     """
 
     node_id: int
@@ -58,7 +58,7 @@ class _Node:
     num_locks: int = 0
 
     def path(self) -> Iterator["_Node"]:
-        """Yield this node and those in front of it, without the start."""
+        """Yield this node and its ancestors, without the root."""
         node = self
         while node.parent is not None:
             yield node
@@ -66,19 +66,19 @@ class _Node:
 
 
 class PageTrie(PrefixCache):
-    """Finds a prefix page by page; evicts by one scan for leaves, and a heap from there on."""
+    """Finds a prefix page by page. An eviction scans all nodes for leaves once, then uses a heap."""
 
     def __init__(self, options: PageTrieOptions, context: CacheContext) -> None:
         self._context = context
         self._max_pages = options.max_prefix_pages
         self._start = _Node(0, None, ("", b""), NO_PAGES, -1, 0, NodeStats(created=0.0, last_access=0.0))
-        self._nodes: dict[int, _Node] = {}  # in order of creation: parents before children
+        self._nodes: dict[int, _Node] = {}  # in order of creation, so parents come before children
         self._num_made = 0
         self._num_locked = 0
         self._version = 0
 
     def match(self, key: PrefixKey, resume: PrefixHandle | None = None) -> PrefixMatch:
-        """Find the longest cached prefix, and count a hit on the way."""
+        """Find the longest cached prefix, and count a hit for each of its nodes."""
         start = self._own(resume or self._start)
         found = self._find(key, start)
         self._touch(found, key.priority)
@@ -88,7 +88,7 @@ class PageTrie(PrefixCache):
         return PrefixMatch(found[-1] if found else start, _pages(found))
 
     def insert(self, key: PrefixKey, pages: PageIds, handle: PrefixHandle) -> InsertResult:
-        """Take the pages that no node holds yet, as far as prompts are kept."""
+        """Add the pages that are not cached yet, up to the limit of `max_prefix_pages`."""
         start = self._own(handle)
         path = self._find(key, start)
         self._touch(path, key.priority)
@@ -99,7 +99,7 @@ class PageTrie(PrefixCache):
         return InsertResult(num_existing, last.num_pages, last, _pages(path))
 
     def lock(self, handle: PrefixHandle) -> None:
-        """Keep the path to a handle."""
+        """Protect the path to a handle from eviction."""
         for node in self._own(handle).path():
             node.num_locks += 1
             self._num_locked += node.num_locks == 1
@@ -108,7 +108,7 @@ class PageTrie(PrefixCache):
         """Undo one `lock`.
 
         Raises:
-            InvariantError: there is none to undo.
+            InvariantError: the handle is not locked.
         """
         for node in self._own(handle).path():
             if node.num_locks == 0:
@@ -117,7 +117,7 @@ class PageTrie(PrefixCache):
             self._num_locked -= node.num_locks == 0
 
     def evict(self, num_pages: int) -> PageIds:
-        """Give up leaves in the strategy's order; a parent may follow its last child."""
+        """Evict leaves in the strategy's order. A parent becomes a leaf when its last child is evicted."""
         leaves = [self._ranked(node) for node in self._nodes.values() if _is_evictable(node)]
         heapq.heapify(leaves)
         gone: list[_Node] = []
@@ -130,7 +130,7 @@ class PageTrie(PrefixCache):
         return _pages(gone)
 
     def reset(self) -> PageIds:
-        """Forget everything that is not locked."""
+        """Evict everything that is not locked."""
         gone = [node for node in self._nodes.values() if node.num_locks == 0]
         for node in reversed(gone):  # children before parents
             self._drop(node)
@@ -138,21 +138,21 @@ class PageTrie(PrefixCache):
 
     @property
     def evictable_pages(self) -> int:
-        """Pages that no lock keeps."""
+        """Number of pages that no lock protects."""
         return len(self._nodes) - self._num_locked
 
     @property
     def locked_pages(self) -> int:
-        """Pages that a lock keeps."""
+        """Number of pages that a lock protects."""
         return self._num_locked
 
     @property
     def version(self) -> int:
-        """Grows with every page that comes or goes."""
+        """A number that grows with each page that is added or evicted."""
         return self._version
 
     def probe(self, key: PrefixKey) -> int:
-        """Return how many pages a match would find."""
+        """Return the number of pages that a match would find."""
         return len(self._find(key, self._start))
 
     def walk(self) -> Iterator[NodeView]:
@@ -169,7 +169,7 @@ class PageTrie(PrefixCache):
             )
 
     def _find(self, key: PrefixKey, start: _Node) -> list[_Node]:
-        """Return the nodes of the key's pages after `start`, up to the first that is missing."""
+        """Return the nodes of the key's pages after `start`, up to the first page that is not cached."""
         found: list[_Node] = []
         node = start
         for page_idx in range(start.num_pages, len(key.token_ids) // self._context.page_size):

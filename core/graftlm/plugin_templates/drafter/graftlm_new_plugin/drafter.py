@@ -1,4 +1,4 @@
-"""The drafter: each token is the one that followed the same tokens last time in the request."""
+"""The drafter: proposes the token that last followed the same tokens in the request."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,32 +14,37 @@ _CONFIDENCE: Final = 0.5
 
 
 class FollowersOptions(Options):
-    """What a configuration may give under `speculation.drafter.options`."""
+    """The entries of `speculation.drafter.options` in a configuration."""
 
     context_tokens: int = Field(default=2, ge=1, description="Number of tokens that a follower is looked up by.")
 
 
 @dataclass(slots=True)
 class _Row:
-    """What one request contains: context -> the token that followed it last, and the number of tokens read so far."""
+    """The state of one request.
+
+    Attributes:
+        followers: context -> the token that last followed it.
+        num_read: number of tokens read so far.
+    """
 
     followers: dict[tuple[int, ...], int] = field(default_factory=dict)
     num_read: int = 0
 
 
 class Followers(Drafter):
-    """Keeps a table per row; a call reads only the tokens that are new. Other requests' tokens are never used."""
+    """Has one table per row, so requests do not share tokens. A call reads only the new tokens."""
 
     def __init__(self, options: FollowersOptions) -> None:
         self._context_tokens = options.context_tokens
         self._rows: dict[int, _Row] = {}
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft | None]:
-        """Return what the followers of each request's latest tokens spell."""
+        """Return, for each request, the chain of followers of its latest tokens."""
         return [self._draft(request) for request in requests]
 
     def close(self, row: int) -> None:
-        """Forget a request."""
+        """Delete the state of a request."""
         self._rows.pop(row, None)
 
     def _draft(self, request: DraftRequest) -> Draft | None:
@@ -53,7 +58,7 @@ class Followers(Drafter):
         return Draft(np.array(found, dtype=np.int32), _CONFIDENCE) if found else None
 
     def _read(self, row: _Row, request: DraftRequest) -> None:
-        """Add the tokens since the last call; the array is only valid during the call, so nothing of it is kept."""
+        """Add the tokens since the last call. They are copied, because the array is only valid during the call."""
         start = max(0, min(row.num_read, len(request.token_ids)) - self._context_tokens)
         token_ids = request.token_ids[start:].tolist()
         for end in range(self._context_tokens, len(token_ids)):

@@ -1,4 +1,4 @@
-"""`new-plugin` under graftlm's conformance kit, and what is particular to it."""
+"""Runs graftlm's conformance kit on `new-plugin`, and tests the plugin's own behaviour."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def drafted(drafter, token_ids, row=0, limit=4):
     ("token_ids", "context_tokens", "expected"),
     [
         ([1, 2, 3, 4, 1, 2], 2, [3, 4, 1, 2]),
-        ([1, 2, 3, 1, 2, 4, 1, 2], 2, [4, 1, 2, 4]),  # the latest follower
+        ([1, 2, 3, 1, 2, 4, 1, 2], 2, [4, 1, 2, 4]),  # the latest follower is drafted
         ([1, 2, 3, 4, 5, 2], 2, None),
         ([1, 2, 3, 4, 5, 2], 1, [3, 4, 5, 2]),
         ([1], 2, None),

@@ -1,4 +1,4 @@
-"""The strategy: least recently used, with a grace for each hit."""
+"""The strategy: evicts the least recently used node first, but delays this for each hit."""
 
 from graftlm.contracts import EvictionStrategy, NodeStats, Options
 from pydantic import Field
@@ -7,7 +7,7 @@ __all__ = ["RecentAndUsed", "RecentAndUsedOptions"]
 
 
 class RecentAndUsedOptions(Options):
-    """What a configuration may give under `cache.eviction.options`."""
+    """The entries of `cache.eviction.options` in a configuration."""
 
     grace_s_per_hit: float = Field(
         default=60.0, ge=0, le=1e6, description="Seconds that a hit adds to a prefix's life. 0 is least recently used."
@@ -15,11 +15,11 @@ class RecentAndUsedOptions(Options):
 
 
 class RecentAndUsed(EvictionStrategy):
-    """Orders leaves by the moment their grace ends; all it asks stands in the node's stats, so it keeps no state."""
+    """Orders leaves by the time of their last access plus a grace period for each hit. It has no state."""
 
     def __init__(self, options: RecentAndUsedOptions) -> None:
         self._grace_s_per_hit = options.grace_s_per_hit
 
     def priority(self, node: NodeStats) -> tuple[float, ...]:
-        """Return (last access + grace), in seconds; the lowest goes first."""
+        """Return (last access + grace period), in seconds. The node with the lowest value is evicted first."""
         return (node.last_access + self._grace_s_per_hit * node.hits,)

@@ -1,4 +1,4 @@
-"""`new-plugin` under graftlm's conformance kit, and what is particular to it."""
+"""Runs graftlm's conformance kit on `new-plugin`, and tests the plugin's own behaviour."""
 
 import pytest
 from graftlm.contracts import NodeStats
@@ -21,10 +21,10 @@ def leaf(last_access, hits):
 @pytest.mark.parametrize(
     ("grace_s", "first", "second"),
     [
-        (60.0, leaf(0.0, hits=0), leaf(1.0, hits=0)),  # equal hits: the least recently used
-        (60.0, leaf(50.0, hits=0), leaf(0.0, hits=1)),  # a hit is worth a minute
-        (60.0, leaf(0.0, hits=1), leaf(61.0, hits=0)),  # and no more
-        (0.0, leaf(0.0, hits=9), leaf(1.0, hits=0)),  # without a grace
+        (60.0, leaf(0.0, hits=0), leaf(1.0, hits=0)),  # with equal hits, the least recently used is first
+        (60.0, leaf(50.0, hits=0), leaf(0.0, hits=1)),  # a hit adds one minute
+        (60.0, leaf(0.0, hits=1), leaf(61.0, hits=0)),  # a hit adds no more than one minute
+        (0.0, leaf(0.0, hits=9), leaf(1.0, hits=0)),  # without a grace period, hits have no effect
     ],
 )
 def test_the_first_goes_before_the_second(grace_s, first, second):

@@ -24,6 +24,6 @@ def provide_grammar_backends() -> list[Provider[GrammarBackend]]:
             api_version=1,
             create=_create,
             options=ChoiceOptions,
-            rank=-10,  # so that `auto` prefers the backends that know every kind of specification
+            rank=-10,  # low, so that `auto` prefers the backends that support all kinds
         )
     ]

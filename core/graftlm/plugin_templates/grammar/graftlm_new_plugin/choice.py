@@ -1,4 +1,4 @@
-"""The backend: an output that is one of a list of texts. Any other kind of specification is refused."""
+"""The backend: restricts the output to one of a list of texts, and refuses other kinds of specifications."""
 
 import json
 from collections.abc import Sequence
@@ -15,26 +15,26 @@ __all__ = ["ChoiceBackend"]
 
 
 class ChoiceBackend(GrammarBackend):
-    """Knows `GrammarKind.CHOICE` alone."""
+    """Supports only `GrammarKind.CHOICE`."""
 
     def __init__(self, options: ChoiceOptions, context: GrammarContext) -> None:
         self._max_texts = options.max_texts
         self._vocabulary = Vocabulary(context)
 
     def check(self, spec: GrammarSpec) -> tuple[str, ...]:
-        """Refuse all but a JSON list of texts.
+        """Refuse a specification that is not a JSON list of texts.
 
         Raises:
-            GrammarError: it is of another kind, malformed, or too long.
+            GrammarError: the specification is of another kind, malformed, or has too many texts.
         """
         self._texts(spec)
         return ()
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        """Return the choice between the texts.
+        """Compile a choice between the texts.
 
         Raises:
-            GrammarError: as of `check`.
+            GrammarError: the same as for `check`.
         """
         return _Choice(self._texts(spec), self._vocabulary)
 
@@ -47,7 +47,7 @@ class ChoiceBackend(GrammarBackend):
                 encoded = [text.encode() for text in dict.fromkeys(texts)]
             else:
                 raise GrammarError("choice: expected a JSON list of at least one text")
-        except (ValueError, RecursionError) as error:  # no JSON, or half of a surrogate pair
+        except (ValueError, RecursionError) as error:  # the text is not JSON, or has an unpaired surrogate
             raise GrammarError(f"choice: expected a JSON list of texts: {error}") from error
         if len(encoded) > self._max_texts:
             raise GrammarError(f"choice: {len(encoded)} texts, at most {self._max_texts} (grammar.options.max_texts)")
@@ -60,19 +60,19 @@ class _Choice(CompiledGrammar):
         self._vocabulary = vocabulary
 
     def matcher(self) -> GrammarMatcher:
-        """Return a matcher to which any of the texts may come."""
+        """Return a matcher in the start state, which allows every text."""
         return _ChoiceMatcher(self._texts, self._vocabulary)
 
 
 class _ChoiceMatcher(GrammarMatcher):
-    """Keeps, for each accepted token, what may follow: the rests of the texts, or None after a stop token."""
+    """Stores, after each accepted token, the remaining parts of the possible texts; None after a stop token."""
 
     def __init__(self, texts: Sequence[bytes], vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._history: list[Sequence[bytes] | None] = [texts]
 
     def accept(self, token_id: int) -> bool:
-        """Advance over a token; False leaves the matcher unchanged."""
+        """Advance over a token. Returns False, and does not change the matcher, if the token is not allowed."""
         rests = self._history[-1]
         if rests is None:
             return False
@@ -88,7 +88,7 @@ class _ChoiceMatcher(GrammarMatcher):
         return bool(left)
 
     def rollback(self, num_tokens: int) -> None:
-        """Undo the latest accepted tokens."""
+        """Undo the last `num_tokens` accepted tokens."""
         del self._history[len(self._history) - num_tokens :]
 
     def fill_bitmask(self, mask: NDArray[np.int32], row: int) -> None:
@@ -98,14 +98,14 @@ class _ChoiceMatcher(GrammarMatcher):
         mask[row] = np.packbits(bits, bitorder="little").view("<i4")
 
     def forced_text(self) -> str:
-        """Return what all texts go on with; "" within a character."""
+        """Return the common continuation of all possible texts; "" within a character."""
         rests = sorted(self._history[-1] or [b""])
-        common = _common(rests[0], rests[-1])  # what these two share, all in between do, too
+        common = _common(rests[0], rests[-1])  # the common prefix of the first and last text in order is common to all
         is_inside = common[:1] != b"" and 0x80 <= common[0] < 0xC0
         return "" if is_inside else common.decode(errors="ignore")
 
     def forced_tokens(self) -> Sequence[int]:
-        """Return the tokens that come next while there is one alone that may."""
+        """Return the next tokens as long as only one token is allowed."""
         ahead = _ChoiceMatcher([], self._vocabulary)
         ahead._history = [self._history[-1]]
         forced: list[int] = []

@@ -1,4 +1,4 @@
-"""What a configuration may give to the backend."""
+"""The options of the backend, as set in a configuration."""
 
 from graftlm.contracts import MAX_CHOICES, GrammarOptions
 from pydantic import Field
@@ -7,6 +7,6 @@ __all__ = ["ChoiceOptions"]
 
 
 class ChoiceOptions(GrammarOptions):
-    """What stands under `grammar.options`; `fallback` names backends for what this one refuses."""
+    """The entries of `grammar.options`. `fallback` names the backends for specifications that this one refuses."""
 
     max_texts: int = Field(default=1000, ge=1, le=MAX_CHOICES, description="Texts of a choice at most.")

@@ -1,4 +1,4 @@
-"""The vocabulary: which bytes a token adds to a text, and which tokens a text may begin with."""
+"""The vocabulary: finds the bytes that a token adds to a text, and the tokens that a text may begin with."""
 
 import json
 import re
@@ -15,10 +15,10 @@ _BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class Vocabulary:
-    """Tokens by their bytes. Special tokens are no text, so they are not among them.
+    """The tokens with their bytes. It does not contain special tokens, because they add no text.
 
     Attributes:
-        stop_token_ids: end a complete output.
+        stop_token_ids: ids of the tokens that end a complete output.
     """
 
     def __init__(self, context: GrammarContext) -> None:
@@ -38,28 +38,28 @@ class Vocabulary:
         self._longest = max(map(len, self._ids), default=0)
 
     def bytes_of(self, token_id: int) -> bytes:
-        """Return what a token adds to a text; b"" for a special or unknown one."""
+        """Return the bytes that a token adds to a text; b"" for a special or unknown token."""
         return self._bytes.get(token_id, b"")
 
     def prefixes_of(self, text: bytes) -> Iterator[int]:
-        """Yield every token that a text, in bytes, may begin with."""
+        """Yield every token that a text (UTF-8 bytes) may begin with."""
         for length in range(1, min(len(text), self._longest) + 1):
             yield from self._ids.get(text[:length], ())
 
 
 def _byte_level(token: str) -> bytes:
-    """Return a token's bytes; vocabularies made for bytes write each one as a printable character."""
+    """Return the bytes of a token of a byte-level vocabulary, which writes each byte as a printable character."""
     return b"".join(bytes([_BYTES[char]]) if char in _BYTES else char.encode() for char in token)
 
 
 def _sentence_piece(token: str) -> bytes:
-    """Return a token's bytes; others write <0x0A> for a byte, and a low line for a space."""
+    """Return the bytes of another token. Such a vocabulary writes <0x0A> for a byte, and U+2581 for a space."""
     byte = _BYTE_TOKEN.fullmatch(token)
     return bytes([int(byte[1], 16)]) if byte else token.replace("\u2581", " ").encode()
 
 
 def _byte_characters() -> dict[str, int]:
-    """Return the byte that a character stands for: printable ones for themselves, the others from U+0100 on."""
+    """Return character -> byte. A printable byte has its own character; the others have characters from U+0100 on."""
     printable = [byte for byte in range(256) if 0x21 <= byte <= 0x7E or (0xA1 <= byte <= 0xFF and byte != 0xAD)]
     others: Any = (byte for byte in range(256) if byte not in printable)
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}

@@ -1,4 +1,4 @@
-"""`new-plugin` under graftlm's conformance kit, and what is particular to it."""
+"""Runs graftlm's conformance kit on `new-plugin`, and tests the plugin's own behaviour."""
 
 import pytest
 import tokenizers
@@ -15,7 +15,7 @@ class TestContract(GrammarBackendConformance):
     cases = (
         GrammarCase(GrammarKind.CHOICE, '["ab", "abc", "ß\\"\\n"]', ("ab", "abc", 'ß"\n'), ("", "a", "abcd", "abab")),
         GrammarCase(GrammarKind.CHOICE, '["", "true"]', ("", "true"), ("t", "tru", "truetrue")),
-        GrammarCase(GrammarKind.CHOICE, '["ä", "ö"]', ("ä", "ö"), ("", "ü")),  # they begin with the same byte
+        GrammarCase(GrammarKind.CHOICE, '["ä", "ö"]', ("ä", "ö"), ("", "ü")),  # both texts begin with the same byte
     )
     malformed = (
         *(GrammarSpec(kind, "{}") for kind in GrammarKind if kind is not GrammarKind.CHOICE),

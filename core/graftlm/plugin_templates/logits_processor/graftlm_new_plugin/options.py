@@ -1,4 +1,4 @@
-"""What a request may give to the processor."""
+"""The options of the processor, as set in a request."""
 
 from graftlm import Options
 from pydantic import Field
@@ -7,7 +7,7 @@ __all__ = ["RecentPenaltyOptions"]
 
 
 class RecentPenaltyOptions(Options):
-    """The value of `new-plugin` among a request's `logits_processors`."""
+    """The value of `new-plugin` in a request's `logits_processors`."""
 
     penalty: float = Field(default=1.0, ge=0, description="What is taken from the logits of recent tokens.")
     window_tokens: int = Field(default=64, ge=1, description="How many of the latest tokens are recent.")

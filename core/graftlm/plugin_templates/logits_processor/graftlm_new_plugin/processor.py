@@ -1,4 +1,4 @@
-"""The processor: recent tokens lose some of their logit."""
+"""The processor: subtracts a penalty from the logits of recent tokens."""
 
 import torch
 from graftlm.contracts import LogitsProcessor
@@ -11,14 +11,14 @@ __all__ = ["RecentPenalty"]
 
 
 class RecentPenalty(LogitsProcessor):
-    """Takes a penalty from every token of the latest few; it keeps nothing from one step to the next."""
+    """Subtracts a penalty from the logit of each token among the last few of the output. It has no state."""
 
     def __init__(self, options: RecentPenaltyOptions) -> None:
         self._penalty = options.penalty
         self._window_tokens = options.window_tokens
 
     def process(self, output_token_ids: TokenIds, logits: Tensor) -> Tensor:
-        """Return logits, float32 [V], less the penalty where a token is recent."""
+        """Return the logits, float32 [V], with the penalty subtracted for recent tokens."""
         recent = sorted(set(output_token_ids[-self._window_tokens :].tolist()))
         logits[torch.tensor(recent, dtype=torch.long, device=logits.device)] -= self._penalty
         return logits

@@ -1,4 +1,4 @@
-"""`new-plugin` under graftlm's conformance kit, and what is particular to it."""
+"""Runs graftlm's conformance kit on `new-plugin`, and tests the plugin's own behaviour."""
 
 import numpy as np
 import pytest
@@ -20,8 +20,8 @@ class TestContract(LogitsProcessorConformance):
     ("output", "expected"),
     [
         ([], [0, 0, 0, 0]),
-        ([1, 1, 3], [0, -2, 0, -2]),  # once for a token, however often it came
-        ([0, 1, 2, 3], [0, -2, -2, -2]),  # the first one has left the window
+        ([1, 1, 3], [0, -2, 0, -2]),  # the penalty of a repeated token applies once
+        ([0, 1, 2, 3], [0, -2, -2, -2]),  # token 0 has left the window
     ],
 )
 def test_recent_tokens_lose_the_penalty(output, expected):

@@ -14,7 +14,7 @@ def _create(options: NoOptions, context: ModelContext) -> Model:
 
 @hookimpl
 def provide_models() -> list[Provider[Model]]:
-    """Offer `new-plugin`; a checkpoint whose config.json names one of its architectures is served by it."""
+    """Offer `new-plugin`, which serves checkpoints whose config.json has one of its architectures."""
     return [
         Provider(
             name="new-plugin",
@@ -22,6 +22,6 @@ def provide_models() -> list[Provider[Model]]:
             api_version=1,
             create=_create,
             options=NoOptions,
-            capabilities=ModelCapabilities(architectures=("graftlm_new_plugin",)),  # as config.json writes it
+            capabilities=ModelCapabilities(architectures=("graftlm_new_plugin",)),  # as in config.json
         )
     ]

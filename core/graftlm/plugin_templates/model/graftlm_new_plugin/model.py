@@ -22,7 +22,7 @@ __all__ = ["Decoder"]
 
 
 class Decoder(DecoderModel):
-    """Tokens to logits. `DecoderModel` loads and packs the weights, which every layer names by `weight_slots`."""
+    """Maps tokens to logits. `DecoderModel` loads and packs the weights that each layer names in `weight_slots`."""
 
     def __init__(self, context: ModelContext) -> None:
         shape, device, dtype = DecoderShape.from_config(context.config), context.device, context.dtype
@@ -41,7 +41,7 @@ class Decoder(DecoderModel):
 
 
 class Block(DecoderLayer):
-    """Attention and feed-forward, each after a norm, each added to the residual stream."""
+    """A decoder layer: attention and feed-forward, each after a norm and added to the residual stream."""
 
     def __init__(self, shape: DecoderShape, context: ModelContext, layer_id: int) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Block(DecoderLayer):
         self.mlp = GatedMLP(size, shape.intermediate_size, shape.hidden_act, device=device, dtype=dtype)
 
     def forward(self, x: Tensor, residual: Tensor | None, rotation: Rotation) -> tuple[Tensor, Tensor]:
-        """Return what this block adds to the residual stream, and the stream without it; both [T, hidden]."""
+        """Return this block's addition to the residual stream, and the stream without it; both [T, hidden]."""
         x, residual = self.attend_norm(x, residual)
         num_heads, num_kv_heads = self._shape.num_heads, self._shape.num_kv_heads
         heads = self.qkv(x).view(x.shape[0], -1, self._shape.head_dim)  # [T, H + 2 H_kv, D]

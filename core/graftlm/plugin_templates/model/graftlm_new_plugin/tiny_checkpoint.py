@@ -1,4 +1,4 @@
-"""A small checkpoint of random weights, to try a model with: `python -m graftlm_new_plugin.tiny_checkpoint FOLDER`."""
+"""Writes a small random checkpoint, to try a model: `python -m graftlm_new_plugin.tiny_checkpoint FOLDER`."""
 
 import json
 import sys
@@ -44,7 +44,7 @@ LAYER_SHAPES = {
 
 
 def write_tiny_checkpoint(folder: Path) -> Path:
-    """Write config.json and model.safetensors; returns the folder, which is made."""
+    """Write config.json and model.safetensors to a folder, which is created if necessary. Returns the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
     layers = {f"model.layers.{i}.{name}": shape for i in range(2) for name, shape in LAYER_SHAPES.items()}

@@ -1,4 +1,4 @@
-"""`new-plugin` under graftlm's conformance kit, and what is particular to it."""
+"""Runs graftlm's conformance kit on `new-plugin`, and tests the plugin's own behaviour."""
 
 from functools import cache
 from pathlib import Path
@@ -17,7 +17,7 @@ from graftlm_new_plugin.tiny_checkpoint import CONFIG, write_tiny_checkpoint
 
 @cache
 def tiny_checkpoint() -> Path:
-    """A small checkpoint of random weights."""
+    """Write a small checkpoint of random weights, and return its folder."""
     return write_tiny_checkpoint(Path(mkdtemp(prefix="graftlm-new-plugin-")))
 
 

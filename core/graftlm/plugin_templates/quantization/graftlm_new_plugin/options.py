@@ -1,4 +1,4 @@
-"""What a configuration may give to the quantization."""
+"""The options of the quantization, as set in a configuration."""
 
 from graftlm import Options
 from pydantic import Field
@@ -7,7 +7,7 @@ __all__ = ["RowInt8Options"]
 
 
 class RowInt8Options(Options):
-    """What stands under `model.quantization.options`."""
+    """The entries of `model.quantization.options`."""
 
     min_in_features: int = Field(
         default=64, ge=8, description="Layers with fewer inputs stay as they are: little memory is to be gained."

@@ -1,4 +1,4 @@
-"""The quantization: each row of a weight as whole numbers from -127 to 127, times the row's own scale."""
+"""The quantization: stores each row of a weight as whole numbers from -127 to 127, times a scale per row."""
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ class RowInt8(Quantization):
         self._min_in_features = options.min_in_features
 
     def obstacle(self, layer: LinearLayer) -> str | None:
-        """Return that a layer is too small, or None."""
+        """Return why a layer is not quantized (it is too small), or None if it is."""
         if layer.in_features < self._min_in_features:
             return f"{layer.in_features} inputs, fewer than min_in_features: {self._min_in_features}"
         return None
@@ -26,13 +26,13 @@ class RowInt8(Quantization):
         """Round a weight, [N, K], to whole numbers, row by row."""
         rows = weight.float()
         scales = rows.abs().amax(dim=1) / 127
-        scales = torch.where(scales > 0, scales, 1.0)  # a row of zeros stays one
+        scales = torch.where(scales > 0, scales, 1.0)  # a row of zeros gets scale 1 and codes 0
         codes = (rows / scales[:, None]).round().to(torch.int8)
         return _RowInt8Linear(codes, scales, None if bias is None else bias.float().clone())
 
 
 class _RowInt8Linear(LinearKernel):
-    """Multiplies with the codes, and scales the result: a bfloat16 holds every code exactly.
+    """Multiplies with the codes, and scales the result. bfloat16 represents every code exactly.
 
     Args:
         codes: int8 [N, K].
@@ -47,7 +47,7 @@ class _RowInt8Linear(LinearKernel):
 
     @property
     def num_bytes(self) -> int:
-        """Memory of codes, scales and bias."""
+        """Size of codes, scales and bias in bytes."""
         parts = (self._codes, self._scales, self._bias)
         return sum(part.numel() * part.element_size() for part in parts if part is not None)
 
@@ -59,5 +59,5 @@ class _RowInt8Linear(LinearKernel):
         return out.to(x.dtype)
 
     def decoded(self) -> Tensor:
-        """Return the weights it multiplies with, float32 [N, K]."""
+        """Return the weights, float32 [N, K]."""
         return self._codes.float() * self._scales[:, None]

@@ -1,4 +1,4 @@
-"""The format: reasoning stands between two tags, at the beginning of an answer or nowhere."""
+"""The format: reasoning is between two tags, and only at the beginning of an answer."""
 
 from collections.abc import Sequence
 from enum import Enum, auto
@@ -10,7 +10,7 @@ __all__ = ["BEGIN", "TaggedReasoning"]
 
 BEGIN: Final = "<reasoning>"
 END: Final = "</reasoning>"
-#: Line ends that may stand between the reasoning and the answer, and are part of neither.
+#: Maximum number of line ends between the reasoning and the answer that are part of neither.
 _NUM_LINE_ENDS: Final = 2
 
 
@@ -22,14 +22,14 @@ class _Place(Enum):
 
 
 class _TagParser(ReasoningParser):
-    """Holds back no more than what may be the beginning of a tag."""
+    """Holds back only text that may be the beginning of a tag."""
 
     def __init__(self, place: _Place) -> None:
         self._place = place
         self._held = ""
 
     def push(self, text: str) -> Sequence[ReasoningDelta | ContentDelta]:
-        """Take in more text; returns what is certain by now."""
+        """Parse more text. Returns the deltas that are certain now."""
         self._held += text
         if self._place is _Place.START and not self._passed_start():
             return []
@@ -40,14 +40,14 @@ class _TagParser(ReasoningParser):
         return _deltas(reasoning, content)
 
     def finish(self) -> Sequence[ReasoningDelta | ContentDelta]:
-        """Take in the end of the text; returns what was held back."""
+        """Parse the end of the text. Returns the text that was held back."""
         held = self._take_all()
         if self._place is _Place.GAP:
             return []
         return _deltas(held, "") if self._place is _Place.REASONING else _deltas("", held)
 
     def _passed_start(self) -> bool:
-        """Return whether it is certain by now how the text begins."""
+        """Decide, if the text so far suffices, whether it begins with BEGIN. Returns whether this is decided."""
         if self._held.startswith(BEGIN):
             self._place, self._held = _Place.REASONING, self._held[len(BEGIN) :]
         elif not BEGIN.startswith(self._held):
@@ -74,22 +74,22 @@ class _TagParser(ReasoningParser):
 
 
 class TaggedReasoning(ReasoningFormat):
-    """Reasoning between tags; a chat template may write the first one into the prompt."""
+    """Reasoning between tags. A chat template may write the first tag at the end of the prompt."""
 
     end = END
     begin = BEGIN
 
     def is_open(self, prompt_end: str) -> bool:
-        """Whether the prompt ends with the first tag."""
+        """Return whether the prompt ends with the first tag."""
         return prompt_end.rstrip().endswith(BEGIN)
 
     def parser(self, *, is_open: bool) -> ReasoningParser:
-        """Return a parser of one completion."""
+        """Return a parser for one completion."""
         return _TagParser(_Place.REASONING if is_open else _Place.START)
 
 
 def _overlap(text: str, tag: str) -> int:
-    """Return how many characters at the end of a text may be the beginning of a tag."""
+    """Return the number of characters at the end of a text that may be the beginning of a tag."""
     return next(size for size in reversed(range(len(tag))) if text.endswith(tag[:size]))
 
 

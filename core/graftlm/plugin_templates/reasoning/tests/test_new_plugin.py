@@ -1,4 +1,4 @@
-"""`new-plugin` under graftlm's conformance kit, and what is particular to it."""
+"""Runs graftlm's conformance kit on `new-plugin`, and tests the plugin's own behaviour."""
 
 import pytest
 from graftlm.contracts import ChatFormatContext, ContentDelta, ReasoningDelta
@@ -21,10 +21,10 @@ class TestContract(ReasoningFormatConformance):
     ("pieces", "is_open", "reasoning", "content"),
     [
         (["<reason", "ing>So</reas", "oning>4"], False, "So", "4"),
-        (["So</reasoning>4"], True, "So", "4"),  # the template wrote the first tag
-        (["4 <reasoning>"], False, "", "4 <reasoning>"),  # a tag further on is content
+        (["So</reasoning>4"], True, "So", "4"),  # the template has written the first tag
+        (["4 <reasoning>"], False, "", "4 <reasoning>"),  # a tag that is not at the beginning is content
         (["<reason"], False, "", "<reason"),
-        (["<reasoning>So </reas"], False, "So </reas", ""),  # cut off while it thinks
+        (["<reasoning>So </reas"], False, "So </reas", ""),  # cut off within the reasoning
     ],
 )
 def test_a_completion_is_parted(pieces, is_open, reasoning, content):

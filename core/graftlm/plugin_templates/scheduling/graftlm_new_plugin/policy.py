@@ -1,4 +1,4 @@
-"""The policy: shortest job first, by the tokens that are left to compute."""
+"""The policy: shortest job first, by the number of tokens that remain to be computed."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ __all__ = ["ShortestFirst", "ShortestFirstOptions"]
 
 
 class ShortestFirstOptions(Options):
-    """What a configuration may give under `scheduling.policy.options`."""
+    """The entries of `scheduling.policy.options` in a configuration."""
 
     max_wait_s: float = Field(
         default=30.0, gt=0, description="Seconds that a request may be passed over before it goes first."
@@ -17,13 +17,13 @@ class ShortestFirstOptions(Options):
 
 
 class ShortestFirst(SchedulingPolicy):
-    """Orders by work: tokens of the prompt that are not cached, and tokens that may be generated."""
+    """Orders by work: prompt tokens that are not cached, plus tokens that may be generated."""
 
     def __init__(self, options: ShortestFirstOptions) -> None:
-        self.max_wait_s = options.max_wait_s  # the core ages requests by it, so that no long one waits for ever
+        self.max_wait_s = options.max_wait_s  # limit after which the core admits a request first
 
     def order(self, waiting: Sequence[WaitingRequest], now: float) -> list[WaitingRequest]:
-        """Return the requests by work; equal ones in order of arrival, for sorting keeps the order of equals."""
+        """Return the requests by work, and in order of arrival for equal work (sorting is stable)."""
         return sorted(waiting, key=_work)
 
 

@@ -1,4 +1,4 @@
-"""The storage: blocks as rows of an SQLite file, which several engines may share."""
+"""The storage: stores blocks as rows of an SQLite file, which several engines may share."""
 
 import sqlite3
 import threading
@@ -24,7 +24,7 @@ _SCHEMA: Final = (
 
 
 class SqliteStorageOptions(Options):
-    """What a configuration may give under `cache.options.storage.options`."""
+    """The entries of `cache.options.storage.options` in a configuration."""
 
     path: Path = Field(description="The file; it is made when it is not there.")
     max_bytes: int | None = Field(default=None, ge=1, description="Bytes of one model's blocks at most.")
@@ -32,7 +32,7 @@ class SqliteStorageOptions(Options):
 
 
 class SqliteStorage(KVStorage):
-    """Rows by owner (fingerprint and block size) and key; the oldest go first. What the file refuses is counted."""
+    """Stores a block under its owner (fingerprint and block size) and key. Evicts the oldest; counts failures."""
 
     def __init__(self, options: SqliteStorageOptions, context: StorageContext) -> None:
         self._owner = blake2b(context.fingerprint, salt=context.block_bytes.to_bytes(16)).digest()
@@ -47,7 +47,7 @@ class SqliteStorage(KVStorage):
             self._ask(statement)
 
     def contains(self, keys: Sequence[bytes]) -> int:
-        """Return how many of the keys, from the front on, are held."""
+        """Return the number of leading keys that are stored."""
         held = 0
         for key in keys:
             if not self._ask("SELECT 1 FROM blocks WHERE owner = ? AND key = ?", self._owner, key):
@@ -56,7 +56,7 @@ class SqliteStorage(KVStorage):
         return held
 
     def get(self, key: bytes, out: NDArray[np.uint8]) -> bool:
-        """Read one block into `out`; a damaged one is dropped."""
+        """Read one block into `out`; delete it if it is damaged."""
         rows = self._ask("SELECT checksum, data FROM blocks WHERE owner = ? AND key = ?", self._owner, key)
         for checksum, data in rows:
             if len(data) == self._block_bytes and zlib.crc32(data) == checksum:
@@ -69,7 +69,7 @@ class SqliteStorage(KVStorage):
         return False
 
     def put(self, key: bytes, data: NDArray[np.uint8]) -> bool:
-        """Keep one block, and give up the oldest for it when there is no room."""
+        """Store one block, and evict the oldest block if there are too many."""
         if self._max_blocks == 0:
             return False
         block = data.tobytes()
@@ -90,23 +90,23 @@ class SqliteStorage(KVStorage):
         return True
 
     def clear(self) -> None:
-        """Forget every block of this owner."""
+        """Delete all blocks of this owner."""
         self._ask("DELETE FROM blocks WHERE owner = ?", self._owner)
 
     def stats(self) -> StorageStats:
-        """Return counts, and how many blocks there are."""
+        """Return the number of blocks and the counts of operations."""
         rows = self._ask("SELECT COUNT(*) FROM blocks WHERE owner = ?", self._owner)
         num_blocks = rows[0][0] if rows else 0
         with self._lock:
             return StorageStats(num_blocks=num_blocks, num_bytes=num_blocks * self._block_bytes, **self._counts)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         with self._lock:
             self._database.close()
 
     def _ask(self, statement: str, *values: object) -> list[Any]:
-        """Run one statement; returns its rows, none when the file refuses."""
+        """Run one statement and return its rows. If it fails, count the failure and return no rows."""
         with self._lock:
             try:
                 with closing(self._database.execute(statement, values)) as cursor:
@@ -116,7 +116,7 @@ class SqliteStorage(KVStorage):
                 return []
 
     def _drop_oldest(self) -> int:
-        """Delete what is over the limit, within the transaction of a put; returns how many rows."""
+        """Delete the oldest rows above the limit, in the transaction of `put`. Returns the number of deleted rows."""
         if self._max_blocks is None:
             return 0
         (num_blocks,) = self._database.execute("SELECT COUNT(*) FROM blocks WHERE owner = ?", (self._owner,)).fetchone()

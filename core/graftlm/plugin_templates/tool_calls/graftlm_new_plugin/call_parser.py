@@ -1,4 +1,4 @@
-"""The parser: parts a text into calls between tags, and the content around them."""
+"""The parser: divides a text into calls between tags, and the content around them."""
 
 import json
 import re
@@ -11,17 +11,17 @@ __all__ = ["TaggedCallParser"]
 
 _CALL_HEAD: Final = re.compile(r'\{"name": "([^"\\]+)", "arguments": ')
 
-#: Where in the text a call ends, with the call; or where the tag ends that begins none.
+#: The index of the end of a call, and the call; or the index of the end of a tag that starts no call, and None.
 _Reading: TypeAlias = tuple[int, ToolCallDelta | None]
 
 
 class TaggedCallParser(ToolCallParser):
-    """Holds back a call until it is complete, and white space until it is known not to stand next to a call.
+    """Holds back a call until it is complete, and white space until it is certain that no call follows.
 
     Args:
-        names: of the tools; a call of any other is content.
-        begin, end: the tags.
-        enforced: a grammar holds the text to the format, so that what has begun is a call.
+        names: names of the tools; a call with another name is content.
+        begin, end: the tags around a call.
+        enforced: whether a grammar enforces the format. If so, a text that begins like a call is a call.
     """
 
     def __init__(self, names: Sequence[str], begin: str, end: str, *, enforced: bool) -> None:
@@ -35,12 +35,12 @@ class TaggedCallParser(ToolCallParser):
         self._is_after_call = False
 
     def push(self, text: str) -> Sequence[MessageDelta]:
-        """Take in more text; returns what is certain by now."""
+        """Parse more text. Returns the deltas that are certain now."""
         self._held += text
         return self._scan()
 
     def finish(self) -> Sequence[MessageDelta]:
-        """Take in the end; what was held back is content, or as much of a call as was written."""
+        """Parse the end of the text. The text that was held back becomes content, or an incomplete call if enforced."""
         deltas: list[MessageDelta] = []
         while (found := self._held.find(self._begin)) >= 0:
             if self._enforced and (partial := self._partial_call(found)) is not None:
@@ -50,12 +50,12 @@ class TaggedCallParser(ToolCallParser):
         return [*deltas, *self._take_content(len(self._held))]
 
     def cut_off(self) -> Sequence[MessageDelta]:
-        """Take in the end of a text that was cut: what may be the beginning of a call is left out."""
+        """Parse the end of a truncated text. Drops text that may be the beginning of a call."""
         found = self._held.find(self._begin)
         return self._take_content(len(self._held) - self._overlap()) if found < 0 else []
 
     def _scan(self) -> list[MessageDelta]:
-        """Take what is certain out of what is held."""
+        """Remove the certain part of the held text, and return it as deltas."""
         deltas: list[MessageDelta] = []
         while True:
             found = self._held.find(self._begin)
@@ -75,12 +75,12 @@ class TaggedCallParser(ToolCallParser):
                 self._is_after_call = True
 
     def _read_call(self, start: int) -> _Reading | None:
-        """Read what follows a tag that ends at `start`; None while it may still become a call."""
+        """Read the text after a tag that ends at `start`. Returns None while it may still become a call."""
         if self._held[start : start + 1] not in ("", "{"):
             return start, None
         try:
             value, end = self._decoder.raw_decode(self._held, start)
-        except (ValueError, RecursionError):  # not yet an object, or never
+        except (ValueError, RecursionError):  # the object is incomplete or malformed
             return None
         tag = self._held[end : end + len(self._end)]
         if tag != self._end:
@@ -94,12 +94,12 @@ class TaggedCallParser(ToolCallParser):
             return None
         try:
             text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-        except ValueError:  # 1e999
+        except ValueError:  # a number is infinite, such as 1e999
             return None
         return ToolCallDelta(self._num_calls, str(name), text)
 
     def _partial_call(self, found: int) -> ToolCallDelta | None:
-        """Return the call that the end of the text cut short, as far as it goes."""
+        """Return the incomplete call at the end of the text, or None if there is no call."""
         head = _CALL_HEAD.match(self._held, found + len(self._begin))
         if head is None or head[1] not in self._names:
             return None
@@ -118,7 +118,7 @@ class TaggedCallParser(ToolCallParser):
         return [ContentDelta(text)] if text else []
 
     def _overlap(self) -> int:
-        """Return how many characters at the end may be the beginning of a tag."""
+        """Return the number of characters at the end that may be the beginning of a tag."""
         return next(size for size in reversed(range(len(self._begin))) if self._held.endswith(self._begin[:size]))
 
 

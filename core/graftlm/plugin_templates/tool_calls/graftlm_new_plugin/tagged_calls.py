@@ -1,4 +1,4 @@
-"""The format: <call>{"name": "f", "arguments": {"a": 1}}</call>, once for each call."""
+"""The format: each call is <call>{"name": "f", "arguments": {"a": 1}}</call>."""
 
 import json
 from collections.abc import Sequence
@@ -24,14 +24,14 @@ END: Final = "</call>"
 
 
 class TaggedCalls(ToolCallFormat):
-    """Calls as JSON between tags, wherever they stand in an answer."""
+    """Calls are JSON between tags, anywhere in an answer."""
 
     def parser(self, tools: Sequence[Tool], *, enforced: bool) -> ToolCallParser:
-        """Return a parser of one completion; it tells a call once it is complete."""
+        """Return a parser for one completion. It returns a call when the call is complete."""
         return TaggedCallParser([tool.name for tool in tools], BEGIN, END, enforced=enforced)
 
     def grammar(self, tools: Sequence[Tool], choice: ToolChoice, *, parallel: bool) -> CallGrammar:
-        """Return a structural tag: each tool's arguments after the beginning of its call."""
+        """Return a structural tag: for each tool, the beginning of its call, then its arguments."""
         tag = {
             "triggers": [BEGIN],
             "structures": [
@@ -50,13 +50,13 @@ class TaggedCalls(ToolCallFormat):
         return CallGrammar(GrammarSpec(GrammarKind.STRUCTURAL_TAG, json.dumps(tag), strict=strict), places)
 
     def render(self, calls: Sequence[ToolCall]) -> str:
-        """Write calls as the model would, one in a line."""
+        """Write calls in this format, one per line."""
         return "\n".join(
             f'{BEGIN}{{"name": {json.dumps(call.name)}, "arguments": {call.arguments}}}{END}' for call in calls
         )
 
     def instructions(self, tools: Sequence[Tool]) -> str:
-        """Tell a model of its tools and of this format."""
+        """Describe the tools and this format to a model."""
         known = "\n".join(
             json.dumps({"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)})
             for tool in tools

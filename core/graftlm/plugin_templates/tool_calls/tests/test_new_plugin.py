@@ -1,4 +1,4 @@
-"""`new-plugin` under graftlm's conformance kit, and what is particular to it."""
+"""Runs graftlm's conformance kit on `new-plugin`, and tests the plugin's own behaviour."""
 
 import pytest
 from graftlm.contracts import ChatFormatContext, ContentDelta, Tool, ToolCallDelta
@@ -33,7 +33,7 @@ CALL = ToolCallDelta(0, "f", '{"a": 1}')
         ("<call>f(1)</call>", [ContentDelta("<call>"), ContentDelta("f(1)</call>")]),
         ('<call>{"name": "f"}</call>', [ContentDelta("<call>"), ContentDelta('{"name": "f"}</call>')]),
         ('<call>{"name": "f", "arguments": {"a": 1e999}}</call>', "content"),
-        ('<call>{"name": "f", "arguments": {"a": 1', "content"),  # cut short
+        ('<call>{"name": "f", "arguments": {"a": 1', "content"),  # the call is incomplete
     ],
 )
 def test_a_completion_is_parted(text, deltas):
