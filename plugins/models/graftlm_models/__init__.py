@@ -1,4 +1,4 @@
-"""Models: the families Llama, Mistral, Qwen, Gemma, Phi, DeepSeek and GPT-OSS, and others through Transformers."""
+"""The models Llama, Mistral, Qwen, Gemma, Phi, DeepSeek and GPT-OSS, and other architectures with Transformers."""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -140,8 +140,8 @@ def _create_transformers(options: Any, context: ModelContext) -> Model:
     return TransformersModel(context)
 
 
-#: Prefix of the class names without an output projection, such as "Llama" of "LlamaModel" -> the family's language
-#: model, and the function that creates it.
+#: Prefix of the names of classes without an output projection, such as "Llama" in "LlamaModel" -> class name of the
+#: family's language model, and the function that creates it.
 _STEMS: Mapping[str, tuple[str, Callable[[Any, ModelContext], Model]]] = {
     "Llama": ("LlamaForCausalLM", _create_llama),
     "Mistral": ("MistralForCausalLM", _create_mistral),

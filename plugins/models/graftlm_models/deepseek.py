@@ -1,13 +1,13 @@
 """DeepSeek V2 (arXiv:2405.04434) and V3 (arXiv:2412.19437): latent attention, and routed and shared experts.
 
-A token's keys and values of all heads are products of one small latent vector. The cache has this vector, and the part
-of the key that depends on the position, which all heads share:
+A token's keys and values of all heads are products of one small latent vector. The cache stores this vector, and the
+rotated part of the key, which all heads share:
 
     cached    [ latent c, R numbers | rotated key, P numbers ]      576 numbers instead of 5,120 for 16 heads
     key h     [ W_k[h] c            | rotated key ]
     value h     W_v[h] c
 
-Keys and values are never computed. Since q . (W_k c) = (W_k^T q) . c, queries are mapped into the latent space. All
+Keys and values are never computed. Because q . (W_k c) = (W_k^T q) . c, queries are mapped into the latent space. All
 heads attend over a single key/value head, whose value is the first R numbers of its key. W_v maps the result to values.
 """
 
@@ -46,7 +46,7 @@ from graftlm_models.deepseek_routing import read_v2_choice, read_v3_choice
 
 __all__ = ["DeepseekForCausalLM"]
 
-#: Epsilon of the norms of latent vectors; the eps of config.json is for the other norms.
+#: Epsilon of the norms of latent vectors. The epsilon in config.json applies to the other norms.
 _LATENT_EPS = 1e-6
 
 #: Prefix of the names of a layer's tensors.
@@ -62,8 +62,8 @@ class LatentShape:
         rope_dim: P, size of the rotated part of a query and of the shared key.
         nope_dim: size of the part of a head's query that is not rotated.
         value_dim: size of a head's value.
-        q_rank: size of the queries' latent vector; None: queries are projected from the hidden state.
-        scale: factor of the scores.
+        q_rank: size of the queries' latent vector; None: queries are projected directly from the hidden state.
+        scale: factor of the attention scores.
         interleaved: whether the checkpoint stores rotated numbers in pairs instead of halves.
     """
 
@@ -107,7 +107,7 @@ class LatentShape:
 
 
 class DeepseekForCausalLM(DecoderModel):
-    """Tokens to logits."""
+    """Maps tokens to logits."""
 
     def __init__(self, context: ModelContext) -> None:
         latent = LatentShape.from_config(context.config)
@@ -122,7 +122,7 @@ class DeepseekForCausalLM(DecoderModel):
 
     @property
     def selects_tokens(self) -> bool:
-        """Always: the last layer's feed-forward runs for the tokens of `wanted_idx` only."""
+        """Always true: the last layer's feed-forward runs only for the tokens of `wanted_idx`."""
         return True
 
     def forward(self, batch: ForwardBatch) -> Tensor:
@@ -146,7 +146,7 @@ class DeepseekForCausalLM(DecoderModel):
 
 
 class DeepseekLayer(DecoderLayer):
-    """Attention and feed-forward, each after a norm, each added to the residual stream; the first layers are dense."""
+    """A decoder layer like Llama's. The first layers have a dense feed-forward, the others have experts."""
 
     def __init__(self, shape: DecoderShape, latent: LatentShape, context: ModelContext, layer_id: int) -> None:
         super().__init__()
@@ -184,7 +184,7 @@ class DeepseekLayer(DecoderLayer):
 
 
 class LatentAttention(nn.Module):
-    """Projections into and out of the latent space, around the attention call site."""
+    """Attention with projections into and out of the latent space."""
 
     def __init__(self, shape: DecoderShape, latent: LatentShape, context: ModelContext, layer_id: int) -> None:
         super().__init__()
@@ -203,7 +203,7 @@ class LatentAttention(nn.Module):
         if latent.q_rank is not None:
             self.q_norm = RMSNorm(latent.q_rank, _LATENT_EPS, device=device, dtype=dtype)
             self.q_up = Linear(latent.q_rank, {"q_b_proj": q_size}, device=device, dtype=dtype)
-        # W_k and W_v of each head, [H, nope_dim + value_dim, R]: one tensor in the checkpoint.
+        # W_k and W_v of each head, [H, nope_dim + value_dim, R]; they are one tensor in the checkpoint.
         self.kv_up = empty_parameter(heads, latent.nope_dim + latent.value_dim, latent.rank, device=device, dtype=dtype)
         self.out = Linear(
             heads * latent.value_dim, {"o_proj": shape.hidden_size}, bias=bias, device=device, dtype=dtype
@@ -241,17 +241,17 @@ class LatentAttention(nn.Module):
         yield from self.out.weight_slots(prefix)
 
     def _into_latent(self, q: Tensor) -> Tensor:
-        """Map queries [T, H, nope_dim] to [T, H, R], each head by its own W_k."""
+        """Map queries [T, H, nope_dim] to [T, H, R], each head with its own W_k."""
         return torch.bmm(q.transpose(0, 1), self.kv_up[:, : self._latent.nope_dim]).transpose(0, 1)
 
     def _out_of_latent(self, mixed: Tensor) -> Tensor:
-        """Map attended latent vectors [T, H, R] to values [T, H * value_dim], each head by its own W_v."""
+        """Map attention outputs [T, H, R] to values [T, H * value_dim], each head with its own W_v."""
         values = torch.bmm(mixed.transpose(0, 1), self.kv_up[:, self._latent.nope_dim :].transpose(1, 2))
         return values.transpose(0, 1).flatten(1)
 
 
 class DeepseekMoE(nn.Module):
-    """Routed experts and a shared expert."""
+    """A feed-forward layer of routed experts and a shared expert."""
 
     def __init__(self, shape: DecoderShape, context: ModelContext) -> None:
         super().__init__()
@@ -298,7 +298,7 @@ def _dense(shape: DecoderShape, context: ModelContext, intermediate_size: int) -
 
 
 def _pairs_to_halves(x: Tensor) -> Tensor:
-    """Reorder [..., P] from x0 y0 x1 y1 ... to x0 x1 ... y0 y1 ...; scores do not change if keys are reordered too."""
+    """Reorder [..., P] from x0 y0 x1 y1 ... to x0 x1 ... y0 y1 .... This must be done to both queries and keys."""
     return torch.cat([x[..., ::2], x[..., 1::2]], dim=-1)
 
 
@@ -307,7 +307,7 @@ def _is_v3(config: ModelConfig) -> bool:
 
 
 def _yarn_scale(raw: Mapping[str, Any]) -> float:
-    """Return the factor of the scores from `mscale_all_dim` if YaRN extends the context, otherwise 1."""
+    """Return the factor that `mscale_all_dim` sets for the scores if YaRN extends the context, otherwise 1."""
     rope = raw.get("rope_scaling") or raw.get("rope_parameters")
     if not isinstance(rope, Mapping) or not rope.get("mscale_all_dim"):
         return 1.0

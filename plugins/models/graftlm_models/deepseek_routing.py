@@ -1,4 +1,4 @@
-"""The choice of experts in DeepSeek V2 (arXiv:2405.04434) and V3 (arXiv:2412.19437): from the best groups only."""
+"""Chooses experts as in DeepSeek V2 (arXiv:2405.04434) and V3 (arXiv:2412.19437), only from the best groups."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,17 +11,17 @@ from graftlm.layers import ChooseExperts, Routing, read_flag, read_number, read_
 
 __all__ = ["ExpertGroups", "choose_by_sigmoid", "choose_by_softmax", "read_v2_choice", "read_v3_choice"]
 
-#: A group's score in V3 is the sum of the scores of this many best experts.
+#: Number of best experts whose scores are added to a group's score in V3.
 _NUM_SCORED_EXPERTS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertGroups:
-    """Experts in groups of equal size; a token uses experts of a few groups.
+    """A division of the experts into groups of equal size. A token uses experts of only a few groups.
 
     Attributes:
-        num_groups: G; expert e is in group e // (E / G).
-        num_kept: number of groups that a token's experts come from.
+        num_groups: G, number of groups; expert e is in group e // (E / G).
+        num_kept: number of groups from which a token's experts are chosen.
     """
 
     num_groups: int
@@ -54,7 +54,7 @@ class ExpertGroups:
 
 
 def choose_by_softmax(groups: ExpertGroups, top_k: int, *, scale: float) -> ChooseExperts:
-    """Return V2's choice: the most probable experts of the groups with the most probable best expert."""
+    """Return V2's choice: the most probable experts of the best groups, ranked by their most probable expert."""
 
     def choose(logits: Tensor) -> Routing:
         scores = logits.softmax(dim=-1)
@@ -71,11 +71,11 @@ def choose_by_sigmoid(
     """Return V3's choice: by the sigmoid of each expert's logit plus a correction that balances load.
 
     Args:
-        groups: ranked by the sum of their two best experts.
-        top_k: K.
-        correction: float32 [E], a parameter of the model; not part of the weights.
-        renormalise: divide the chosen experts' scores by their sum.
-        scale: multiplies the weights at the end.
+        groups: the groups, which are ranked by the sum of their two best experts.
+        top_k: K, number of experts per token.
+        correction: float32 [E], a parameter of the model. It affects the choice, but not the experts' weights.
+        renormalise: whether the chosen experts' scores are divided by their sum.
+        scale: factor of the final weights.
     """
 
     def choose(logits: Tensor) -> Routing:
@@ -99,7 +99,7 @@ def read_v2_choice(raw: Mapping[str, Any], num_experts: int) -> ChooseExperts:
         UnsupportedArchitectureError: another method is configured.
     """
     _check(raw, "scoring_func", "softmax")
-    if read_flag(raw, "norm_topk_prob"):  # Transformers ignores it; DeepSeek's code does not
+    if read_flag(raw, "norm_topk_prob"):  # Transformers ignores this entry; DeepSeek's code does not
         raise UnsupportedArchitectureError("config.json has norm_topk_prob true, which is not supported for V2")
     top_k, scale = _read_top_k(raw, num_experts), read_number(raw, "routed_scaling_factor", default=1.0)
     method = raw.get("topk_method") or "greedy"

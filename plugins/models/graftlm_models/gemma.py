@@ -1,6 +1,6 @@
 """The Gemma family's text models: Gemma 2 (arXiv:2408.00118) and Gemma 3 (arXiv:2503.19786).
 
-Each branch is normalised before and after, sliding-window layers alternate with full ones, and embeddings are scaled.
+Each branch has a norm before and after it, sliding-window layers alternate with full layers, and embeddings are scaled.
 Gemma 2 caps attention scores and logits. Gemma 3 normalises query and key heads instead, and has separate rotary
 frequencies for sliding and full layers.
 """
@@ -44,14 +44,14 @@ class GemmaVariant:
     """The differences between the generations and their checkpoints.
 
     Attributes:
-        layer_types: "full_attention" or "sliding_attention", by layer_id.
+        layer_types: "full_attention" or "sliding_attention" for each layer_id.
         window: size of the sliding layers' window in tokens; None: there are no sliding layers.
         scale: factor of the attention scores.
         attention_soft_cap, logit_soft_cap: a cap c replaces scores or logits s by c * tanh(s / c); None: no cap.
         qk_norm: whether query and key heads are normalised.
-        bias: whether the attention's projections have a bias.
+        bias: whether the projections of attention have a bias.
         hidden_act: name of the feed-forward activation.
-        ropes: rotary frequencies by layer type; or a single entry, "all_layers".
+        ropes: layer type -> rotary frequencies, or a single entry "all_layers".
     """
 
     layer_types: tuple[str, ...]
@@ -132,7 +132,7 @@ class GemmaVariant:
 
 
 class GemmaForCausalLM(DecoderModel):
-    """Tokens to logits."""
+    """Maps tokens to logits."""
 
     def __init__(self, context: ModelContext) -> None:
         shape = DecoderShape.from_config(context.config, head_dim=256, tied=True)
@@ -178,7 +178,7 @@ class GemmaForCausalLM(DecoderModel):
 
 
 class GemmaLayer(DecoderLayer):
-    """Attention and feed-forward, each between two norms, each added to the residual stream.
+    """A decoder layer: attention and feed-forward, each between two norms and added to the residual stream.
 
     Attributes:
         rope: key of the layer's rotation in the model's `rotaries`.
@@ -260,7 +260,7 @@ class GemmaAttention(nn.Module):
 
 
 def _layer_types(raw: Mapping[str, Any], num_layers: int, period: int) -> tuple[str, ...]:
-    """Read each layer's type; if config.json has no list, every `period`-th layer has full attention."""
+    """Read each layer's type. If config.json has no list of types, every `period`-th layer has full attention."""
     default = ["sliding_attention" if (i + 1) % period else "full_attention" for i in range(num_layers)]
     return read_layer_types(raw, default)
 
@@ -279,12 +279,12 @@ def _scale(raw: Mapping[str, Any]) -> float:
 
 
 def _hidden_act(raw: Mapping[str, Any]) -> str:
-    """Read the activation. Gemma's files may have another one in `hidden_act`, which is ignored."""
+    """Read the activation. Gemma's files may name another activation in `hidden_act`, which is ignored."""
     return str(raw.get("hidden_activation") or "gelu_pytorch_tanh")
 
 
 def _soft_cap(raw: Mapping[str, Any], name: str, default: float | None) -> float | None:
-    """Read a cap; null means none, absent means the default."""
+    """Read a cap. Null means no cap; a missing entry means the default."""
     if name not in raw:
         return default
     return None if raw[name] is None else read_number(raw, name)
@@ -308,7 +308,7 @@ def _ropes_by_type(config: ModelConfig, head_dim: int) -> dict[str, Frequencies]
 
 
 def _object(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Read an object; absent and null count as empty."""
+    """Read an object. A missing or null entry counts as an empty object."""
     value = raw.get(name)
     if value is not None and not isinstance(value, Mapping):
         raise CheckpointError(f"config.json needs {name} as an object, got {value!r}")
@@ -316,5 +316,5 @@ def _object(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _rounded(value: float, dtype: torch.dtype) -> float:
-    """Round a number to a dtype's precision: the factor of Gemma's embeddings has the embeddings' dtype."""
+    """Round a number to a dtype's precision, because the factor of Gemma's embeddings has their dtype."""
     return float(torch.tensor(value).to(dtype))

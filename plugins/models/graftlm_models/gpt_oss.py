@@ -36,7 +36,7 @@ from graftlm_models.mxfp4 import plain_weights
 
 __all__ = ["GptOssForCausalLM"]
 
-#: Defaults of entries that are missing in config.json.
+#: Defaults for entries that are missing in config.json.
 _THETA = 150_000.0
 _ROPE = {
     "rope_type": "yarn",
@@ -49,7 +49,7 @@ _ROPE = {
 
 
 class GptOssForCausalLM(DecoderModel):
-    """Tokens to logits. Experts in MXFP4 are decoded while they are loaded."""
+    """Maps tokens to logits. Experts in MXFP4 are decoded while they are loaded."""
 
     def __init__(self, context: ModelContext) -> None:
         config = _without_mxfp4(context.config)
@@ -83,7 +83,7 @@ class GptOssForCausalLM(DecoderModel):
 
 
 class GptOssLayer(DecoderLayer):
-    """Attention and experts, each after a norm, each added to the residual stream."""
+    """A decoder layer: attention and experts, each after a norm and added to the residual stream."""
 
     def __init__(self, shape: DecoderShape, context: ModelContext, spec: AttentionLayer) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ class GptOssAttention(nn.Module):
 
 
 def _norm(shape: DecoderShape, context: ModelContext) -> RMSNorm:
-    """Return a norm with a float32 weight, which multiplies before the only rounding."""
+    """Return a norm whose float32 weight multiplies before the result is rounded, so that only one rounding occurs."""
     return RMSNorm(shape.hidden_size, shape.eps, device=context.device, dtype=torch.float32)
 
 
@@ -169,14 +169,14 @@ def _experts(shape: DecoderShape, context: ModelContext) -> MoE:
 
 
 def _clamped_swiglu(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
-    """Map [N, 2 I] to [N, I]; even columns are gates, odd columns the numbers that they multiply."""
+    """Map [N, 2 I] to [N, I]. Even columns are gates; each multiplies the odd column after it."""
     gate = gate_up[..., ::2].clamp(max=limit)
     up = gate_up[..., 1::2].clamp(min=-limit, max=limit)
     return (up + 1) * (gate * torch.sigmoid(gate * alpha))
 
 
 def _sliding_windows(config: ModelConfig, num_layers: int) -> Iterator[int | None]:
-    """Yield each layer's window, from `layer_types`; without it, every other layer has one, starting with the first."""
+    """Yield each layer's window from `layer_types`. By default every other layer has one, starting with the first."""
     alternating = ["full_attention" if i % 2 else "sliding_attention" for i in range(num_layers)]
     for kind in read_layer_types(config.raw, default=alternating):
         yield read_size(config.raw, "sliding_window", default=128) if kind == "sliding_attention" else None
@@ -189,7 +189,7 @@ def _frequencies(config: ModelConfig, head_dim: int, context_len: int | None) ->
 
 
 def _without_mxfp4(config: ModelConfig) -> ModelConfig:
-    """Return the configuration without its MXFP4 entry, since `load_weights` decodes the experts."""
+    """Return the configuration without its MXFP4 entry, because `load_weights` decodes the experts."""
     quantization: Any = config.raw.get("quantization_config")
     if not isinstance(quantization, Mapping) or quantization.get("quant_method") != "mxfp4":
         return config

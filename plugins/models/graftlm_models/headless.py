@@ -1,7 +1,7 @@
-"""Decoders of this package without their output projection: for embeddings, or with a score head.
+"""Decoders of this package without their output projection, for embeddings or with a score head.
 
 One wrapper serves all families. It creates the family's language model with tied weights, so that there is no output
-projection, and loads the checkpoint's `score` itself.
+projection. The wrapper itself loads the checkpoint's `score`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -44,11 +44,11 @@ class ScoreHead(nn.Module):
 
 
 class HeadlessModel(nn.Module, Model):
-    """Tokens to hidden states, and hidden states to scores if there is a head.
+    """Maps tokens to hidden states, and hidden states to scores if there is a head.
 
     Args:
         decoder: the family's language model, without an output projection of its own.
-        head: None: the model has no scores, only hidden states.
+        head: the score head; None: the model returns only hidden states.
     """
 
     def __init__(self, decoder: Model, head: ScoreHead | None) -> None:
@@ -86,7 +86,7 @@ class HeadlessModel(nn.Module, Model):
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return the products of [S, hidden] and the token embeddings: [S, V]. They are not trained as logits."""
+        """Return the products of [S, hidden] and the token embeddings, [S, V]. They are not trained as logits."""
         return self.decoder.logits(hidden)
 
     def score(self, hidden: Tensor) -> Tensor:
@@ -128,7 +128,7 @@ class HeadlessModel(nn.Module, Model):
     def _without_head(
         self, weights: Iterable[tuple[str, Tensor]], kept: list[tuple[str, Tensor]]
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield the decoder's tensors; append the head's tensors, which are small, to `kept`."""
+        """Yield the decoder's tensors, and append the head's tensors, which are small, to `kept`."""
         for name, tensor in weights:
             if self.head is not None and name.startswith("score."):
                 kept.append((name, tensor))
@@ -144,7 +144,7 @@ def create_headless(
     Args:
         architecture: class name of the language model, such as "LlamaForCausalLM".
         create: creates the language model.
-        context: of the checkpoint; its config.json names another class.
+        context: context of the checkpoint, whose config.json names another class.
         has_head: whether the checkpoint has a `score` head.
     """
     config = context.config

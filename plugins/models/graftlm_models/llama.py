@@ -25,7 +25,7 @@ __all__ = ["LlamaForCausalLM"]
 
 
 class LlamaForCausalLM(DecoderModel):
-    """Tokens to logits."""
+    """Maps tokens to logits."""
 
     def __init__(self, context: ModelContext) -> None:
         _check_windowless(context.config)
@@ -58,7 +58,7 @@ class LlamaForCausalLM(DecoderModel):
 
 
 class LlamaLayer(DecoderLayer):
-    """Attention and feed-forward, each after a norm, each added to the residual stream."""
+    """A decoder layer: attention and feed-forward, each after a norm and added to the residual stream."""
 
     def __init__(self, shape: DecoderShape, context: ModelContext, layer_id: int) -> None:
         super().__init__()
@@ -128,10 +128,10 @@ class LlamaAttention(nn.Module):
 
 
 def _check_windowless(config: ModelConfig) -> None:
-    """Refuse sliding windows of another family. Llama's configuration class does not have this entry and ignores it.
+    """Refuse a sliding window in the configuration of another family. Llama's own configuration ignores this entry.
 
     Raises:
-        UnsupportedArchitectureError: config.json of another family has a sliding window.
+        UnsupportedArchitectureError: config.json is of another family and has a sliding window.
     """
     window = config.raw.get("sliding_window")
     if window is not None and "LlamaForCausalLM" not in config.architectures:

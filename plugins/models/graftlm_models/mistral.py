@@ -1,4 +1,4 @@
-"""The Mistral family (arXiv:2310.06825): Llama's structure without biases, with sliding windows.
+"""The Mistral family (arXiv:2310.06825): Llama's structure without biases, and with sliding windows.
 
 In Mistral, either all layers have the same window or none has a window. In Ministral, config.json lists the layers with
 a window. Mixtral (arXiv:2401.04088) is Mistral with a mixture of experts in place of each feed-forward layer.
@@ -37,7 +37,7 @@ __all__ = ["MistralForCausalLM"]
 
 
 class MistralForCausalLM(DecoderModel):
-    """Tokens to logits."""
+    """Maps tokens to logits."""
 
     def __init__(self, context: ModelContext) -> None:
         _check_unbiased(context.config)
@@ -78,7 +78,7 @@ class MistralForCausalLM(DecoderModel):
 
 
 class MistralLayer(DecoderLayer):
-    """Attention and feed-forward, each after a norm, each added to the residual stream."""
+    """A decoder layer: attention and feed-forward, each after a norm and added to the residual stream."""
 
     def __init__(self, shape: DecoderShape, context: ModelContext, spec: AttentionLayer) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ def _check_unbiased(config: ModelConfig) -> None:
 
 
 def _sliding_windows(config: ModelConfig, num_layers: int) -> list[int | None]:
-    """Read each layer's window. Null: no window. Absent: 4096 tokens, or no window for Mixtral."""
+    """Read each layer's window. Null means no window. A missing entry means 4096 tokens, or no window for Mixtral."""
     raw = config.raw
     if "MinistralForCausalLM" not in config.architectures and raw.get("layer_types") is not None:
         raise UnsupportedArchitectureError(

@@ -1,7 +1,7 @@
 """Decodes MXFP4 weights (OCP Microscaling Formats 1.0), the format of GPT-OSS's experts, while they are loaded.
 
-A block is 32 numbers of a matrix's row: 16 bytes, each with two four-bit numbers (the first in the low bits), and one
-exponent. bfloat16 represents every product of a number and 2 to the exponent exactly.
+A block has 32 consecutive numbers of a row. It consists of 16 bytes and one exponent. Each byte has two four-bit
+numbers, the first in the low bits. bfloat16 represents every product of a number and 2 to the exponent exactly.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,7 +19,7 @@ _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def plain_weights(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Replace each pair of `{name}_blocks` and `{name}_scales` by `{name}`; other tensors are unchanged.
+    """Replace each pair of `{name}_blocks` and `{name}_scales` by `{name}`. Other tensors are not changed.
 
     Args:
         weights: (name, tensor) of a checkpoint, in any order.
@@ -27,7 +27,7 @@ def plain_weights(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, 
     Yields: (name, tensor); a decoded pair is bfloat16 [E, in, out].
 
     Raises:
-        WeightError: one of a pair is missing, or their shapes are inconsistent.
+        WeightError: one tensor of a pair is missing, or the shapes of a pair are inconsistent.
     """
     waiting: dict[str, Tensor] = {}
     for name, tensor in weights:
@@ -52,7 +52,7 @@ def dequantize_mxfp4(blocks: Tensor, scales: Tensor, name: str) -> Tensor:
     Args:
         blocks: uint8 [E, out, in / 32, 16].
         scales: uint8 [E, out, in / 32], exponents of 2 with a bias of 127.
-        name: of the tensor, for the error.
+        name: name of the tensor, for the error.
 
     Returns: bfloat16 [E, out, in].
 
@@ -75,7 +75,7 @@ def dequantize_mxfp4(blocks: Tensor, scales: Tensor, name: str) -> Tensor:
 
 
 def _number_pairs(device: torch.device) -> Tensor:
-    """Return the two numbers of each byte, float32 [256, 2]: of its low and of its high four bits."""
+    """Return the numbers of the low and the high four bits of each byte, float32 [256, 2]."""
     numbers = torch.tensor([*_MAGNITUDES, *(-x for x in _MAGNITUDES)], device=device)
     byte = torch.arange(256, device=device)
     return torch.stack([numbers[byte & 15], numbers[byte >> 4]], dim=-1)

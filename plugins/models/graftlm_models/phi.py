@@ -1,7 +1,8 @@
 """The Phi family: Phi 3 (arXiv:2404.14219) and Phi 4 (arXiv:2412.08905, arXiv:2503.01743).
 
-Llama's structure without biases, with sliding windows. The checkpoint has the projections of query, key and value in
-one matrix, and those of gate and up in another. In Phi 4 mini, three quarters of a head's dimensions are rotated.
+They have Llama's structure without biases, and with sliding windows. The checkpoint has the projections of query, key
+and value in one matrix, and those of gate and up in another. In Phi 4 mini, three quarters of a head's dimensions are
+rotated.
 """
 
 from collections.abc import Iterator
@@ -28,7 +29,7 @@ __all__ = ["PhiForCausalLM"]
 
 
 class PhiForCausalLM(DecoderModel):
-    """Tokens to logits."""
+    """Maps tokens to logits."""
 
     def __init__(self, context: ModelContext) -> None:
         shape, device, dtype = DecoderShape.from_config(context.config), context.device, context.dtype
@@ -63,7 +64,7 @@ class PhiForCausalLM(DecoderModel):
 
 
 class PhiLayer(DecoderLayer):
-    """Attention and feed-forward, each after a norm, each added to the residual stream."""
+    """A decoder layer: attention and feed-forward, each after a norm and added to the residual stream."""
 
     def __init__(self, shape: DecoderShape, context: ModelContext, spec: AttentionLayer) -> None:
         super().__init__()
@@ -132,7 +133,7 @@ class PhiAttention(nn.Module):
 
 
 def _sliding_window(config: ModelConfig) -> int | None:
-    """Read the window of all layers; None if it is null, absent, or at least as long as the context (Phi 4 mini)."""
+    """Read the window of all layers; None if it is null, missing, or at least as long as the context (Phi 4 mini)."""
     if config.raw.get("sliding_window") is None:
         return None
     window = read_size(config.raw, "sliding_window")

@@ -42,11 +42,11 @@ class QwenVariant:
     Attributes:
         qkv_bias, out_bias: whether these projections have a bias.
         qk_norm: whether query and key heads are normalised.
-        head_dim: D if it is missing in config.json; None: hidden_size / num_attention_heads.
-        has_window: returns whether a layer has a sliding window, given its index and `max_window_layers`; used if
-            config.json enables windows but has no `layer_types`.
+        head_dim: D if config.json has no head size; None: hidden_size / num_attention_heads.
+        has_window: function that returns whether a layer has a sliding window, given its index and
+            `max_window_layers`. It is used if config.json enables windows but has no `layer_types`.
         has_experts: whether all or some of the feed-forward layers have experts.
-        has_shared_expert: whether these also have a shared expert.
+        has_shared_expert: whether the layers with experts also have a shared expert.
     """
 
     qkv_bias: bool
@@ -111,7 +111,7 @@ _VARIANTS: dict[str, Callable[[Mapping[str, Any]], QwenVariant]] = {
 
 
 class QwenForCausalLM(DecoderModel):
-    """Tokens to logits."""
+    """Maps tokens to logits."""
 
     def __init__(self, context: ModelContext) -> None:
         variant = QwenVariant.from_config(context.config)
@@ -148,7 +148,7 @@ class QwenForCausalLM(DecoderModel):
 
 
 class QwenLayer(DecoderLayer):
-    """Attention and feed-forward, each after a norm, each added to the residual stream."""
+    """A decoder layer: attention and feed-forward, each after a norm and added to the residual stream."""
 
     def __init__(self, shape: DecoderShape, variant: QwenVariant, context: ModelContext, spec: AttentionLayer) -> None:
         super().__init__()
@@ -224,7 +224,7 @@ class QwenAttention(nn.Module):
 
 
 def _sliding_windows(raw: Mapping[str, Any], num_layers: int, variant: QwenVariant) -> list[int | None]:
-    """Read each layer's window, from `layer_types` or, without it, from `max_window_layers`."""
+    """Read each layer's window from `layer_types`, or from `max_window_layers` if there are no layer types."""
     if not read_flag(raw, "use_sliding_window"):
         return [None] * num_layers
     window, bound = read_size(raw, "sliding_window", default=4096), raw.get("max_window_layers", 28)

@@ -26,11 +26,11 @@ __all__ = ["QwenMoE"]
 
 
 class QwenMoE(nn.Module):
-    """Routed experts; in Qwen 2 also a shared expert, multiplied by a gate.
+    """A feed-forward layer of routed experts. In Qwen 2 it also has a shared expert, multiplied by a gate.
 
     Args:
-        shape: of the decoder.
-        context: of the model.
+        shape: sizes of the decoder.
+        context: context of the model.
         has_shared_expert: whether there is a shared expert.
 
     Raises:
@@ -56,7 +56,7 @@ class QwenMoE(nn.Module):
 
     @staticmethod
     def replaces_mlp(raw: Mapping[str, Any], layer_id: int) -> bool:
-        """Return whether a layer has experts, by `decoder_sparse_step` and `mlp_only_layers`.
+        """Return whether a layer has experts, according to `decoder_sparse_step` and `mlp_only_layers`.
 
         Raises:
             CheckpointError: an entry of config.json has a wrong type.

@@ -1,8 +1,8 @@
 """The attention function that Transformers' modules call, and the trial run that records its arguments.
 
-Transformers looks up attention functions by name. A module that does so passes queries, keys and values to the
-function, and does not depend on how they are stored. Two names refer to the same function: under `PROBE`, a model also
-requests masks and receives descriptions of them; under `PAGED`, it builds no masks.
+Transformers looks up attention functions by name. A module that does this passes queries, keys and values to
+the function, and does not depend on how keys and values are stored. Two names refer to the same function. Under
+`PROBE`, a model also requests masks and receives descriptions of them. Under `PAGED`, it builds no masks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["PAGED", "PROBE", "AttentionCalls", "register_attention", "try_attent
 #: Names of attention implementations in Transformers.
 PAGED, PROBE = "graftlm_paged", "graftlm_probe"
 
-#: The attribute of an attention module whose value receives its calls.
+#: The attribute of an attention module whose value receives the module's attention calls.
 _CALLS = "graftlm_calls"
 
 #: Arguments of attention functions that do not affect masks, or that are read below.
@@ -48,14 +48,14 @@ _TAINTED_TOKEN = 2
 def _attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **arguments: Any
 ) -> tuple[Tensor, None]:
-    """Attend with Transformers' arguments.
+    """Compute attention with Transformers' arguments.
 
     Args:
         module: the attention module.
         query: [1, H, T, D].
         key: [1, H_kv, T, D].
         value: [1, H_kv, T, D_v].
-        attention_mask: what `_describe_mask` returned; None under `PAGED`.
+        attention_mask: result of `_describe_mask`; None under `PAGED`.
         arguments: other arguments of the module.
 
     Returns: [1, T, H, D_v], and None in place of the weights.
@@ -70,7 +70,7 @@ def _attend(
 
 
 class AttentionCalls:
-    """The attention calls of a model's forward pass over pages, one per layer of the KV cache, in order.
+    """The attention calls of a model's forward pass, computed over pages. Each call has a layer of the KV cache.
 
     Args:
         layers: the attention layer of each call.
@@ -90,15 +90,15 @@ class AttentionCalls:
             attention.bind(backend)
 
     def restart(self) -> None:
-        """Start a forward pass."""
+        """Start a new forward pass."""
         self._next = 0
 
     def attend(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: object, arguments: object
     ) -> Tensor:
-        """Attend over pages; mask and arguments are ignored, since they equal those of the trial run.
+        """Compute attention over pages. Mask and arguments are ignored, because they equal those of the trial run.
 
-        Keys and values of different widths are padded to the larger one with zeros, which change neither scores nor
+        Keys and values of different widths are padded with zeros to the larger width. This changes neither scores nor
         sums.
 
         Raises:
@@ -126,17 +126,17 @@ def try_attention(body: nn.Module, max_len: int, device: torch.device) -> tuple[
     """Run a model on a few tokens, record its attention calls, and redirect them to pages afterwards.
 
     One token's embedding is NaN in that run, and attention returns zeros. If the hidden state of any other token is
-    NaN, information passed between tokens by a way other than attention, such as a convolution or a recurrent state.
-    Pages of keys and values cannot carry it from one step to the next.
+    NaN, information passed between tokens in another way than attention, such as a convolution or a recurrent state.
+    Pages of keys and values cannot carry this information from one step to the next.
 
     Args:
-        body: of a model whose attention implementation is `PROBE`; its parameters are finite.
-        max_len: the longest context in tokens, over which masks are compared.
-        device: of the model.
+        body: body of a model whose attention implementation is `PROBE`; its parameters are finite.
+        max_len: the longest context in tokens; masks are compared up to this length.
+        device: the model's device.
 
     Returns: the calls, and the hidden states of the run, [5, hidden].
 
-    Effects: sets an attribute of the attention modules, which the attention function reads.
+    Effects: sets an attribute of each attention module, which the attention function reads.
 
     Raises:
         UnsupportedArchitectureError: the model cannot be served over pages; the message has the reason.
@@ -196,10 +196,10 @@ def _check_mixing(name: str, calls: Sequence[_Call], hidden: Tensor) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Mask:
-    """Description of a mask in a trial run: the positions that each position attends to.
+    """Describes a mask in a trial run by the positions that each position attends to.
 
     Attributes:
-        sees: (query positions, key positions) -> bool, of their broadcast shape.
+        sees: function (query positions, key positions) -> bool tensor of their broadcast shape.
     """
 
     sees: Callable[[Tensor, Tensor], Tensor]
@@ -293,7 +293,7 @@ class _Call:
 
 
 class _Recorder:
-    """Records the attention calls of a trial run, in order; returns zeros."""
+    """Records the attention calls of a trial run in order, and returns zeros."""
 
     def __init__(self) -> None:
         self.calls: list[_Call] = []
@@ -301,7 +301,7 @@ class _Recorder:
     def attend(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: object, arguments: dict[str, Any]
     ) -> Tensor:
-        """Record a call; return zeros, [1, T, H, D_v]."""
+        """Record a call, and return zeros, [1, T, H, D_v]."""
         num_heads, key_dim, value_dim = query.shape[1], query.shape[3], value.shape[3]
         self.calls.append(_Call(module, num_heads, key.shape[1], key_dim, value_dim, mask, arguments))
         return query.new_zeros(1, query.shape[2], num_heads, value_dim)

@@ -1,4 +1,4 @@
-"""Any decoder-only architecture: Transformers' own module with paged attention."""
+"""Serves any decoder-only architecture with Transformers' own module and paged attention."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ __all__ = ["TransformersModel"]
 
 
 class TransformersModel(nn.Module, Model):
-    """Tokens to logits, by a causal language model of Transformers.
+    """Maps tokens to logits with a causal language model of Transformers.
 
-    The module receives a step's tokens as one sequence [1, T], with their positions. All of it except attention
-    processes each token separately, and attention reads pages. A trial run records what the module passes to attention.
+    The module receives a step's tokens as one sequence [1, T], with their positions. Its parts
+    process each token separately, except attention, which reads pages. A trial run records the arguments that the
+    module passes to attention.
     """
 
     def __init__(self, context: ModelContext) -> None:
@@ -44,7 +45,7 @@ class TransformersModel(nn.Module, Model):
 
     @property
     def attention_layers(self) -> Sequence[AttentionLayer]:
-        """One per attention call, in the order of the calls.
+        """The layers of the attention calls, one per call, in the order of the calls.
 
         Raises:
             ModelError: this model is on the meta device, where no trial run is possible.
@@ -77,7 +78,7 @@ class TransformersModel(nn.Module, Model):
         first_names: dict[int, str] = {}
         for name, tensor in tensors.items():
             first_names.setdefault(id(tensor), name)
-        names = CheckpointNames(self.causal, tensors)  # slots use the checkpoint's names, for errors
+        names = CheckpointNames(self.causal, tensors)  # slots have the checkpoint's names, for error messages
         slots = [WeightSlot(names.in_checkpoint(name), tensors[name]) for name in first_names.values()]
         tied = {
             names.in_checkpoint(name): names.in_checkpoint(first_names[id(tensor)])
@@ -88,14 +89,14 @@ class TransformersModel(nn.Module, Model):
 
 
 class _Head:
-    """The part of a causal language model after its body: hidden states to logits.
+    """The part of a causal language model after its body; maps hidden states to logits.
 
-    It is the model with its body replaced by a module that returns its input embeddings.
+    This is the whole model, but its body is replaced by a module that returns its input embeddings.
 
     Args:
         causal: the model.
         body: the body, a submodule of the model.
-        hidden: hidden states of a few tokens, for a trial run, [T, hidden].
+        hidden: hidden states of a few tokens for a trial run, [T, hidden].
 
     Raises:
         UnsupportedArchitectureError: the trial run fails.
@@ -125,7 +126,7 @@ class _Head:
 
 
 class _GivenStates(nn.Module):
-    """Replaces the body of a model: returns the given hidden states."""
+    """Replaces the body of a model, and returns the given hidden states."""
 
     def forward(self, *args: Any, inputs_embeds: Tensor, **rest: Any) -> _BodyOutput:
         """Return [1, S, hidden] unchanged."""
@@ -236,7 +237,7 @@ def _read_config(context: ModelContext) -> Any:
 
 
 def _decoded(entry: Any) -> Any:
-    """Copy an entry of config.json; decode Transformers' notation of numbers that JSON does not have."""
+    """Copy an entry of config.json, and decode Transformers' notation for numbers that JSON cannot represent."""
     if isinstance(entry, Mapping):
         if entry.keys() == {"__float__"}:
             return float(entry["__float__"])
@@ -272,7 +273,7 @@ def _body_of(causal: Any) -> nn.Module:
     """Return the submodule that maps tokens and positions to hidden states.
 
     Raises:
-        UnsupportedArchitectureError: the model does not have positions as an argument.
+        UnsupportedArchitectureError: the model does not take positions as an argument.
     """
     body: nn.Module = causal.get_decoder()
     if body is causal:

@@ -21,7 +21,7 @@ __all__ = ["CheckpointNames"]
 
 
 class CheckpointNames:
-    """The mapping between a checkpoint's names and a module's.
+    """The mapping between the names of tensors in a checkpoint and in a module.
 
     Args:
         module: a model of Transformers.
@@ -43,11 +43,11 @@ class CheckpointNames:
         self._names = {target: self._renamed_back(target) for target in targets} if self._renamings else {}
 
     def in_checkpoint(self, target: str) -> str:
-        """Return the name in the checkpoint of a module's tensor; the tensor's own name if its shape differs there."""
+        """Return a tensor's name in the checkpoint. If its shape differs there, return its name in the module."""
         return self._names.get(target, target)
 
     def converted(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Yield (`in_checkpoint` of the module's name, tensor) from (name in the checkpoint, tensor).
+        """Convert (name in the checkpoint, tensor) to (`in_checkpoint` of the name in the module, tensor).
 
         Tensors that Transformers drops for this model type, or that the module computes, are dropped. Other unknown
         tensors keep their names.
@@ -70,7 +70,7 @@ class CheckpointNames:
             yield from self._convert(target, group)
 
     def _renamed_back(self, target: str) -> str:
-        """Reverse the renamings; keep the target's name if renaming the result does not return to the target."""
+        """Reverse the renamings. Return the target's own name if renaming the result does not give the target again."""
         from transformers.core_model_loading import rename_source_key
 
         undoing = [rule.reverse_transform() for rule in reversed(self._renamings)]
@@ -84,7 +84,7 @@ class CheckpointNames:
         return target in self._computed or any(pattern.search(target) for pattern in self._ignored)
 
     def _place(self, name: str) -> tuple[str, str | None]:
-        """Return the target's name, and the pattern of the rule that joins or changes the tensor (None without)."""
+        """Return the target's name, and the pattern of the rule that joins or changes the tensor, or None."""
         from transformers.core_model_loading import rename_source_key
 
         prefix = self._module.base_model_prefix
@@ -104,7 +104,7 @@ class CheckpointNames:
         from transformers.core_model_loading import dot_natural_key
 
         rule = copy.deepcopy(group.rule)
-        # Experts are stacked in the order of their numbers, in any order of the files.
+        # Experts are stacked in the order of their numbers, not in the order of the files.
         for name, pattern, tensor in sorted(group.parts, key=lambda part: dot_natural_key(part[0])):
             rule.add_tensor(target, name, pattern, tensor)
         try:
@@ -118,12 +118,12 @@ class CheckpointNames:
 
 @dataclass(slots=True)
 class _Group:
-    """Tensors of a checkpoint that one rule turns into tensors of the module.
+    """Tensors of a checkpoint that one rule converts to tensors of the module.
 
     Attributes:
-        rule: of Transformers.
-        num_elements: elements of all target tensors; rules neither add nor drop elements. None: unknown.
-        num_arrived: elements of the tensors that have arrived.
+        rule: conversion rule of Transformers.
+        num_elements: number of elements of all target tensors, which a rule does not change; None: unknown.
+        num_arrived: number of elements of the tensors that have arrived.
         parts: (name, matched pattern, tensor) of the tensors that have arrived.
     """
 

@@ -1,4 +1,4 @@
-"""The depth-first order of the radix tree of waiting requests."""
+"""Computes the depth-first order of the radix tree of waiting requests."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
@@ -7,7 +7,7 @@ from graftlm.contracts import PrefixGroup, WaitingRequest
 
 __all__ = ["Rank", "depth_first_ranks"]
 
-#: Sort key of groups and requests with the same parent, lowest first. All ranks of a walk have the same length.
+#: Sort key among groups and requests with the same parent, lowest first. All ranks in one order have the same length.
 Rank: TypeAlias = tuple[int, ...]
 
 
@@ -16,15 +16,16 @@ def depth_first_ranks(
     rank_group: Callable[[PrefixGroup, int], Rank],
     rank_request: Callable[[WaitingRequest, int], Rank],
 ) -> list[Rank]:
-    """Return sort keys with which the requests are in depth-first order.
+    """Return sort keys that put the requests in depth-first order.
 
     The key of a request is the concatenation of the ranks of its groups, largest group first, and of its own rank.
 
     Args:
         waiting: the waiting requests.
-        rank_group: returns the rank of a group, given the index of its first member. Groups with the same parent need
-            different ranks, otherwise their members are mixed.
-        rank_request: returns the rank of a request, given its index, among groups and requests with the same parent.
+        rank_group: function that returns the rank of a group, given the index of its first member. Groups with the same
+            parent need different ranks, otherwise their members are mixed.
+        rank_request: function that returns the rank of a request, given its index. This rank is compared with those of
+            groups and requests with the same parent.
     """
     paths: dict[PrefixGroup | None, Rank] = {None: ()}
     ranks = []
@@ -43,7 +44,7 @@ def _add_path(
     first: int,
     rank_group: Callable[[PrefixGroup, int], Rank],
 ) -> Rank:
-    """Add the ranks of a group and of its ancestors that are not in `paths` yet; return those of the group."""
+    """Add the paths of a group and its ancestors to `paths` if they are missing. Returns the group's path."""
     missing = []
     while group is not None and group not in paths:
         missing.append(group)

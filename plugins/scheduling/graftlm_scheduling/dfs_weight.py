@@ -1,4 +1,4 @@
-"""Depth first by weight: the branch of the tree with the most waiting requests is first."""
+"""Orders depth first by weight: the branch of the tree with the most waiting requests is first."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ __all__ = ["DepthFirstByWeight"]
 
 
 class DepthFirstByWeight(SchedulingPolicy):
-    """Walks the radix tree of waiting requests depth first, at each fork the heaviest branch first.
+    """Walks the radix tree of waiting requests depth first, with the heaviest branch of each fork first.
 
     The weight of a branch is its number of waiting requests. Branches that are partly cached come before branches that
     are not cached. Without this rule, two branches of similar weight would alternate, because each admitted request

@@ -1,4 +1,4 @@
-"""First come, first served."""
+"""The policy "first come, first served"."""
 
 from collections.abc import Sequence
 

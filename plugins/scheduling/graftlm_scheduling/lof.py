@@ -1,8 +1,8 @@
-"""Longest output first: the request that may generate the most tokens is first.
+"""Orders by longest output first: the request that may generate the most tokens is first.
 
-Long outputs that start last run alone at the end, in small batches. If they start first, they overlap with all others.
-This is the rule "longest processing time first" (Graham, "Bounds on multiprocessing timing anomalies", 1969), whose
-makespan is at most 4/3 of the optimum.
+If long outputs start last, they run alone at the end, in small batches. If they start first, they overlap with the
+other outputs. This is the rule "longest processing time first" (Graham, "Bounds on multiprocessing timing anomalies",
+1969), whose makespan is at most 4/3 of the optimum.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ __all__ = ["LongestOutputFirst"]
 
 
 class LongestOutputFirst(SchedulingPolicy):
-    """Orders by the number of tokens that a request may still generate, most first; equal ones by arrival."""
+    """Orders by the number of tokens that a request may still generate, most first. Ties are in order of arrival."""
 
     def __init__(self, options: ReorderingOptions) -> None:
         self.max_wait_s = options.max_wait_s

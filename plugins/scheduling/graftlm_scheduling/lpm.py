@@ -1,8 +1,8 @@
-"""Longest prefix match first: the request with the most cached tokens is first.
+"""Orders by longest prefix match: the request with the most cached tokens is first.
 
 Admitting requests by the length of their cached prefix walks the radix tree depth first, which is the order with the
-fewest cache misses (Zheng et al., arXiv:2312.07104, theorem 3.1). Requests with equally many cached tokens, often none,
-are also in depth-first order: the first request of a group computes the prefix that the next ones reuse.
+fewest cache misses (Zheng et al., arXiv:2312.07104, theorem 3.1). Requests with the same number of cached tokens,
+often 0, are also in depth-first order: the first request of a group computes the prefix that the next ones reuse.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ __all__ = ["LongestPrefixMatch"]
 
 
 class LongestPrefixMatch(SchedulingPolicy):
-    """Orders by cached tokens, most first; equal ones group by group, in the order of the groups' first requests."""
+    """Orders by cached tokens, most first. Ties are ordered group by group, by the first request of each group."""
 
     def __init__(self, options: ReorderingOptions) -> None:
         self.max_wait_s = options.max_wait_s

@@ -1,4 +1,4 @@
-"""Request priority, with preemption."""
+"""Orders by request priority, with preemption."""
 
 from collections.abc import Sequence
 

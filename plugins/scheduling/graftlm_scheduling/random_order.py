@@ -1,4 +1,4 @@
-"""A random order: the baseline that a useful policy must exceed."""
+"""Orders at random, as the baseline that a useful policy must exceed."""
 
 import random
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ __all__ = ["RandomOrder"]
 
 
 class RandomOrder(SchedulingPolicy):
-    """Draws a new order at each call; the order depends only on the seed and the clock reading."""
+    """Draws a new order at each call. The order depends only on the number of requests, the seed and the time."""
 
     def __init__(self, options: RandomOrderOptions, seed: int) -> None:
         self.max_wait_s = options.max_wait_s
