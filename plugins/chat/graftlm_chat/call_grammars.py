@@ -1,4 +1,4 @@
-"""Grammars of calls that are JSON objects."""
+"""Creates the grammars of calls that are JSON objects."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ _SCHEMAS_BY_NAME: Final = frozenset({"$defs", "definitions", "dependentSchemas",
 
 
 def call_head(name: str, key: str) -> str:
-    """Return the start of a call's object, up to its arguments, which are the value of `key`."""
+    """Return the text of a call's object up to its arguments, which are the value of `key`."""
     return f'{{"name": "{name}", "{key}": '
 
 
@@ -27,14 +27,14 @@ def tagged_calls(
     opening: str = "",
     closing: str = "",
 ) -> CallGrammar:
-    """Return a structural tag: for each tool, the start of its call, then its arguments.
+    """Return a structural tag that consists, for each tool, of the start of its call and its arguments.
 
     Args:
         tools: the tools that may be called.
         choice: whether at least one call is required.
         parallel: whether more than one call is allowed.
-        key: name of the arguments in the object.
-        opening: text before each object, which triggers a call; "": the start of the object is the trigger.
+        key: key of the arguments in the object.
+        opening: text before each object, which is the trigger of a call. "": the start of the object is the trigger.
         closing: text after each object.
     """
     structures = [
@@ -52,7 +52,7 @@ def tagged_calls(
 
 
 def call_list(tools: Sequence[Tool], *, parallel: bool, key: str) -> CallGrammar:
-    """Return the JSON schema of a list of calls; of a list of exactly one call unless `parallel`."""
+    """Return the JSON schema of a list of calls. Unless `parallel`, the list has exactly one call."""
     calls = [
         {
             "type": "object",
@@ -78,7 +78,7 @@ def _grammar(kind: GrammarKind, value: object, tools: Sequence[Tool], place: str
 
 
 def _moved(schema: Any, place: str) -> Any:
-    """Return a schema with its references to itself adapted, for use at `place` (a JSON pointer) in another schema."""
+    """Return a schema for use at `place` (a JSON pointer) in another schema: its own references are adapted."""
     if isinstance(schema, list):
         return [_moved(item, place) for item in schema]
     if not isinstance(schema, Mapping):

@@ -9,7 +9,7 @@ from graftlm_chat.json_text import BracketScanner, dump, load_object
 
 __all__ = ["CallReader"]
 
-#: Both names are accepted, because models confuse them.
+#: Both names of the arguments are accepted, because models confuse them.
 _ARGUMENT_KEYS: Final = ("arguments", "parameters")
 _HEAD: Final = re.compile(r'\{\s*"name"\s*:\s*"([\w.-]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)', re.ASCII)
 _BEGINNING: Final = re.compile(r'\{\s*(?:"([a-z]*)(?:(")\s*(?::\s*(?:"([\w.-]*)(")?)?)?)?)?', re.ASCII)
@@ -21,7 +21,7 @@ class CallReader:
     """Reads {"name": ..., "arguments": {...}}, starting at its first brace.
 
     Attributes:
-        begun: the tool's name, as soon as it is certain that the object is a call; None before.
+        begun: the tool's name if it is certain that the object is a call; None before that.
         text: the text read so far.
     """
 
@@ -30,8 +30,8 @@ class CallReader:
 
         Args:
             names: names of the tools.
-            enforced: whether a grammar enforces calls. Then a call is certain as soon as its arguments start; otherwise
-                only when the object is complete.
+            enforced: whether a grammar enforces calls. If so, a call is certain as soon as its arguments start.
+                Otherwise it is certain only when the object is complete.
         """
         self.begun: str | None = None
         self.text = ""
@@ -57,7 +57,7 @@ class CallReader:
         return rest
 
     def arguments(self) -> str:
-        """Return the arguments' text that was not returned before. Call it only if `begun` is set."""
+        """Return the text of the arguments that was not returned before. Call this only if `begun` is set."""
         if self._whole is not None and not self._told:
             self._told = 1
             return self._whole.arguments
@@ -103,7 +103,7 @@ class CallReader:
         if self.begun is not None:
             return
         call = _call(self.text, self._names)
-        if call is not None and self._arguments is not None:  # as the model wrote them
+        if call is not None and self._arguments is not None:  # the arguments as the model wrote them
             start, end = self._arguments
             call = ToolCall(call.name, self.text[start:end])
         self._whole = call

@@ -25,7 +25,7 @@ class HermesFormat(ToolCallFormat):
     """Calls are <tool_call>{"name": ..., "arguments": {...}}</tool_call>, anywhere in the text."""
 
     def parser(self, tools: Sequence[Tool], *, enforced: bool) -> ToolCallParser:
-        """Return a parser of one completion."""
+        """Return a parser for one completion."""
         return JsonCallParser(_MARKUP, tools, enforced=enforced)
 
     def grammar(self, tools: Sequence[Tool], choice: ToolChoice, *, parallel: bool) -> CallGrammar | None:

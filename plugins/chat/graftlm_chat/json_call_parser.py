@@ -16,17 +16,17 @@ _BRACE: Final = Word("{")
 
 
 class _State(Enum):
-    #: No text yet, and a call needs no marker.
+    #: No text has arrived, and the marker is optional.
     START = auto()
     TEXT = auto()
-    #: At a marker.
+    #: The held text starts at a marker.
     OPENING = auto()
     CALL = auto()
     AFTER_CALL = auto()
 
 
 class JsonCallParser(ToolCallParser):
-    """Finds the markup, and reads the objects within it with a `CallReader`.
+    """Finds the markup of calls, and reads the objects in it with a `CallReader`.
 
     START --> OPENING or TEXT      TEXT --marker--> OPENING      OPENING --{--> CALL --> AFTER_CALL
     AFTER_CALL --separator {--> CALL      AFTER_CALL --closing--> TEXT      otherwise --> TEXT
@@ -58,8 +58,8 @@ class JsonCallParser(ToolCallParser):
     def finish(self) -> Sequence[MessageDelta]:
         """Parse the end of the text.
 
-        Returns: the remaining deltas. An incomplete call ends where the text ends if its name was returned before;
-            otherwise its text is content.
+        Returns: the remaining deltas. If the name of an incomplete call was returned before, the call ends with the
+        text. Otherwise its text is content.
         """
         if self._state is _State.CALL and not self._has_begun:
             self._message.content(self._before_call + self._reader.text)
@@ -70,7 +70,7 @@ class JsonCallParser(ToolCallParser):
     def cut_off(self) -> Sequence[MessageDelta]:
         """Parse the end of a truncated text.
 
-        Returns: the remaining deltas, without text that may be the start of a call or follows a marker.
+        Returns: the remaining deltas, without text that follows a marker or may be the start of a call.
         """
         if self._state is _State.CALL and not self._has_begun:
             if self._markup.marker not in self._before_call and not self._reader.may_be_call():
@@ -99,7 +99,7 @@ class JsonCallParser(ToolCallParser):
             return self._begin_call(end)
         if outcome is Outcome.OPEN:
             return False
-        if not marker.is_optional:  # the held text starts with the marker's text, which is only content
+        if not marker.is_optional:  # the held text starts with the marker, which is only content
             self._message.content(marker.text)
             self._held = self._held[len(marker.text) :]
         return self._enter(_State.TEXT)

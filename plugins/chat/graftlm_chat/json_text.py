@@ -27,7 +27,7 @@ class BracketScanner:
         self._escaped = False
 
     def find_depth(self, text: str, start: int, depth: int) -> int | None:
-        """Read text from `start` to the bracket that reduces the depth to `depth`.
+        """Read text from `start` up to the bracket that reduces the depth to `depth`.
 
         Returns: the index after that bracket; None if all text was read without finding it.
         """
@@ -37,7 +37,7 @@ class BracketScanner:
         return None
 
     def find_closing(self, text: str, start: int, stop: int) -> int | None:
-        """Read text from `start` to the next closing bracket.
+        """Read text from `start` up to the next closing bracket.
 
         Returns: the index after that bracket; None if the text up to `stop` was read without finding one.
         """

@@ -20,18 +20,18 @@ _HOW: Final = (
 
 
 class Llama3JsonFormat(ToolCallFormat):
-    """Calls are {"name": ..., "parameters": {...}}, separated by ;. The special token <|python_tag|> is optional."""
+    """Calls are {"name": ..., "parameters": {...}}, separated by `;`. The special token <|python_tag|> is optional."""
 
     def parser(self, tools: Sequence[Tool], *, enforced: bool) -> ToolCallParser:
-        """Return a parser of one completion."""
+        """Return a parser for one completion."""
         return JsonCallParser(_MARKUP, tools, enforced=enforced)
 
     def grammar(self, tools: Sequence[Tool], choice: ToolChoice, *, parallel: bool) -> CallGrammar | None:
-        """Return a structural tag. There is no marker: an object that starts with a tool's name is the trigger."""
+        """Return a structural tag. It has no marker; the start of an object with a tool's name is the trigger."""
         return tagged_calls(tools, choice, parallel=parallel, key=_KEY)
 
     def render(self, calls: Sequence[ToolCall]) -> str:
-        """Write the calls, separated by ;."""
+        """Write the calls, separated by `;`."""
         return "; ".join(f"{call_head(call.name, _KEY)}{call.arguments}}}" for call in calls)
 
     def instructions(self, tools: Sequence[Tool]) -> str:

@@ -20,9 +20,9 @@ class Markup:
     """The words before, between and after the JSON objects of calls, without the objects' braces.
 
     Attributes:
-        marker: starts a group of calls, at any position.
-        is_bare: whether the marker may be missing if the text consists only of calls. Detokenization drops markers that
-            are special tokens.
+        marker: text that starts a group of calls, at any position.
+        is_bare: whether the marker may be missing if the text consists only of calls. Detokenization removes a marker
+            that is a special token.
         opening: words between the marker and the first object.
         separator: words between two objects; None if each object has its own marker.
         closing: words after the last object.
@@ -36,7 +36,7 @@ class Markup:
 
 
 class Outcome(Enum):
-    """Whether a text starts with given words."""
+    """The answer to whether a text starts with given words."""
 
     YES = auto()
     NO = auto()
@@ -45,7 +45,7 @@ class Outcome(Enum):
 
 
 def match_words(text: str, words: Sequence[Word]) -> tuple[Outcome, int]:
-    """Match words with the start of a text that may continue.
+    """Match words with the start of a text that may still grow.
 
     Returns: the outcome, and the index after the last word (0 unless the outcome is YES).
     """

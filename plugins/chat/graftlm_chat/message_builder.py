@@ -6,7 +6,7 @@ __all__ = ["MessageBuilder"]
 
 
 class MessageBuilder:
-    """Collects content and calls in order, without the white space before and after calls."""
+    """Collects content and calls in order. Removes white space before and after calls."""
 
     def __init__(self) -> None:
         self._deltas: list[MessageDelta] = []

@@ -22,14 +22,14 @@ _ID_LEN: Final = 9
 
 
 class MistralFormat(ToolCallFormat):
-    """Calls are [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]. The marker is a special token, and optional."""
+    """Calls are [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]. The marker is an optional special token."""
 
     def parser(self, tools: Sequence[Tool], *, enforced: bool) -> ToolCallParser:
-        """Return a parser of one completion."""
+        """Return a parser for one completion."""
         return JsonCallParser(_MARKUP, tools, enforced=enforced)
 
     def grammar(self, tools: Sequence[Tool], choice: ToolChoice, *, parallel: bool) -> CallGrammar | None:
-        """Return the schema of the list; if calls are not required, a structural tag of its objects."""
+        """Return the schema of the list if calls are required, otherwise a structural tag of its objects."""
         if choice is ToolChoice.REQUIRED:
             return call_list(tools, parallel=parallel, key=_KEY)
         return tagged_calls(tools, choice, parallel=parallel, key=_KEY)

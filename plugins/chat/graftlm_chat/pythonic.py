@@ -29,7 +29,7 @@ _MAX_LEN: Final = 65_536
 _BEGINNING: Final = re.compile(r"\s*\[\s*([\w.]*)\s*(\()?")
 #: The text after a call if more calls may follow.
 _SEPARATOR: Final = re.compile(r"\s*(?:,|\Z)")
-#: JSON's names of Python values; models write them too.
+#: JSON's names of Python values, which models also write.
 _JSON_NAMES: Final[Mapping[str, Any]] = {"true": True, "false": False, "null": None}
 
 
@@ -37,12 +37,12 @@ class PythonicFormat(ToolCallFormat):
     """Calls are [f(a=1), g(b="x")]: keyword arguments whose values are literals. No code is evaluated."""
 
     def parser(self, tools: Sequence[Tool], *, enforced: bool) -> ToolCallParser:
-        """Return a parser of one completion.
+        """Return a parser for one completion.
 
         Args:
             tools: the tools that may be called.
-            enforced: whether a grammar enforces calls. Then the parser returns each call when the call is complete;
-                otherwise it returns all calls when the list is complete.
+            enforced: whether a grammar enforces calls. If so, the parser returns each call when the call is complete.
+                Otherwise it returns all calls when the list is complete.
         """
         return _PythonicParser(tools, enforced=enforced)
 
@@ -60,7 +60,7 @@ class PythonicFormat(ToolCallFormat):
 
 
 class _PythonicParser(ToolCallParser):
-    """Holds back a list at the start of the text until it is complete; if enforced, each call until it is complete."""
+    """Holds back a list at the start of the text until it is complete. If enforced, holds back each call instead."""
 
     def __init__(self, tools: Sequence[Tool], *, enforced: bool) -> None:
         self._names = {python_name(tool.name): tool.name for tool in tools}
@@ -125,7 +125,7 @@ class _PythonicParser(ToolCallParser):
         return not self._is_text
 
     def _opens_list(self) -> bool:
-        """Return whether the held text starts with a bracket; if it starts otherwise, treat it as content."""
+        """Return whether the held text starts with a bracket. If it starts with other text, treat it as content."""
         stop = min(len(self._held), _MAX_LEN)
         while self._start < stop and self._held[self._start].isspace():
             self._start += 1
@@ -134,7 +134,7 @@ class _PythonicParser(ToolCallParser):
         return self._start < stop and not self._is_text
 
     def _close_call(self, end: int) -> None:
-        """Return the call that ends at `end`; if the text is not a call, treat it and all later text as content."""
+        """Return the call that ends at `end`. If the text is not a call, treat it and all later text as content."""
         item = self._held[:end].strip()
         is_next = not self._has_returned_call or item.startswith(",")
         calls = _calls(f"[{item[1:]}]", self._names) if is_next else None
@@ -146,7 +146,7 @@ class _PythonicParser(ToolCallParser):
         self._held, self._read = self._held[end:], 0
 
     def _close_list(self, end: int) -> None:
-        """Return the calls of the list that ends at `end`, except those returned before."""
+        """Return the calls of the list that ends at `end`, without the calls that were returned before."""
         if self._has_returned_call:
             if self._held[: end - 1].strip() in ("", ","):
                 self._held = self._held[end:]
@@ -172,7 +172,7 @@ def _calls(text: str, names: Mapping[str, str]) -> list[ToolCall] | None:
     """Return the calls of a list; None if the text is not a list of calls."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # warnings of Python's parser about the model's text
+            warnings.simplefilter("ignore")  # Python's parser may warn about the model's text
             tree = ast.parse(text, mode="eval").body
         if not isinstance(tree, ast.List) or not tree.elts:
             return None
@@ -185,7 +185,7 @@ def _call(node: ast.expr, names: Mapping[str, str]) -> ToolCall:
     """Return the call of a node of the syntax tree.
 
     Raises:
-        ValueError: it is not a call of a tool, or has positional arguments.
+        ValueError: the node is not a call of a tool, or has positional arguments.
     """
     name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
     if not isinstance(node, ast.Call) or node.args or name not in names:

@@ -10,7 +10,7 @@ from graftlm.errors import GrammarError
 
 __all__ = ["is_argument", "python_calls", "python_name"]
 
-#: Grammar rules of the literals of each JSON type; `value` is any of them.
+#: Grammar rules of the literals of each JSON type. The rule `value` matches a literal of any type.
 _LITERALS: Final = r"""
 value ::= string | number | "True" | "False" | "None" | array | object
 boolean ::= "True" | "False"
@@ -32,7 +32,7 @@ _SILENT: Final = frozenset(
 
 
 def python_name(name: str) -> str:
-    """Return a tool's name as a Python name: with _ in place of -."""
+    """Return a tool's name as a Python name, with `_` in place of `-`."""
     return name.replace("-", "_")
 
 
@@ -42,7 +42,7 @@ def is_argument(name: str) -> bool:
 
 
 def python_calls(tools: Sequence[Tool], *, parallel: bool) -> CallGrammar:
-    """Return an EBNF of a list of calls; of exactly one call unless `parallel`.
+    """Return an EBNF of a list of calls. Unless `parallel`, the list has exactly one call.
 
     Arguments are in the order of the schema. The grammar enforces their types, enumerations and the types of items.
 
@@ -74,10 +74,10 @@ class _CallRules:
         self._tool = tool
 
     def rules(self, rule: str) -> list[str]:
-        """Return the rules: two for each argument.
+        """Return the rules, two for each argument.
 
-        `rule`_i is the rest of the call from argument i on; `rule`_i_more is the same after another argument, so that a
-        comma is needed.
+        `rule`_i is the rest of the call from argument i on. `rule`_i_more is the same rest after another argument, so
+        it starts with a comma.
 
         Raises:
             GrammarError: an argument cannot be named in Python, or the tool is strict and a keyword cannot be enforced.
@@ -129,12 +129,12 @@ class _CallRules:
         return f'("[" ({item} (", " {item})*)? "]")'
 
     def _enumeration(self, values: Any, kinds: Sequence[str], path: str) -> str:
-        """Return an expression of the literals of JSON values.
+        """Return an expression that matches the Python literals of JSON values.
 
         Args:
             values: the values.
-            kinds: JSON types; values of other types are left out. Empty: all values.
-            path: of the enumeration, for errors.
+            kinds: JSON types of the values to include; empty: all values.
+            path: location of the enumeration, for errors.
         """
         if not isinstance(values, list):
             raise GrammarError(f"tool {self._tool.name!r}: {path}: expected a list of values, got {values!r}")
@@ -144,10 +144,10 @@ class _CallRules:
         return "(" + " | ".join(json.dumps(repr(value)) for value in possible) + ")"
 
     def _check_keywords(self, schema: Mapping[str, Any], known: set[str], path: str) -> None:
-        """Record the keywords of a schema that the grammar does not enforce: all except `known`.
+        """Record the keywords of a schema that the grammar does not enforce, which are all except `known`.
 
         Raises:
-            GrammarError: there is such a keyword, and the tool is strict.
+            GrammarError: the schema has such a keyword, and the tool is strict.
         """
         for key in schema:
             if key in known or key in _SILENT or key.startswith("x-") or (key, schema[key]) == ("uniqueItems", False):
@@ -158,10 +158,10 @@ class _CallRules:
 
 
 def _check_tool_names(tools: Sequence[Tool]) -> None:
-    """Check that each tool's name is a Python name, and that no two are equal.
+    """Check that each tool's name is a Python name, and that all names are different.
 
     Raises:
-        GrammarError: a name is not a Python name, or two are equal in Python.
+        GrammarError: a name is not a Python name, or two names are equal in Python.
     """
     written: dict[str, str] = {}
     for tool in tools:
@@ -174,7 +174,7 @@ def _check_tool_names(tools: Sequence[Tool]) -> None:
 
 
 def _types_of(value: Any) -> set[str]:
-    """Return the JSON types of a value; a whole number has two, `integer` and `number`."""
+    """Return the JSON types of a value. A whole number has two types, `integer` and `number`."""
     if isinstance(value, bool) or value is None:
         return {"null" if value is None else "boolean"}
     if isinstance(value, int | float):

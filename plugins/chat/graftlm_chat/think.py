@@ -1,4 +1,4 @@
-"""The reasoning format `think`: reasoning between <think> and </think>, before the answer."""
+"""The reasoning format `think`: the reasoning is between <think> and </think>, before the answer."""
 
 from collections.abc import Sequence
 from enum import Enum, auto
@@ -20,7 +20,7 @@ _Delta: TypeAlias = ReasoningDelta | ContentDelta
 class _State(Enum):
     START = auto()
     REASONING = auto()
-    #: After the reasoning, where line ends are not content.
+    #: After the reasoning; line ends here are not content.
     AFTER = auto()
     CONTENT = auto()
 
@@ -55,7 +55,7 @@ class _ThinkParser(ReasoningParser):
             case _State.REASONING:
                 return self._reason(deltas)
             case _State.AFTER:
-                # Other white space belongs to the answer: a grammar may require it.
+                # Other white space belongs to the answer, because a grammar may require it.
                 rest = self._held[:_NUM_LINE_ENDS].lstrip("\n") + self._held[_NUM_LINE_ENDS:]
                 return bool(rest) and self._enter(_State.CONTENT, rest)
         if self._held:
@@ -102,9 +102,9 @@ class ThinkFormat(ReasoningFormat):
         return prompt_end.rstrip().endswith(_OPEN)
 
     def parser(self, *, is_open: bool) -> ReasoningParser:
-        """Return a parser of one completion.
+        """Return a parser for one completion.
 
         Args:
-            is_open: whether the prompt ends with <think>. Otherwise all text is content unless it starts with <think>.
+            is_open: whether the prompt ends with <think>. If not, all text is content unless it starts with <think>.
         """
         return _ThinkParser(_State.REASONING if is_open else _State.START)
