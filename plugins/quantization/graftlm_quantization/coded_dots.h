@@ -1,12 +1,12 @@
 // Products of a few rows of bfloat16 activations with a matrix of codes, as dot products of bytes.
 //
-// Codes are bytes, or nibbles that one instruction turns into bytes, and are multiplied unscaled. The inputs of a chunk
-// of x become integers, multiples of a power of two. bfloat16 has eight significant bits, so an input is exact if it is
-// at least 2^-14 of the largest input. The error of a smaller input is at most 2^-22 of the largest. An integer has
-// three bytes, and a vector of codes is multiplied with each of them. Sums are exact integers until they are scaled at
-// the end of the chunk.
+// Codes are bytes, or nibbles that one instruction converts to bytes, and are multiplied unscaled. The inputs of a
+// chunk of x are converted to integers with a common scale, a power of two. bfloat16 has eight significant bits, so an
+// input is exact if it is at least 2^-14 of the largest input. The error of a smaller input is at most 2^-22 of the
+// largest. An integer has three bytes, and a vector of codes is multiplied with each of the bytes. Sums are exact
+// integers until they are scaled at the end of the chunk.
 //
-// Therefore a weight costs less arithmetic than widening it to bfloat16, and memory is the limit.
+// Therefore a weight needs less arithmetic than with widening to bfloat16, and memory bandwidth is the limit.
 //
 // Instruction sets: AVX512-BF16, -BW, -VL, -VBMI and -VNNI. Without them HAS_CODED_DOTS is not defined, and
 // weight_only.cpp multiplies few rows in the same way as more rows.
@@ -30,14 +30,14 @@
 namespace {
 
 #ifdef HAS_CODED_DOTS
-constexpr int64_t kFewForDots = 4;  // rows of x
+constexpr int64_t kFewForDots = 4;  // maximum rows of x
 #else
 constexpr int64_t kFewForDots = 0;
 #endif
 
 #ifdef HAS_CODED_DOTS
 
-constexpr int kNumBytes = 3;       // of an integer; each byte is from -128 to 127
+constexpr int kNumBytes = 3;       // bytes of an integer, each from -128 to 127
 constexpr int kLargestPower = 21;  // the largest integer is less than 2^22
 
 // The number that is added to codes to make them unsigned bytes.
@@ -60,7 +60,7 @@ inline void unpack<FourBits>(const uint8_t* codes, __m512i* out) {
 
 template <>
 inline void unpack<EightBits>(const uint8_t* codes, __m512i* out) {
-    // [2 pairs, 4 rows, 2 inputs] to [4 rows, 4 inputs], in each quarter
+    // Reorders each quarter from [2 pairs, 4 rows, 2 inputs] to [4 rows, 4 inputs].
     const __m512i order = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15));
     const __m512i excess = _mm512_set1_epi8(char(128)), magnitude = _mm512_set1_epi8(127);
     for (int part = 0; part < 2; ++part) {
@@ -74,7 +74,7 @@ template <class Codes>
 __m128i order_bytes(__m128i bytes);
 
 template <>
-inline __m128i order_bytes<FourBits>(__m128i bytes) {  // in the order of a word's nibbles: see `FourBits`
+inline __m128i order_bytes<FourBits>(__m128i bytes) {  // to the order of a word's nibbles, see `FourBits`
     return _mm_shuffle_epi8(bytes, _mm_setr_epi8(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15));
 }
 
@@ -92,7 +92,7 @@ struct IntegerChunk {
     float sum() const { return unit * 256 * float(upper_sum) + unit * float(lowest_sum); }
 };
 
-// Turns the inputs of one row and chunk into integers: [chunk / 8, 3, 8], the highest bytes first.
+// Converts the inputs of one row and chunk to integers, [chunk / 8, 3, 8], with the highest bytes first.
 template <class Codes>
 inline IntegerChunk to_integers(const uint16_t* x, int64_t chunk, uint8_t* bytes) {
     const auto inputs = [&](int64_t i) __attribute__((always_inline)) {
@@ -130,7 +130,7 @@ inline IntegerChunk to_integers(const uint16_t* x, int64_t chunk, uint8_t* bytes
     return {_mm512_reduce_add_epi32(upper_sum), _mm512_reduce_add_epi32(lowest_sum), std::ldexp(1.0f, -power)};
 }
 
-// Rows of x as integers, chunk by chunk.
+// Rows of x as integers, stored chunk by chunk.
 struct IntegerRows {
     const uint8_t* bytes;        // [chunks, M, chunk / 8, 3, 8]
     const IntegerChunk* chunks;  // [chunks, M]
@@ -148,7 +148,7 @@ void multiply_dots(const GraftlmMatrix& matrix, int64_t block, const IntegerRows
     const uint8_t* codes = codes_of<Codes>(matrix, block, 0);
     const uint8_t* bytes = x.bytes;
     for (int64_t i = 0; i < num_chunks; ++i) {
-        __m512i sums[kChains][kRows][2][kNumBytes];  // of each half
+        __m512i sums[kChains][kRows][2][kNumBytes];  // sums of each half block
         for (auto& set : sums)
             for (auto& of_row : set)
                 for (auto& of_half : of_row)

@@ -1,4 +1,4 @@
-// Matrices of 4- or 8-bit codes: the layout of codes and scales, and the widening of codes.
+// Defines matrices of 4- or 8-bit codes: the layout of codes and scales, and the widening of codes.
 //
 // Instruction sets: none is required; vectors are GCC's. With AVX512-BF16, -BW, -VL and -VBMI, codes are widened to
 // pairs of bfloat16 (HAS_CODED_PAIRS).
@@ -18,12 +18,12 @@
 
 extern "C" {
 
-// A matrix [N, K] of codes. N is padded to blocks of 32 rows, K is a multiple of `chunk`.
+// A matrix [N, K] of codes. N is padded to blocks of 32 rows; K is a multiple of `chunk`.
 struct GraftlmMatrix {
     int64_t num_rows;          // N
     int64_t num_inputs;        // K
-    int64_t chunk;             // inputs that share a scale: a multiple of 8, at most kSpan of weight_only.cpp
-    int64_t chunks_per_group;  // consecutive chunks that share scales
+    int64_t chunk;             // inputs that share a scale; a multiple of 8, at most kSpan of weight_only.cpp
+    int64_t chunks_per_group;  // number of consecutive chunks that share scales
     int64_t bits;              // 4 or 8
     const uint8_t* codes;      // [N / 32, K / 8, 2, 16, 8 codes]; see `FourBits` and `EightBits`
     const uint32_t* scales;    // [N / 32, groups, 32]: bfloat16 scale in the low half, bfloat16 offset in the high one
@@ -85,7 +85,7 @@ struct EightBits {
     static constexpr int kBytes = 128;
     static Floats values(const uint8_t* codes, int input) {
         const uint8_t* pairs =
-            codes + 64 * (input / 4) + 8 * (input / 2 % 2);  // of 4 rows; other rows are 16 bytes further
+            codes + 64 * (input / 4) + 8 * (input / 2 % 2);  // codes of 4 rows; the next 4 rows are 16 bytes further
         const Quads quads = {load<uint64_t>(pairs), load<uint64_t>(pairs + 16), load<uint64_t>(pairs + 32),
                              load<uint64_t>(pairs + 48)};
         const Words code = __builtin_convertvector(Halves(quads), Words) >> (8 * (input % 2));
@@ -124,7 +124,7 @@ constexpr uint16_t exact(int value) {
 }
 
 struct alignas(64) Tables {
-    uint16_t codes[32] = {};  // of 4 bits, twice: a look-up uses five bits, the fifth of which is from another code
+    uint16_t codes[32] = {};  // two copies of 16 values, because a look-up uses one bit of another code
     uint8_t low[128] = {};    // the bytes of a magnitude's bfloat16
     uint8_t high[128] = {};
     constexpr Tables() {
@@ -135,7 +135,7 @@ struct alignas(64) Tables {
 
 constexpr Tables kTables;
 
-// Widens the codes of 16 rows and 8 inputs: 4 vectors of pairs of inputs.
+// Widens the codes of 16 rows and 8 inputs to 4 vectors of pairs of inputs.
 template <class Codes>
 void widen_pairs(const uint8_t* codes, __m512i* out);
 
@@ -155,7 +155,7 @@ inline void widen_pairs<EightBits>(const uint8_t* codes, __m512i* out) {
         const __m512i bytes = _mm512_loadu_si512(codes + 64 * part);  // a look-up uses the seven bits of the magnitude
         const __m512i low = _mm512_permutex2var_epi8(low_bytes[0], bytes, low_bytes[1]);
         const __m512i high = _mm512_permutex2var_epi8(high_bytes[0], bytes, high_bytes[1]);
-        // high | (bytes & 0x80): the sign
+        // high | (bytes & 0x80) adds the sign
         const __m512i signed_high = _mm512_ternarylogic_epi32(high, bytes, _mm512_set1_epi8(-128), 0xf8);
         out[2 * part] = _mm512_unpacklo_epi8(low, signed_high);
         out[2 * part + 1] = _mm512_unpackhi_epi8(low, signed_high);

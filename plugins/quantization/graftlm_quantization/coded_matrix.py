@@ -1,4 +1,4 @@
-"""A weight matrix as small integer codes with a scale per group of inputs, in the order in which the kernel reads."""
+"""Encodes weight matrices as small integers with a scale per group of inputs, in the kernel's reading order."""
 
 from dataclasses import dataclass
 
@@ -7,13 +7,13 @@ from torch import Tensor
 
 __all__ = ["BLOCK_ROWS", "INPUTS_MULTIPLE", "CodedMatrix", "encode"]
 
-#: Rows of a block; the last block is padded.
+#: Number of rows in a block; the last block is padded.
 BLOCK_ROWS = 32
-_LANES = 16  # rows of a vector; two make a block
-#: Inputs whose codes are stored together; the number of inputs of a row is a multiple of it.
+_LANES = 16  # rows in a vector; a block has two vectors of rows
+#: Number of inputs whose codes are stored together. The number of inputs of a row must be a multiple of it.
 INPUTS_MULTIPLE = 8
 _PANEL_ROWS = 1024  # rows that are encoded together; this limits the memory for intermediate values
-_FOUR_BIT_SHIFTS = (0, 16, 4, 20, 8, 24, 12, 28)  # for input i of 8: even inputs are in the low half of a word
+_FOUR_BIT_SHIFTS = (0, 16, 4, 20, 8, 24, 12, 28)  # shift of input i of 8; even inputs are in the low half of a word
 # Permutation of eight dimensions; after the first three come 16 rows as [4, 4] and 8 inputs as [2, 2, 2].
 _EIGHT_BIT_ORDER = (0, 1, 2, 5, 3, 6, 4, 7)
 _EIGHT_BIT_ORDER_BACK = (0, 1, 2, 4, 6, 3, 5, 7)
@@ -24,14 +24,14 @@ class CodedMatrix:
     """W = scale * code + offset, with codes from -8 to 7 or from -127 to 127.
 
     Attributes:
-        out_features: N, rows.
-        in_features: K, columns, a multiple of 8.
-        bits: of a code, 4 or 8.
-        group_size: consecutive inputs of a row that share a scale; divides K.
+        out_features: N, number of rows.
+        in_features: K, number of columns, a multiple of 8.
+        bits: bits of a code, 4 or 8.
+        group_size: number of consecutive inputs of a row that share a scale; divides K.
         codes: uint8 [N / 32, K / 8, 2, bytes]: for each half block of 16 rows, the codes of 8 inputs. With 4 bits, a
-            32-bit word per row, see `_FOUR_BIT_SHIFTS`. With 8 bits, sign and magnitude, in an order in which one
-            instruction looks up two vectors, see `_EIGHT_BIT_ORDER`.
-        scales: bfloat16 [N / 32, K / group_size, 32, 2]: scale and offset.
+            row's codes are a 32-bit word; see `_FOUR_BIT_SHIFTS`. With 8 bits, a code has sign and magnitude, and the
+            order lets one instruction look up two vectors; see `_EIGHT_BIT_ORDER`.
+        scales: scale and offset of each row and group, bfloat16 [N / 32, K / group_size, 32, 2].
     """
 
     out_features: int
@@ -43,7 +43,7 @@ class CodedMatrix:
 
     @property
     def num_blocks(self) -> int:
-        """Number of blocks of 32 rows, including a padded one."""
+        """Number of blocks of 32 rows, including a padded block."""
         return self.codes.shape[0]
 
     @property
@@ -63,12 +63,12 @@ class CodedMatrix:
 def encode(weight: Tensor, bits: int, group_size: int) -> CodedMatrix:
     """Quantize a matrix, group by group.
 
-    The codes of 4 bits range from a group's smallest to its largest weight; those of 8 bits are symmetric around 0.
+    4-bit codes range from a group's smallest to its largest weight. 8-bit codes are symmetric around 0.
 
     Args:
         weight: [N, K] of a floating dtype, on the CPU; K is a multiple of 8 and of `group_size`.
         bits: 4 or 8.
-        group_size: inputs that share a scale.
+        group_size: number of inputs that share a scale.
     """
     panels = [_encode_panel(panel, bits, group_size) for panel in torch.split(weight.detach(), _PANEL_ROWS)]
     codes, scales = (torch.cat(parts) for parts in zip(*panels, strict=True))
@@ -76,7 +76,7 @@ def encode(weight: Tensor, bits: int, group_size: int) -> CodedMatrix:
 
 
 def _encode_panel(weight: Tensor, bits: int, group_size: int) -> tuple[Tensor, Tensor]:
-    """Return the codes and scales of some rows; only the last panel is padded to whole blocks."""
+    """Return the codes and scales of some rows. Only the last panel is padded to whole blocks."""
     padding = -weight.shape[0] % BLOCK_ROWS
     rows = torch.nn.functional.pad(weight.float(), (0, 0, 0, padding))
     groups = rows.view(rows.shape[0], -1, group_size)  # [rows, groups, group_size]
@@ -89,7 +89,7 @@ def _encode_panel(weight: Tensor, bits: int, group_size: int) -> tuple[Tensor, T
 
 
 def _asymmetric_scales(groups: Tensor) -> tuple[Tensor, Tensor]:
-    """Return scales with which 16 codes range from the smallest to the largest weight, and the weights of code 0.
+    """Return scales so that 16 codes range from the smallest to the largest weight, and the weight that code 0 means.
 
     Args:
         groups: float32 [rows, groups, group_size].
@@ -107,7 +107,7 @@ def _symmetric_scales(groups: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _rounded_up(scale: Tensor) -> Tensor:
-    """Round up to bfloat16 values, so that no weight is outside the range of the codes."""
+    """Round scales up to bfloat16 values, so that no weight is outside the range of the codes."""
     return ((scale.view(torch.int32) + 0xFFFF) & ~0xFFFF).view(torch.float32)
 
 
@@ -119,12 +119,12 @@ def _pack(codes: Tensor, bits: int) -> Tensor:
         signed = steps.abs() + 128 * (steps < 0)
         return signed.to(torch.uint8).reshape(*signed.shape[:3], 4, 4, 2, 2, 2).permute(_EIGHT_BIT_ORDER).flatten(3)
     shifts = torch.tensor(_FOUR_BIT_SHIFTS, dtype=torch.int32)
-    words = ((steps + 8) << shifts).sum(-1, dtype=torch.int32)  # fields do not overlap: their sum is their union
+    words = ((steps + 8) << shifts).sum(-1, dtype=torch.int32)  # the fields do not overlap, so their sum is their union
     return words.view(torch.uint8)
 
 
 def _unpack(codes: Tensor, bits: int) -> Tensor:
-    """Reverse `_pack`: return the codes, int32 (4 bits) or int8 (8 bits), [B, 32, K]."""
+    """Reverse `_pack`. Returns the codes, int32 (4 bits) or int8 (8 bits), [B, 32, K]."""
     if bits == 8:
         magnitudes = (codes & 127).to(torch.int8)
         signed = torch.where(codes > 127, -magnitudes, magnitudes).view(*codes.shape[:3], 2, 4, 2, 4, 2)

@@ -1,17 +1,19 @@
-// Products of bfloat16 activations with a matrix of codes on AMX, as in core's tile_matmul.cpp.
+// Products of bfloat16 activations with a matrix of codes on AMX, with the method of core's tile_matmul.cpp.
 //
-// The codes of 32 rows of W are widened into a panel of tiles. x is copied into tiles first, which all panels read:
+// First, x is copied into tiles, which all panels read. Then the codes of 32 rows of W are widened into a panel of
+// tiles:
 //
-//   - Few rows of x read a span of a panel's inputs at a time, which stays in the first-level cache. The tiles of the
-//     span have unscaled codes, small integers that bfloat16 represents exactly. Products are scaled and added to
-//     float32 totals, together with the offset times the sum of x. Each span is widened while the previous one is
-//     multiplied, so that tiles are not read right after they are written. Memory is the limit.
-//   - Many rows read all inputs of some panels at a time, which stay in the second-level cache: a code is widened once
-//     for all rows. Weights are scaled when they are widened, and rounded to bfloat16, so that products need no
-//     scaling. If a row of W has a single scale, products are scaled at the end instead, and no weight is rounded.
+//   - Few rows of x are multiplied with a panel span by span; a span of inputs stays in the first-level cache. The
+//     tiles of the span have unscaled codes, small integers that bfloat16 represents exactly. Products are scaled and
+//     added to float32 totals, together with the offset times the sum of x. Each span is widened while the previous
+//     span is multiplied, so that tiles are not read right after they are written. Memory bandwidth is the limit.
+//   - Many rows are multiplied with all inputs of some panels, which stay in the second-level cache, so a code is
+//     widened once for all rows. Weights are scaled when they are widened, and rounded to bfloat16, so that products
+//     need no scaling. If a row of W has a single scale, products are scaled at the end instead, and no weight is
+//     rounded.
 //
-// Instruction sets: as graftlm/matrix_units.h, AVX512-VL and -VBMI. Without them HAS_CODED_TILES is not defined, and
-// weight_only.cpp multiplies in vectors.
+// Instruction sets: those of graftlm/matrix_units.h, and AVX512-VL and -VBMI. Without them HAS_CODED_TILES is not
+// defined, and weight_only.cpp multiplies in vectors.
 #pragma once
 
 #include <algorithm>
@@ -31,10 +33,10 @@ namespace {
 
 #ifdef HAS_CODED_TILES
 
-constexpr int64_t kManyForTiles = 64;          // rows of x
-constexpr int64_t kMostForTiles = 2048;        // rows of x at a time; this limits the memory of their tiles
-constexpr int64_t kLargestSpan = 128;          // inputs
-constexpr int64_t kCachedPanels = 512 * 1024;  // bytes of panels that many rows read together
+constexpr int64_t kManyForTiles = 64;          // minimum for "many rows" of x
+constexpr int64_t kMostForTiles = 2048;        // maximum rows of x at a time; this limits the memory of their tiles
+constexpr int64_t kLargestSpan = 128;          // maximum inputs of a span
+constexpr int64_t kCachedPanels = 512 * 1024;  // bytes of the panels that are widened at a time for many rows
 constexpr int64_t kCodesAhead = 4096;          // prefetch distance in bytes
 constexpr int64_t kTileSteps = kTileInputs / kStep;
 constexpr int64_t kStepPairs = kStep / kPair;
@@ -45,13 +47,13 @@ constexpr float kExcess = 0;
 template <>
 constexpr float kExcess<FourBits> = 24;
 
-// As `widen_pairs`, but without table look-ups where possible.
+// Like `widen_pairs`, but without table look-ups where possible.
 template <class Codes>
 inline void widen_exceeding(const uint8_t* codes, __m512i* out) {
     widen_pairs<Codes>(codes, out);
 }
 
-// The four bits become the top of the mantissa of a number from 16 to 31.
+// The four bits become the highest bits of the mantissa of a number from 16 to 31.
 template <>
 inline void widen_exceeding<FourBits>(const uint8_t* codes, __m512i* out) {
     const __m512i words = _mm512_loadu_si512(codes);
@@ -75,7 +77,7 @@ struct PanelScales {
     __m512 scales[2], offsets[2];
 };
 
-// Scales pairs and rounds to nearest; ties go away from zero, which takes half the instructions.
+// Scales pairs and rounds to nearest. Ties are rounded away from zero, which takes half the instructions.
 inline __m512i scaled(__m512i pairs, __m512 scale, __m512 offset) {
     const __m512i upper = _mm512_set1_epi32(int(0xffff0000u)), half_unit = _mm512_set1_epi32(0x8000);
     const __m512 first = _mm512_fmadd_ps((__m512)_mm512_slli_epi32(pairs, 16), scale, offset);
@@ -84,8 +86,8 @@ inline __m512i scaled(__m512i pairs, __m512 scale, __m512 offset) {
     return _mm512_mask_mov_epi16(low, 0xaaaaaaaa, _mm512_add_epi32((__m512i)second, half_unit));
 }
 
-// Returns where the weights of 8 inputs and half of a panel's rows are stored in its tiles, [inputs / 32, 2, 16, 16,
-// 2].
+// Returns the address of the weights of 8 inputs and half of a panel's rows in the panel's tiles,
+// [inputs / 32, 2, 16, 16, 2].
 inline uint16_t* step_of(uint16_t* tiles, int64_t step, int half) {
     return tiles + (step / kTileSteps * 2 + half) * kTileSize + step % kTileSteps * kStepPairs * kTileInputs;
 }
@@ -175,7 +177,7 @@ inline void scale_products(const PanelScales<Codes>& by, const float* sums, int6
         }
 }
 
-// As `scale_products`, but adds to totals, [count, 32].
+// Like `scale_products`, but adds to totals, [count, 32].
 template <class Codes>
 inline void add_scaled(const PanelScales<Codes>& by, const float* sums, int64_t count, const float* products,
                        float* totals) {
@@ -224,7 +226,7 @@ void multiply_few(const GraftlmMatrix& matrix, int64_t panel, const CutRows& x, 
     write_totals(matrix, panel, 0, x.num_rows, totals, out);
 }
 
-// Multiplies many rows of x with the panels from `first` to `end`; `panels` is scratch for their tiles.
+// Multiplies many rows of x with the panels from `first` to `end`; `panels` is scratch memory for their tiles.
 template <class Codes, bool kIsScaled>
 void multiply_many(const GraftlmMatrix& matrix, int64_t first, int64_t end, const CutRows& x, uint16_t* panels,
                    uint16_t* out) {
@@ -248,7 +250,7 @@ void multiply_many(const GraftlmMatrix& matrix, int64_t first, int64_t end, cons
     }
 }
 
-// Whether a row of W has one scale.
+// Returns whether a row of W has only one scale.
 inline bool has_one_group(const GraftlmMatrix& matrix) {
     return matrix.chunk * matrix.chunks_per_group == matrix.num_inputs;
 }
@@ -307,10 +309,11 @@ inline bool may_use_coded_tiles() {
 
 #ifdef HAS_CODED_TILES
 
-// Whether groups of inputs end at tile boundaries.
+// Returns whether groups of inputs end at tile boundaries.
 inline bool fits_tiles(const GraftlmMatrix& matrix) { return matrix.chunk % kTileInputs == 0 || has_one_group(matrix); }
 
-// x [M, K] and out [M, N], contiguous. Returns false if scratch memory cannot be allocated.
+// Multiplies x, [M, K], and writes to out, [M, N]; both are contiguous. Returns false if scratch memory cannot be
+// allocated.
 inline bool multiply_all_in_tiles(const GraftlmMatrix& matrix, const uint16_t* x, int64_t num_rows, uint16_t* out,
                                   int num_threads) {
     for (int64_t row = 0; row < num_rows; row += kMostForTiles) {

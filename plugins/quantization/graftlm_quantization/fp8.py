@@ -16,13 +16,13 @@ _DTYPE = torch.float8_e4m3fn
 _LARGEST = 448.0
 #: The GPU's product needs matrix sizes that are multiples of this.
 _MULTIPLE = 16
-#: The smallest scale; it is used for rows of zeros.
+#: The smallest scale, which is used for rows of zeros.
 _MIN_SCALE = float(torch.finfo(torch.float32).tiny)
 
 
 @dataclass(frozen=True, slots=True)
 class Fp8Rows:
-    """A matrix whose row i is scales[i] * codes[i]. The largest magnitude of each row has the largest code, 448.
+    """A matrix whose row i is scales[i] * codes[i]. The largest magnitude of each row has the code 448, the maximum.
 
     Attributes:
         codes: float8_e4m3fn [n, K], contiguous.
@@ -34,7 +34,7 @@ class Fp8Rows:
 
     @classmethod
     def encode(cls, rows: Tensor) -> "Fp8Rows":
-        """Round a matrix, [n, K] of any floating dtype. NaN stays NaN."""
+        """Quantize a matrix, [n, K] of any floating dtype. NaN stays NaN."""
         numbers = rows.float()
         scales = (numbers.abs().amax(dim=1, keepdim=True) / _LARGEST).clamp_(min=_MIN_SCALE)
         return cls((numbers / scales).clamp_(-_LARGEST, _LARGEST).to(_DTYPE), scales)
@@ -44,7 +44,7 @@ class Fp8Rows:
         return self.codes.float() * self.scales
 
 
-#: Takes activations [M, K] and weights [N, K]; returns their product [M, N] in bfloat16.
+#: Function that multiplies activations [M, K] with weights [N, K]. Returns [M, N] in bfloat16.
 Multiply: TypeAlias = Callable[[Fp8Rows, Fp8Rows], Tensor]
 
 
@@ -57,7 +57,7 @@ def multiply_by_gpu(x: Fp8Rows, weight: Fp8Rows) -> Tensor:
 
 
 def multiply_in_float32(x: Fp8Rows, weight: Fp8Rows) -> Tensor:
-    """Multiply slowly on any device: the reference for the GPU's product."""
+    """Multiply slowly on any device, as a reference for the GPU's product."""
     return (x.decoded() @ weight.decoded().t()).bfloat16()
 
 
@@ -67,7 +67,7 @@ class Fp8Linear(LinearKernel):
     Args:
         weight: [N, K].
         bias: [N], or None.
-        multiply: computes the product.
+        multiply: function that computes the product.
     """
 
     def __init__(self, weight: Fp8Rows, bias: Tensor | None, multiply: Multiply) -> None:
@@ -97,11 +97,11 @@ class Fp8Linear(LinearKernel):
 
 
 class Fp8(Quantization):
-    """Weights with one scale per output, activations with one scale per token, which is computed in each step.
+    """Quantizes weights with one scale per output, and activations with one scale per token, computed in each step.
 
     Args:
-        options: which layers are not quantized.
-        multiply: computes the product of every layer.
+        options: options that set which layers are not quantized.
+        multiply: function that computes the product of every layer.
     """
 
     def __init__(self, options: Fp8Options, multiply: Multiply) -> None:

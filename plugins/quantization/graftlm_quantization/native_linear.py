@@ -20,11 +20,11 @@ __all__ = ["NativeLibrary", "NativeLinear"]
 _SOURCE = Path(__file__).with_name("weight_only.cpp")
 _FUNCTIONS = {torch.float32: "graftlm_multiply_float32", torch.bfloat16: "graftlm_multiply_bfloat16"}
 _TILE_FUNCTIONS = _FUNCTIONS | {torch.bfloat16: "graftlm_multiply_tiles"}
-_MAX_CHUNK = 128  # inputs whose widened codes fit into the first-level cache together with the activations
+_MAX_CHUNK = 128  # inputs; their widened codes and the activations fit into the first-level cache
 
 
 class _Matrix(ctypes.Structure):
-    """`GraftlmMatrix` in weight_only.cpp."""
+    """The struct `GraftlmMatrix` of coded_matrix.h."""
 
     _fields_ = (
         ("num_rows", ctypes.c_int64),
@@ -42,7 +42,7 @@ class NativeLibrary:
     """The compiled kernel's functions, with their argument types set.
 
     Args:
-        library: compiled from weight_only.cpp.
+        library: the library that was compiled from weight_only.cpp.
         use_matrix_units: whether bfloat16 products use matrix units (AMX) if the CPU has any.
     """
 
@@ -57,15 +57,15 @@ class NativeLibrary:
 
     @classmethod
     def load(cls, compiler: str, cache_dir: Path, *, use_matrix_units: bool = True) -> Self:
-        """Load the kernel; compile it first if no compiled copy exists.
+        """Load the kernel, and compile it first if no compiled copy exists.
 
         Args:
-            compiler: a name on PATH or a path.
+            compiler: name on PATH or path of the compiler.
             cache_dir: the directory of compiled kernels.
             use_matrix_units: see the class.
 
         Raises:
-            KernelBuildError: it cannot be compiled or loaded.
+            KernelBuildError: the kernel cannot be compiled or loaded.
         """
         return cls(load_library(_SOURCE, compiler, cache_dir), use_matrix_units=use_matrix_units)
 
@@ -75,7 +75,7 @@ class NativeLibrary:
         Args:
             matrix: a reference to a `_Matrix`.
             x: [M, K], contiguous.
-            out: [M, N], contiguous, x's dtype.
+            out: [M, N], contiguous, in the dtype of x.
 
         Raises:
             InvariantError: the kernel does not support x's dtype.
@@ -89,7 +89,7 @@ class NativeLibrary:
 
 
 class NativeLinear(LinearKernel):
-    """Multiplies with codes, which the kernel widens as it reads them, on as many threads as torch uses.
+    """Multiplies with codes, which the kernel widens when it reads them. It uses the same number of threads as torch.
 
     Args:
         matrix: [N, K].

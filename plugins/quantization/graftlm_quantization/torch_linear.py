@@ -1,4 +1,4 @@
-"""A quantized layer with PyTorch's operations. It decodes a panel of weights at a time; it is slow but portable."""
+"""A quantized layer with PyTorch's operations. It decodes one panel of weights at a time, and is slow but portable."""
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ _PANEL_BLOCKS = 32
 
 
 class TorchLinear(LinearKernel):
-    """Multiplies with weights decoded to the activations' dtype.
+    """Multiplies with weights that it decodes to the activations' dtype.
 
     Args:
         matrix: [N, K].

@@ -1,18 +1,18 @@
 // Products of activations with a matrix of 4- or 8-bit codes on a CPU: out = x W^T + bias, W = scale * code + offset.
 //
-// A task computes a block of 32 rows of W. It reads the inputs chunk by chunk: it multiplies the activations with the
+// A task computes a block of 32 rows of W. It reads the inputs chunk by chunk, and multiplies the activations with the
 // unscaled codes, which are small integers that bfloat16 represents exactly. At the end of each chunk it adds
-// `scale * product + offset * sum(x)` to float32 totals. So decoding a weight costs one table look-up and no
+// `scale * product + offset * sum(x)` to float32 totals. Decoding a weight therefore costs one table look-up and no
 // arithmetic:
 //
-//   - Up to `kMaxTile` rows of x, codes are widened in registers, once for all of these rows; memory is the limit.
-//   - More rows share the widened chunk in a buffer that stays in the first-level cache; arithmetic is the limit.
+//   - Up to `kMaxTile` rows of x, codes are widened in registers, once for all rows. Memory bandwidth is the limit.
+//   - With more rows, the widened chunk is in a buffer that stays in the first-level cache. Arithmetic is the limit.
 //   - From `kManyRows` rows on, scaling the weights when they are widened is cheaper than scaling the products.
 //
 // Instruction sets: none is required; vectors are GCC's, and arithmetic is float32. With AVX512-BF16, -BW, -VL and
 // -VBMI, bfloat16 activations are multiplied in pairs. With AVX512-VNNI as well, up to four rows of bfloat16 are
-// multiplied as integers (coded_dots.h); with AMX, more rows are multiplied in tiles (coded_tiles.h). Without a
-// compiled library the caller widens the weights with torch's operations.
+// multiplied as integers (coded_dots.h); with AMX, more rows are multiplied in tiles (coded_tiles.h). If the
+// library cannot be compiled, the caller widens the weights with torch's operations.
 //
 // The interface is plain C, for ctypes.
 //
@@ -35,7 +35,7 @@
 
 namespace {
 
-constexpr int kManyRows = 64;   // rows of x from which weights are scaled instead of products
+constexpr int kManyRows = 64;   // minimum rows of x for which weights are scaled instead of products
 constexpr int kSpan = 512;      // maximum inputs whose scaled weights are in the buffer at a time
 constexpr int kMaxRows = 1024;  // maximum rows of x at a time, so that their totals stay in the second-level cache
 
@@ -90,7 +90,7 @@ struct InPairs {
         const __m512 first = _mm512_fmadd_ps((__m512)(_mm512_slli_epi32(w, 16)), __m512(scale), __m512(offset));
         const __m512 second = _mm512_fmadd_ps((__m512)(_mm512_and_si512(w, _mm512_set1_epi32(int(0xffff0000u)))),
                                               __m512(scale), __m512(offset));
-        // [16 first, 16 second] to [16 pairs]
+        // from [16 first, 16 second] to [16 pairs]
         const __m512i pairs = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22,
                                                6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
         return _mm512_permutexvar_epi16(pairs, (__m512i)(_mm512_cvtne2ps_pbh(second, first)));
@@ -98,8 +98,8 @@ struct InPairs {
 };
 #endif
 
-// The activations, chunk by chunk: [chunks, M, chunk], and the sums of each chunk, [chunks, M]. Many rows are
-// multiplied in place: [M, K], without sums.
+// The activations, stored chunk by chunk, [chunks, M, chunk], and the sums of each chunk, [chunks, M]. Many rows are
+// multiplied in place, so they are [M, K], without sums.
 template <class Math>
 struct Activations {
     const typename Math::Input* values;
@@ -130,7 +130,7 @@ struct FromBuffer {
 template <class Math, int kTile, class Source>
 inline void multiply_tile(const typename Math::Input* x, int64_t chunk, const Source& source, const Floats* scales,
                           const Floats* offsets, const float* sums, Floats* totals) {
-    // With few rows, each instruction waits for the result of an earlier one: a second set of sums halves the wait.
+    // With few rows, each instruction waits for the result of an earlier one. A second set of sums halves the wait.
     constexpr int kChains = kTile <= 3 ? 2 : 1;
     constexpr int kParts = kStep / Math::kWidth;
     Floats products[kChains][kTile][2] = {};
@@ -204,8 +204,8 @@ inline void multiply_rows(const Activations<Math>& x, int64_t chunk_idx, int64_t
     }
 }
 
-// Widens a chunk of a block's codes: [chunk / 8, 2, 8 / kWidth] vectors. Prefetches the next chunk's codes: the
-// arithmetic between two chunks is long enough to stop the hardware's own prefetch.
+// Widens a chunk of a block's codes to [chunk / 8, 2, 8 / kWidth] vectors. Prefetches the next chunk's codes, because
+// the arithmetic between two chunks is long enough to stop the hardware prefetcher.
 template <class Math, class Codes>
 inline void widen_chunk(const uint8_t* codes, int64_t chunk, typename Math::Vector* out) {
     const int64_t num_half_steps = 2 * chunk / kStep;
@@ -218,7 +218,7 @@ inline void widen_chunk(const uint8_t* codes, int64_t chunk, typename Math::Vect
     }
 }
 
-// Widens and scales a chunk of a block's codes: [chunk / kWidth, 2] vectors.
+// Widens and scales a chunk of a block's codes to [chunk / kWidth, 2] vectors.
 template <class Math, class Codes>
 inline void scale_chunk(const uint8_t* codes, int64_t chunk, const Scales& by, typename Math::Vector* out) {
     constexpr int kParts = kStep / Math::kWidth;
@@ -232,7 +232,7 @@ inline void scale_chunk(const uint8_t* codes, int64_t chunk, const Scales& by, t
     }
 }
 
-// One task with many rows of x. As `multiply_block`, but `scaled` is [span, 32].
+// Runs one task with many rows of x. Like `multiply_block`, but `scaled` is [span, 32].
 template <class Math, class Codes>
 void multiply_scaled_block(const GraftlmMatrix& matrix, int64_t block, const Activations<Math>& x, Floats* totals,
                            typename Math::Vector* scaled) {
@@ -271,7 +271,8 @@ inline void write_block(const GraftlmMatrix& matrix, int64_t block, const Floats
     }
 }
 
-// One task: a block of 32 rows of W times all of x. `totals` is [M, 32] and `widened` [kSpan, 32], both scratch.
+// Runs one task: multiplies all of x with a block of 32 rows of W. `totals`, [M, 32], and `widened`, [kSpan, 32], are
+// scratch memory.
 template <class Math, class Codes, class T>
 void multiply_block(const GraftlmMatrix& matrix, int64_t block, const Activations<Math>& x, Floats* totals,
                     typename Math::Vector* widened, T* out) {
@@ -298,7 +299,7 @@ void multiply_block(const GraftlmMatrix& matrix, int64_t block, const Activation
     write_block(matrix, block, totals, x.num_rows, out);
 }
 
-// Eight inputs of x, in their own type and as float32.
+// Eight inputs of x, in the type of x and as float32.
 typedef uint16_t Narrow8 __attribute__((vector_size(16)));
 typedef uint32_t Words8 __attribute__((vector_size(32)));
 typedef float Floats8 __attribute__((vector_size(32)));
@@ -313,7 +314,7 @@ inline void store_inputs(const T*, Floats8 values, float* out) {
     std::memcpy(out, &values, sizeof values);
 }
 
-// Rearranges x, [M, K], by chunks and sums each chunk.
+// Rearranges x, [M, K], by chunks, and sums each chunk.
 template <class Input, class T>
 void arrange(const GraftlmMatrix& matrix, const T* x, int64_t num_rows, Input* values, float* sums, int num_threads) {
     const int64_t chunk = matrix.chunk, num_chunks = matrix.num_inputs / chunk;
@@ -389,7 +390,8 @@ int32_t multiply_few(const GraftlmMatrix& matrix, const uint16_t* x, int64_t num
 
 extern "C" {
 
-// x [M, K] and out [M, N], contiguous. Returns 0 if memory cannot be allocated, otherwise 1.
+// Multiplies x, [M, K], and writes to out, [M, N]; both are contiguous. Returns 0 if memory cannot be allocated,
+// otherwise 1.
 int32_t graftlm_multiply_float32(const GraftlmMatrix* matrix, const float* x, int64_t num_rows, float* out,
                                  int64_t num_threads) {
     return multiply_all<InFloats>(*matrix, x, num_rows, out, int(num_threads));
@@ -410,7 +412,7 @@ int32_t graftlm_multiply_bfloat16(const GraftlmMatrix* matrix, const uint16_t* x
 // Returns whether this library was compiled for a CPU with AMX, and the operating system permits its use.
 int64_t graftlm_tiles_supported() { return may_use_coded_tiles(); }
 
-// As `graftlm_multiply_bfloat16`, on AMX if it is supported and groups of inputs end at tile boundaries.
+// Like `graftlm_multiply_bfloat16`, but on AMX if it is supported and groups of inputs end at tile boundaries.
 int32_t graftlm_multiply_tiles(const GraftlmMatrix* matrix, const uint16_t* x, int64_t num_rows, uint16_t* out,
                                int64_t num_threads) {
 #ifdef HAS_CODED_TILES

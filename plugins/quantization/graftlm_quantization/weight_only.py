@@ -1,4 +1,4 @@
-"""The quantizations `int8` and `int4`: the layers that they quantize, and the choice of the kernel."""
+"""The quantizations `int8` and `int4`: decides which layers are quantized, and chooses the kernel."""
 
 import logging
 import os
@@ -19,17 +19,17 @@ _logger = logging.getLogger(__name__)
 
 
 class WeightOnly(Quantization):
-    """Weights as codes of 4 or 8 bits; activations are unchanged.
+    """Quantizes weights to codes of 4 or 8 bits. Activations are not changed.
 
     Attributes:
         kernel: the chosen implementation, "native" or "torch".
 
     Args:
-        bits: 4 or 8.
-        group_size: inputs that share a scale; None: all inputs of a row.
-        options: which layers are not quantized, and which kernel to use.
+        bits: bits of a code, 4 or 8.
+        group_size: number of inputs that share a scale; None: all inputs of a row.
+        options: options that set which layers are not quantized, and the kernel.
 
-    Effects: may compile the kernel, once per machine (a few seconds).
+    Effects: compiles the kernel if this machine has no compiled copy, which takes a few seconds.
 
     Raises:
         KernelBuildError: `options.kernel` is "native", and the kernel cannot be built.
