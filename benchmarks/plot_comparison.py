@@ -17,7 +17,7 @@ RESULTS: Final = ROOT / "benchmarks" / "results" / "versus_transformers.json"
 CHART: Final = ROOT / "docs" / "drawings" / "comparison.svg"
 
 _SUFFIX: Final = "_tokens_per_s"
-_NAMES: Final = {"graftlm": "graftlm", "transformers": "Transformers"}
+_NAMES: Final = {"graftlm": "graftlm", "transformers": "Transformers", "vllm": "vLLM (CPU build)"}
 _COLOURS: Final = ("#0f766e", "#9aa5b1", "#b45309", "#4338ca")
 _STYLE: Final = """<style>
   text { font: 13px system-ui, sans-serif; fill: #1f2933 }
@@ -51,13 +51,13 @@ def chart(rows: Sequence[Mapping[str, object]], caption: str) -> str:
     height = _TOP + len(rows) * group_height + 26
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" role="img">',
-        f"<title>Output tokens per second of {' and '.join(_name(engine) for engine in engines)}</title>",
+        f"<title>Output tokens per second of {', '.join(_name(engine) for engine in engines)}</title>",
         _STYLE,
         f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff" rx="6"/>',
         '<text x="20" y="26" class="head">Output tokens per second (more is better)</text>',
     ]
     for i, engine in enumerate(engines):
-        x = _LEFT + i * 120
+        x = _LEFT + i * 130
         parts.append(f'<rect x="{x}" y="36" width="10" height="10" fill="{_COLOURS[i]}"/>')
         parts.append(f'<text x="{x + 15}" y="45" class="small">{_name(engine)}</text>')
     for group, (row, row_rates) in enumerate(zip(rows, rates, strict=True)):
@@ -79,9 +79,10 @@ def chart(rows: Sequence[Mapping[str, object]], caption: str) -> str:
 def drawn_from(results: Path = RESULTS) -> str:
     """Return the chart for a file of results."""
     saved = json.loads(results.read_text(encoding="utf-8"))
+    threads = saved["machine"]["threads"]
     caption = (
-        f"Random Llama of {saved['layers']} layers, float32, greedy, {saved['machine']['threads']} CPU threads; "
-        f"medians of {saved['rounds']} rounds in turns."
+        f"Random Llama of {saved['layers']} layers, {saved['dtype']}, greedy, {threads} CPU threads; "
+        f"medians of {saved['rounds']} alternating rounds."
     )
     return chart(saved["rows"], caption)
 

@@ -15,20 +15,21 @@ SPEC.loader.exec_module(plot_comparison)
 CHART = (ROOT / "docs" / "drawings" / "comparison.svg").read_text(encoding="utf-8")
 SAVED = json.loads((ROOT / "benchmarks" / "results" / "versus_transformers.json").read_text(encoding="utf-8"))
 
+ENGINES = ["graftlm", "transformers", *(["vllm"] if "vllm" in SAVED else [])]
+
 
 @pytest.mark.parametrize("row", SAVED["rows"], ids=lambda row: row["workload"])
 def test_each_workload_has_its_saved_rates_and_ratio(row):
     group = CHART.split(f">{row['workload']}</text>")[1]
     labels = re.findall(r'class="small">([\d.]+)(?: \(([\d.]+) times\))?</text>', group)
-    assert labels[:2] == [
-        (f"{row['graftlm_tokens_per_s']:.1f}", f"{row['ratio']:.2f}"),
-        (f"{row['transformers_tokens_per_s']:.1f}", ""),
-    ]
+    expected = [(f"{row[f'{engine}_tokens_per_s']:.1f}", "") for engine in ENGINES]
+    expected[0] = expected[0][0], f"{row['ratio']:.2f}"
+    assert labels[: len(ENGINES)] == expected
 
 
 def test_bars_are_proportional_to_the_saved_rates():
     bars = [float(width) for width in re.findall(r'width="([\d.]+)" height="16"', CHART)]
-    rates = [row[f"{engine}_tokens_per_s"] for row in SAVED["rows"] for engine in ("graftlm", "transformers")]
+    rates = [row[f"{engine}_tokens_per_s"] for row in SAVED["rows"] for engine in ENGINES]
     assert bars == pytest.approx([rate * max(bars) / max(rates) for rate in rates], abs=0.1)
 
 
