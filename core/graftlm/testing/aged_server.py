@@ -1,4 +1,4 @@
-"""Prepares a server for tests that kill its processes: uses every feature that changes the state of a process.
+"""Prepares a server for tests that kill its processes, by using every feature that changes a process's state.
 
 A grammar loads a compiler and its OpenMP runtime into the main process. An adapter, new weights and a profile change
 the scheduler processes.
@@ -31,7 +31,7 @@ _GRAMMARS: Final[tuple[Mapping[str, str], ...]] = (
 
 
 def ageable(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return a server's configuration with the settings that `age` needs: administration, adapters, profile folder."""
+    """Return a configuration with the settings that `age` needs: administration, adapters and a profile folder."""
     defaults = {"open_admin": True, "checkpoint_roots": [str(folder)], "profile_dir": str(folder / "profiles")}
     server = defaults | dict(config.get("server") or {})
     return {"lora": {"enabled": True, "max_rank": 8}} | dict(config) | {"server": server}
@@ -40,11 +40,11 @@ def ageable(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 def age(url: str, folder: Path, model: str = "demo", adapter: str = "aged") -> None:
     """Use all features of a server that change the state of a process: grammars, an adapter, new weights, a profile.
 
-    Afterwards the adapter is loaded, and the weights are again those of the model.
+    Afterwards the adapter is loaded, and the server has the original weights of the model again.
 
     Args:
-        url: of a server with a configuration of `ageable`.
-        folder: where the adapter is written.
+        url: URL of a server whose configuration comes from `ageable`.
+        folder: folder to which the adapter is written.
         model: path of the served checkpoint.
         adapter: name of the adapter.
 
@@ -64,7 +64,7 @@ def age(url: str, folder: Path, model: str = "demo", adapter: str = "aged") -> N
 
 
 def bring_back(server: ServerProcess, model: str = "demo", timeout_s: float = 60.0) -> None:
-    """Wait until a server is healthy again. Updates the weights again if a new replica has other weights.
+    """Wait until a server is healthy again. If a new replica has other weights, update the weights again.
 
     Raises:
         TimeoutError: the server is not healthy after `timeout_s`.
@@ -89,7 +89,7 @@ def renew_weights(url: str, model: str = "demo") -> None:
     """Let a server load the weights of its model again.
 
     Raises:
-        RuntimeError: the server refuses.
+        RuntimeError: the server refuses the request.
     """
     call(url, "/update_weights_from_disk", {"model_path": model, "weight_version": "default"})
 
@@ -98,13 +98,13 @@ def generate(url: str, text: str, **sampling: Any) -> Any:
     """Return the answer of /generate to a short greedy request.
 
     Raises:
-        RuntimeError: the server refuses.
+        RuntimeError: the server refuses the request.
     """
     return call(url, "/generate", _body(text, **sampling))
 
 
 def call(url: str, path: str, body: Mapping[str, Any] | bytes) -> Any:
-    """Send a POST request with JSON or bytes; return the JSON of the answer.
+    """Send a POST request with JSON or bytes, and return the JSON of the answer.
 
     Raises:
         RuntimeError: the status is not 200.

@@ -1,4 +1,4 @@
-"""Sends requests to an ASGI application without a server and a client, also with chunked bodies and unusual headers."""
+"""Sends requests, also with chunked bodies and unusual headers, to an ASGI application without a server."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ __all__ = ["Answer", "call"]
 
 @dataclass
 class Answer:
-    """The answer of an application; `status` is None if there was no answer."""
+    """The answer of an application. `status` is None if there was no answer."""
 
     status: int | None = None
     headers: dict[str, str] = field(default_factory=dict)
@@ -39,8 +39,8 @@ async def call(
         method: HTTP method.
         path: path of the URL.
         headers: (name, value) pairs.
-        chunks: the body; each chunk is sent as a message.
-        scope_fields: further entries of the ASGI scope, such as `client`.
+        chunks: chunks of the body, each of which is sent as a message.
+        scope_fields: additional entries of the ASGI scope, such as `client`.
     """
     scope = {
         "type": "http",

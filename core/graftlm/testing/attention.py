@@ -17,7 +17,7 @@ from graftlm.testing.reference_attention import ReferenceAttention
 
 __all__ = ["AttentionBackendConformance"]
 
-#: Maximum difference of an output from the oracle's output by rounding, absolute and relative.
+#: Maximum absolute and relative difference from the oracle's output that rounding may cause.
 _TOLERANCES = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 2e-2}
 
 _DEFAULT_LAYER = AttentionLayer(layer_id=0, num_heads=4, num_kv_heads=2, head_dim=16, scale=0.25)
@@ -237,16 +237,16 @@ class AttentionBackendConformance(Conformance, ABC):
         forget_before_window: bool = False,
         kv_dtype: str | None = None,
     ) -> AttentionScene:
-        """Return requests with a cache; skip the test if the backend does not claim to support them.
+        """Create requests with a cache. Skip the test if the backend does not claim to support them.
 
         Args:
             requests: (tokens in the cache, new tokens) of each request; one-token requests first.
-            layers: the attention layers; none: a default layer.
-            page_size: tokens in a page.
-            dtype: of queries, keys and values.
-            seed: of the random numbers.
+            layers: the attention layers; empty: one default layer.
+            page_size: number of tokens in a page.
+            dtype: dtype of queries, keys and values.
+            seed: seed of the random numbers.
             page_tables: page ids of each request; None: random pages.
-            forget_before_window: whether cached tokens outside every query's window are NaN.
+            forget_before_window: whether cached tokens outside the windows of all queries are NaN.
             kv_dtype: name of the cache's dtype; None: `dtype`.
         """
         layers = layers or (_DEFAULT_LAYER,)

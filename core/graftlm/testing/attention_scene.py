@@ -48,15 +48,15 @@ def random_requests(seed: int) -> list[tuple[int, int]]:
 class AttentionScene:
     """A batch, its layers' inputs, and a cache with NaN in all slots that the batch does not read.
 
-    int8 codes cannot be NaN, so their scales are NaN instead.
+    int8 codes cannot be NaN, so the scales of these codes are NaN instead.
 
     Attributes:
-        context: the context of backends; each run replaces the cache by a copy.
+        context: the context for backends; each run replaces its cache by a copy.
         requests: (tokens in the cache, new tokens) of each request.
         page_tables: page ids of each request.
         store: the cache before the step.
         batch: the batch.
-        inputs: by layer.
+        inputs: inputs of each layer.
     """
 
     context: AttentionContext
@@ -85,13 +85,13 @@ class AttentionScene:
         Args:
             requests: (tokens in the cache, new tokens) of each request; one-token requests first.
             layers: the attention layers.
-            page_size: tokens in a page.
-            dtype: of queries, keys and values.
-            device: of all tensors.
-            seed: of the random numbers.
+            page_size: number of tokens in a page.
+            dtype: dtype of queries, keys and values.
+            device: device of all tensors.
+            seed: seed of the random numbers.
             page_tables: page ids of each request; pages may be shared. None: random pages.
-            forget_before_window: whether cached tokens outside every query's window are NaN.
-            kv_dtype: of the cache; None: `dtype`.
+            forget_before_window: whether cached tokens outside the windows of all queries are NaN.
+            kv_dtype: name of the cache's dtype; None: `dtype`.
         """
         generator = torch.Generator().manual_seed(seed)
         tables = _scatter(requests, page_size, generator) if page_tables is None else page_tables
@@ -132,7 +132,7 @@ class AttentionScene:
         return [scene._step(backend)[0] for scene in scenes]
 
     def alone(self, b: int) -> AttentionScene:
-        """Return the scene of request b without the others."""
+        """Return a scene with only request b."""
         past, new = self.requests[b]
         table = self.page_tables[b]
         first, end = self.batch.cu_seqlens_q[b : b + 2].tolist()
@@ -145,7 +145,7 @@ class AttentionScene:
         store = self._copy_store()
         for layer in self.context.layers:
             for cache in store.stored(layer.layer_id):
-                if cache.dtype != torch.float8_e4m3fn:  # it cannot represent every number
+                if cache.dtype != torch.float8_e4m3fn:  # float8 cannot represent every number
                     cache[cache.isnan()] = number
         return replace(self, store=store)
 
@@ -196,7 +196,7 @@ def _written_rows(store: KVStore, layer: AttentionLayer) -> tuple[CacheRows, ...
 
 
 def _forget(store: KVStore, layer_id: int) -> None:
-    """Fill a layer's cache with NaN; int8 codes with 99."""
+    """Fill a layer's cache with NaN, or with 99 for int8 codes."""
     for tensor in store.stored(layer_id):
         if tensor.dtype == torch.float8_e4m3fn:
             tensor.view(torch.uint8).fill_(0x7F)

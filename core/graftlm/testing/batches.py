@@ -21,11 +21,11 @@ def make_batch(
     """Build a batch in which each request has the given new tokens.
 
     Args:
-        requests: (token ids, position of the first token) per request; requests with one token must be first.
-        page_tables: page ids per request, from position 0 on; at least ceil(context / page_size) of them.
-        page_size: tokens in a page.
+        requests: (token ids, position of the first token) of each request; requests with one token must be first.
+        page_tables: page ids of each request, from position 0 on; at least ceil(context / page_size) ids.
+        page_size: number of tokens in a page.
         logits_idx: indices of the tokens whose logits are computed; None: the last token of each request.
-        device: of the batch's tensors.
+        device: device of the batch's tensors.
 
     Raises:
         ValueError: a request has no tokens or too few pages, or a one-token request follows a longer one.

@@ -1,4 +1,4 @@
-"""A prefix cache with all that a test needs: a clock, a strategy, a log of events, and page ids."""
+"""Provides a prefix cache with a clock, a strategy, a log of events and page ids, for tests."""
 
 from collections.abc import Callable, Sequence
 
@@ -20,15 +20,14 @@ from graftlm.types import PageIds, TokenIds
 
 __all__ = ["CacheRig", "Snapshot", "prompt"]
 
-#: What `CacheRig.snapshot` returns: every node's structure and statistics, as plain values.
+#: The result of `CacheRig.snapshot`: structure and statistics of every node as plain values.
 Snapshot = list[tuple[object, ...]]
 
 
 def prompt(page_size: int, *letters: int, tail: int = 0) -> TokenIds:
-    """Return the tokens of one page per letter, followed by `tail` tokens: int32 [n].
+    """Return one page of tokens per letter, followed by `tail` tokens, int32 [n].
 
-    Pages of different letters differ only in their last token, so that a cache cannot distinguish them by their first
-    token.
+    Pages of different letters differ only in the last token, so a cache cannot distinguish pages by the first token.
     """
     pages = np.zeros((len(letters), page_size), dtype=np.int32)
     pages[:, -1] = letters
@@ -36,15 +35,15 @@ def prompt(page_size: int, *letters: int, tail: int = 0) -> TokenIds:
 
 
 class CacheRig:
-    """Creates a cache, and has short methods for tests.
+    """Creates a cache, and provides short methods for tests.
 
     Attributes:
         cache: the cache.
-        page_size: tokens in a page.
+        page_size: number of tokens in a page.
         clock: the cache's clock.
         strategy: the cache's eviction strategy.
         events: the events of the cache.
-        mirror: the tree built from these events.
+        mirror: the tree that is built from these events.
     """
 
     def __init__(
@@ -95,7 +94,7 @@ class CacheRig:
         return len(key.token_ids) // self.page_size
 
     def insert(self, key: PrefixKey, handle: PrefixHandle | None = None) -> InsertResult:
-        """Insert new pages for the part of a key after a handle; without a handle, after the match of the key."""
+        """Insert new pages for the part of a key after a handle, or after the key's match if `handle` is None."""
         start = handle if handle is not None else self.cache.match(key).handle
         return self.cache.insert(key, self.new_pages(self.num_pages(key) - start.num_pages), start)
 

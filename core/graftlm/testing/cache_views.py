@@ -1,4 +1,4 @@
-"""Wrappers through which the conformance kits use a prefix cache: for lent arrays, and for blocks of several pages."""
+"""Wraps prefix caches for the conformance kits, to check lent arrays and blocks of several pages."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ from graftlm.types import PageIds, TokenIds
 
 __all__ = ["BlockView", "LentArrays"]
 
-#: Page ids from this one on are of a trailing partial block, which a cache of whole blocks does not take.
+#: First id of the pages of a trailing partial block, which a cache of whole blocks does not take.
 _PARTIAL_BLOCK = 1 << 30
 
 
@@ -66,17 +66,17 @@ class LentArrays(PrefixCache):
 
     @property
     def evictable_pages(self) -> int:
-        """Of the cache."""
+        """Number of evictable pages of the cache."""
         return self._cache.evictable_pages
 
     @property
     def locked_pages(self) -> int:
-        """Of the cache."""
+        """Number of locked pages of the cache."""
         return self._cache.locked_pages
 
     @property
     def eviction_age_s(self) -> float | None:
-        """Of the cache."""
+        """The cache's `eviction_age_s`."""
         return self._cache.eviction_age_s
 
     def walk(self) -> Iterator[NodeView]:
@@ -85,7 +85,7 @@ class LentArrays(PrefixCache):
 
     @property
     def version(self) -> int:
-        """Of the cache."""
+        """The cache's `version`."""
         return self._cache.version
 
     def probe(self, key: PrefixKey) -> int:
@@ -103,7 +103,7 @@ class LentArrays(PrefixCache):
         return found
 
     def continuation(self, key: PrefixKey, num_tokens: int) -> TokenIds:
-        """Continue a copy of the key; the result may be a view of the key, so it is copied, too."""
+        """Continue a copy of the key. The result is also copied, because it may be a view of the key."""
         lent = _copied(key)
         found = self._cache.continuation(lent, num_tokens)
         found = found.copy() if isinstance(found, np.ndarray) else found
@@ -126,7 +126,7 @@ class LentArrays(PrefixCache):
 
     @property
     def evictable_window_pages(self) -> int:
-        """Of the cache."""
+        """Number of evictable window pages of the cache."""
         return self._cache.evictable_window_pages
 
     def lock_window(self, handle: PrefixHandle, num_pages: int) -> None:
@@ -144,7 +144,7 @@ class LentArrays(PrefixCache):
 
 @dataclass(slots=True, eq=False)
 class _BlockPlace:
-    """A handle or a place of a probe, with its number of pages counted in blocks."""
+    """A handle, or a place of a probe, that counts its pages in blocks."""
 
     inner: PrefixHandle | ProbePlace
     block_pages: int
@@ -155,7 +155,7 @@ class _BlockPlace:
 
 
 class BlockView(PrefixCache):
-    """Presents a cache of coarser blocks as a cache whose pages are these blocks.
+    """Presents a cache that shares prefixes in blocks as a cache whose pages are these blocks.
 
     Block b consists of pages b * block_pages to (b + 1) * block_pages - 1. The wrapper fails if the cache shares, takes
     or evicts a part of a block.
@@ -170,7 +170,7 @@ class BlockView(PrefixCache):
         self._page_size = page_size
 
     def match(self, key: PrefixKey, resume: PrefixHandle | None = None) -> PrefixMatch:
-        """Match; the pages must be whole blocks."""
+        """Match a key. The result must have whole blocks."""
         match = self._cache.match(key, None if resume is None else self._inner(resume))
         return PrefixMatch(self._outer(match.handle), self._blocks(match.pages))
 
@@ -215,7 +215,7 @@ class BlockView(PrefixCache):
 
     @property
     def eviction_age_s(self) -> float | None:
-        """Of the cache."""
+        """The cache's `eviction_age_s`."""
         return self._cache.eviction_age_s
 
     def walk(self) -> Iterator[NodeView]:
@@ -225,7 +225,7 @@ class BlockView(PrefixCache):
 
     @property
     def version(self) -> int:
-        """Of the cache."""
+        """The cache's `version`."""
         return self._cache.version
 
     def probe(self, key: PrefixKey) -> int:
@@ -233,16 +233,16 @@ class BlockView(PrefixCache):
         return self._num_blocks(self._cache.probe(key), "the result of probe()")
 
     def probe_again(self, key: PrefixKey, place: ProbePlace | None) -> ProbePlace | None:
-        """Probe again; the place is counted in blocks."""
+        """Probe again, with the place counted in blocks."""
         found = self._cache.probe_again(key, None if place is None else self._inner(place))
         return None if found is None else self._outer(found)
 
     def continuation(self, key: PrefixKey, num_tokens: int) -> TokenIds:
-        """Of the cache."""
+        """Return the cache's continuation of the key."""
         return self._cache.continuation(key, num_tokens)
 
     def pin(self, key: PrefixKey, ttl_s: float) -> int:
-        """Pin a key; return the number of pinned blocks."""
+        """Pin a key, and return the number of pinned blocks."""
         return self._num_blocks(self._cache.pin(key, ttl_s), "the result of pin()")
 
     def unpin(self, key: PrefixKey) -> bool:
@@ -265,7 +265,7 @@ class BlockView(PrefixCache):
         return (blocks[:, None] * np.int32(self._block_pages) + offsets).ravel()
 
     def _blocks(self, pages: PageIds) -> PageIds:
-        """Return the blocks that pages consist of, in the same order; fail unless they are whole blocks."""
+        """Return the blocks of pages, in the same order. Fail unless the pages are whole blocks."""
         self._num_blocks(len(pages), "a number of pages")
         blocks = pages[:: self._block_pages] // np.int32(self._block_pages)
         assert np.array_equal(pages, self._pages(blocks)), f"pages {pages.tolist()} are not whole blocks"
@@ -273,7 +273,7 @@ class BlockView(PrefixCache):
 
 
 def _ordered(pages: PageIds, block_pages: int) -> PageIds:
-    """Sort evicted pages by block, since a cache may return the pages of a block in any order."""
+    """Sort evicted pages by block, because a cache may return the pages of a block in any order."""
     _, first_idx, block_of = np.unique(pages // np.int32(block_pages), return_index=True, return_inverse=True)
     return pages[np.lexsort((pages, first_idx[block_of]))]
 

@@ -143,7 +143,7 @@ class ToolCallFormatConformance(Conformance, ABC):
     def _read(
         self, pieces: Iterator[str] | Sequence[str], enforced: bool, is_cut: bool = False
     ) -> tuple[str, list[tuple[str, str]]]:
-        """Return the content, and name and arguments of each call."""
+        """Return the content, and the name and arguments of each call."""
         parser = self._format.parser(_TOOLS, enforced=enforced)
         deltas = [delta for piece in pieces for delta in parser.push(piece)]
         content, calls = "", list[tuple[str, str]]()
@@ -219,7 +219,7 @@ class ReasoningFormatConformance(Conformance, ABC):
 
 
 def _cut(text: str, draw: random.Random) -> Iterator[str]:
-    """Yield a text in pieces of a few characters."""
+    """Cut a text into pieces of a few characters, and yield them."""
     at = 0
     while at < len(text):
         size = draw.randint(1, 5)

@@ -14,7 +14,7 @@ class Conformance:
     """A set of tests, one per sentence of a contract; the sentence is the test's docstring.
 
     A kit does not import pytest. Subclass it as `TestSomething` in a test module, where pytest collects it, or pass the
-    subclass to `run_conformance`. A test raises `unittest.SkipTest` to skip itself; both support this.
+    subclass to `run_conformance`. A test raises `unittest.SkipTest` to skip itself, which both support.
 
     Attributes:
         parameters: argument name -> values; a test runs once for each combination of values of its arguments.
@@ -23,7 +23,7 @@ class Conformance:
     parameters: ClassVar[Mapping[str, Sequence[Any]]] = {}
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
-        """Parametrize the tests; pytest calls this for every test."""
+        """Parametrize a test. pytest calls this for every test."""
         for name, values in self.parameters.items():
             if name in metafunc.fixturenames:
                 metafunc.parametrize(name, values)
@@ -35,9 +35,9 @@ class ConformanceResult:
 
     Attributes:
         name: name of the test, with its parameters.
-        sentence: the sentence of the contract that it checks.
-        error: why it failed; None if it did not fail.
-        skipped: why it was skipped; None if it was not skipped.
+        sentence: the sentence of the contract that the test checks.
+        error: why the test failed; None if it did not fail.
+        skipped: why the test was skipped; None if it was not skipped.
     """
 
     name: str
@@ -58,7 +58,7 @@ def run_conformance(kit: type[Conformance]) -> list[ConformanceResult]:
 
 
 def iter_conformance(kit: type[Conformance]) -> Iterator[ConformanceResult]:
-    """Run a kit's tests as `run_conformance` does; yield each result when its test has ended."""
+    """Run a kit's tests like `run_conformance`, but yield each result when its test has ended."""
     for name, arguments in _tests(kit):
         yield _run(kit, name, arguments)
 

@@ -1,4 +1,4 @@
-"""Covering arrays: a few rows of a product that contain every combination of values of any two columns."""
+"""Chooses covering arrays: a few rows of a product that contain every combination of values of any two columns."""
 
 from collections.abc import Hashable, Iterator, Sequence
 from heapq import heapify, heappop, heapreplace
@@ -10,8 +10,8 @@ __all__ = ["covering_rows"]
 def covering_rows(rows: Sequence[Sequence[Hashable]], strength: int = 2) -> list[int]:
     """Choose rows that contain every combination of values of any `strength` columns that occurs in `rows`.
 
-    The choice is greedy and deterministic: it repeatedly adds the row with the most missing combinations, the first of
-    equal ones. `rows` need not be a full product; only combinations that occur are covered.
+    The choice is greedy and deterministic: it repeatedly adds the first row with the most missing combinations. `rows`
+    need not be a full product; only combinations that occur are covered.
 
     Args:
         rows: each row has one value per column; all have the same length.
@@ -26,7 +26,7 @@ def covering_rows(rows: Sequence[Sequence[Hashable]], strength: int = 2) -> list
     if strength < 1:
         raise ValueError(f"strength: got {strength}, expected 1 or more")
     missing = {combination for row in rows for combination in _combinations(row, strength)}
-    # Gains only decrease as rows are chosen. So the first row of the heap with an up-to-date gain has the largest gain.
+    # Gains only decrease when rows are chosen. The first row of the heap with a current gain has the largest gain.
     heap = [(-len(list(_combinations(row, strength))), index) for index, row in enumerate(rows)]
     heapify(heap)
     chosen = []
@@ -43,5 +43,5 @@ def covering_rows(rows: Sequence[Sequence[Hashable]], strength: int = 2) -> list
 
 
 def _combinations(row: Sequence[Hashable], strength: int) -> Iterator[tuple[tuple[int, Hashable], ...]]:
-    """Yield each combination of `strength` columns with the row's values; all columns if there are fewer."""
+    """Yield each combination of `strength` columns with the row's values. If there are fewer columns, yield all."""
     return combinations(enumerate(row), min(strength, len(row)))

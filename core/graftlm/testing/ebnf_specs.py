@@ -1,4 +1,4 @@
-"""Generated EBNF grammars, with a recogniser that is independent of the grammar backends."""
+"""Generates EBNF grammars, with a recogniser that is independent of the grammar backends."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ _Expression: TypeAlias = _Text | _Class | _Rule | _Sequence | _Either | _Repeat
 
 @dataclass(frozen=True, slots=True)
 class EbnfGrammar:
-    """Rules by name, including `root`; none is left-recursive."""
+    """Rules by name, including `root`. No rule is left-recursive."""
 
     rules: dict[str, _Expression]
 
@@ -58,7 +58,7 @@ class EbnfGrammar:
     def matches(self, text: str) -> bool:
         """Return whether the grammar matches a whole text."""
         recogniser = _Recogniser(self.rules, text)
-        for start in reversed(range(len(text) + 1)):  # later positions first, because earlier ones use their results
+        for start in reversed(range(len(text) + 1)):  # earlier positions use the results of later ones
             for name in reversed(self.rules):
                 recogniser.ends(_Rule(name), start)
         return len(text) in recogniser.ends(_Rule("root"), 0)
@@ -75,7 +75,7 @@ def generate_ebnfs(num: int, seed: int = 0) -> list[EbnfGrammar]:
 
 
 class _Recogniser:
-    """Finds the positions at which expressions can end in a text; caches results of rules."""
+    """Finds the positions at which expressions can end in a text. Caches the results of rules."""
 
     def __init__(self, rules: Mapping[str, _Expression], text: str) -> None:
         self._rules = rules

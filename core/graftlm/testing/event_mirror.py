@@ -1,4 +1,4 @@
-"""A copy of a cache's tree that is built from its events, as an indexer outside the engine would build it."""
+"""Builds a copy of a cache's tree from the cache's events, like an indexer outside the engine."""
 
 from dataclasses import dataclass, field
 
@@ -15,10 +15,10 @@ class MirroredNode:
     """One node of the copy.
 
     Attributes:
-        parent_id: None for a node at the start of a prompt.
-        namespace: of its prompts.
-        token_ids: int32, its own tokens.
-        children: ids of its children.
+        parent_id: id of the parent; None for a node at the start of a prompt.
+        namespace: namespace of the node's prompts.
+        token_ids: the node's own tokens, int32.
+        children: ids of the node's children.
     """
 
     parent_id: int | None
@@ -28,10 +28,10 @@ class MirroredNode:
 
 
 class EventMirror:
-    """Replays `CacheEvent`s in order; fails at the first event that is inconsistent with the earlier ones.
+    """Replays `CacheEvent`s in order. Fails at the first event that is inconsistent with earlier events.
 
     Attributes:
-        nodes: by node id; equal to the nodes of the cache's `walk`.
+        nodes: node id -> node; equal to the nodes of the cache's `walk`.
     """
 
     def __init__(self) -> None:

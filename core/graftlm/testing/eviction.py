@@ -120,7 +120,7 @@ class EvictionStrategyConformance(Conformance, ABC):
 
 
 class _History:
-    """Simulates the nodes of a cache: inserts, hits, splits and evictions, with calls of the strategy's hooks."""
+    """Simulates inserts, hits, splits and evictions of a cache's nodes, and calls the strategy's hooks."""
 
     def __init__(self, strategy: EvictionStrategy, seed: int) -> None:
         self._strategy = strategy
@@ -129,7 +129,7 @@ class _History:
         self._nodes: list[NodeStats] = []
 
     def run(self, num_steps: int) -> list[NodeStats]:
-        """Make random steps, with a call of `priority` after each. Returns the nodes that exist at the end."""
+        """Make random steps, and call `priority` after each step. Returns the nodes that exist at the end."""
         for _ in range(num_steps):
             self.step()
             for node in self._nodes[-1:]:

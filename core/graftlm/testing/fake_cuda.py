@@ -4,7 +4,7 @@
         x = torch.zeros(4, 8, device=cuda.device)   # a FakeTensor
         x.sum().item()                              # HiddenSyncError
 
-Tensors on the CPU stay real tensors, so that numpy and pinned memory work as they do with a GPU.
+Tensors on the CPU are real tensors, so numpy and pinned memory work as with a GPU.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ from graftlm.testing.fake_cuda_streams import FakeStreams
 
 __all__ = ["FakeCuda"]
 
-#: Calls that wait for a tensor on the device and read it -> their result in a `blocking` context.
+#: Name of a call that waits for a tensor on the device and reads it -> its result in a `blocking` context.
 _READS: Final[Mapping[str, Callable[[Tensor], Any]]] = {
     "item": lambda tensor: 1,
     "__bool__": lambda tensor: True,
@@ -41,14 +41,14 @@ _READS: Final[Mapping[str, Callable[[Tensor], Any]]] = {
     "numpy": lambda tensor: torch.ones(tensor.shape, dtype=tensor.dtype).numpy(),
     "tolist": lambda tensor: torch.ones(tensor.shape, dtype=tensor.dtype).tolist(),
 }
-#: Other calls that wait, because their result depends on numbers.
+#: Other calls that wait, because their results depend on the numbers of a tensor.
 _WAITS: Final = frozenset(
     {
         *("nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount"),
         *("is_nonzero", "equal", "allclose", "__array__", "__contains__"),
     }
 )
-#: Calls that create a tensor from Python numbers; on a device, they copy from pageable memory and wait.
+#: Calls that create a tensor from Python numbers. On a device, they copy from pageable memory and wait.
 _FROM_NUMBERS: Final = frozenset({"tensor", "as_tensor", "asarray", "new_tensor"})
 #: Calls that return a view of a tensor and do not read its numbers.
 _VIEWS: Final = frozenset(
@@ -71,16 +71,16 @@ class FakeCuda(TorchFunctionMode):
                             `torch.tensor(..., device=...)`, a copy that is blocking or whose host memory is not pinned;
                             while a step is launched, also waiting for an event.
         EarlyReadError      the host reads a tensor before it has waited for an event after the copy to it.
-        GraphRegionError    a captured function copies from or to the host, or does something else when it is repeated.
+        GraphRegionError    a captured function copies from or to the host, or makes other calls when it is repeated.
 
-    The first error is also kept, and raised again by `check` and at the end of the context, so that code that handles
-    errors cannot hide it.
+    The first error is also stored. `check` and the end of the context raise it again, so that error handlers in the
+    tested code cannot hide it.
 
-    Copies to the host give zeros.
+    Copies to the host contain zeros.
 
     Attributes:
         device: the fake device.
-        streams: streams of the device, for arguments of type `DeviceStreams`.
+        streams: streams of the device, to be passed as `DeviceStreams`.
     """
 
     def __init__(self) -> None:
@@ -107,17 +107,17 @@ class FakeCuda(TorchFunctionMode):
             self.check()
 
     def check(self) -> None:
-        """Raise the first error so far, if there was one, even if other code has caught it."""
+        """Raise the first error so far again, if there was one, even if other code has caught it."""
         if self._fault is not None:
             raise self._fault
 
     def forget(self) -> None:
-        """Drop the kept error; for tests that cause an error on purpose."""
+        """Drop the stored error, in tests that cause an error on purpose."""
         self._fault = None
 
     @contextmanager
     def blocking(self, reason: str) -> Iterator[None]:
-        """Allow the host to wait in a block, as during loading. All numbers read from the device are then 1.
+        """Allow the host to wait in a block, for example during loading. All numbers read from the device are then 1.
 
         Args:
             reason: why waiting is allowed.
@@ -139,7 +139,7 @@ class FakeCuda(TorchFunctionMode):
 
     @contextmanager
     def region(self, region: Region) -> Iterator[None]:
-        """Record the calls of a block in a region, as in the capture of a CUDA graph."""
+        """Record the calls of a block in a region, like the capture of a CUDA graph."""
         if self._region is not None:
             raise self._kept(GraphRegionError("a captured function captures another one"))
         self._region = region
@@ -229,7 +229,7 @@ class FakeCuda(TorchFunctionMode):
             index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]
         ):
             raise HiddenSyncError(f"{name} with a mask: the host waits for the number of its entries")
-        if name == "contiguous":  # PyTorch's own needs a device guard, which a build without CUDA does not have
+        if name == "contiguous":  # PyTorch's `contiguous` needs a device guard, which a build without CUDA lacks
             return args[0] if args[0].is_contiguous() else args[0].clone(memory_format=torch.contiguous_format)
         return func(*args, **kwargs)
 
@@ -282,7 +282,7 @@ class FakeCuda(TorchFunctionMode):
         return into
 
     def _check_copy(self, host: Tensor, dtype: torch.dtype, non_blocking: bool, direction: str) -> None:
-        """Refuse a copy for which the host would wait, or which a graph would repeat with freed host memory."""
+        """Refuse a copy if the host would wait for it, or if a graph would repeat it with freed host memory."""
         if self._region is not None:
             raise GraphRegionError(f"a captured function copies {direction}, {_described(host)}")
         if not non_blocking:

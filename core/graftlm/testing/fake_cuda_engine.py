@@ -36,20 +36,20 @@ class FakeCudaEngine:
     """Runs requests to their end on a fake device, in the thread that entered its context.
 
     Args:
-        cuda: the device; its context is entered.
-        model: a model on the device, without weights.
-        make_attention: creates the attention backend.
-        make_cache: creates the prefix cache.
-        policy: orders waiting requests.
-        sampler: for 8 rows, on the device.
-        dtype: of the model.
-        kv_dtype: of the KV cache; None: `dtype`.
-        page_size: tokens in a page.
+        cuda: the device; its context must be entered.
+        model: a model on the device without loaded weights.
+        make_attention: function that creates the attention backend.
+        make_cache: function that creates the prefix cache.
+        policy: policy that orders waiting requests.
+        sampler: a sampler for 8 rows, on the device.
+        dtype: dtype of the model.
+        kv_dtype: dtype of the KV cache; None: `dtype`.
+        page_size: number of tokens in a page.
         graph_sizes: numbers of requests for which decode steps are captured; empty: no graphs.
         window: pages of the layers with a sliding window; None: all layers share one memory.
         adapters: the model's layers with adapters; None: no adapters.
         overlap: whether a step is launched before the result of the previous one is read.
-        make_runner: creates the runner.
+        make_runner: function that creates the runner.
 
     Attributes:
         kv: the KV cache.
@@ -118,7 +118,7 @@ class FakeCudaEngine:
         )
 
     def run(self, *requests: Request) -> dict[str, list[RequestUpdate]]:
-        """Run requests, one of which arrives per step. Returns the updates of each, by request id.
+        """Run requests, of which one arrives per step. Returns request id -> updates.
 
         Raises:
             FakeCudaError: a step does something that is not allowed on a GPU.
@@ -137,7 +137,7 @@ class FakeCudaEngine:
         raise AssertionError(f"requests did not end in {_MAX_STEPS} steps")
 
     def launch(self, plan: StepPlan) -> Launched:
-        """Launch a step; fail if the host waits for the device."""
+        """Launch a step. Fail if the host waits for the device."""
         self.plans.append(plan)
         with self._cuda.launching():
             return self.runner.launch(plan)
@@ -152,14 +152,14 @@ class FakeCudaEngine:
 
 
 class _Executor:
-    """Launches each step within `submit`, and reads its result within `result`; keeps the first error."""
+    """Launches each step within `submit`, and reads its result within `result`. Stores the first error."""
 
     def __init__(self, engine: FakeCudaEngine) -> None:
         self._engine = engine
         self._error: BaseException | None = None
 
     def check(self) -> None:
-        """Raise the first error of a step, which the step loop has handled as the error of a failing device."""
+        """Raise the first error of a step again. The step loop has handled it like an error of a failing device."""
         if self._error is not None:
             raise self._error
 
@@ -184,7 +184,7 @@ class _Executor:
         """Do nothing."""
 
     def keep(self, error: BaseException) -> None:
-        """Keep an error, if it is the first."""
+        """Store an error if it is the first one."""
         self._error = self._error or error
 
 

@@ -8,7 +8,7 @@ class FakeCudaError(AssertionError):
 
 
 class MixedDevicesError(FakeCudaError):
-    """A call or a kernel has tensors on the CPU and on the device."""
+    """A call has tensors on the CPU and on the device, or a kernel gets a tensor on the CPU."""
 
 
 class HiddenSyncError(FakeCudaError):

@@ -1,4 +1,4 @@
-"""Indexing of tensors on a fake CUDA device, with the operations that PyTorch's indexing consists of.
+"""Indexes tensors on a fake CUDA device with the operations that PyTorch's indexing consists of.
 
 PyTorch's own indexing needs a device guard, which a build without CUDA does not have.
 """
@@ -28,7 +28,7 @@ def read_index(tensor: Tensor, key: Any) -> Tensor:
 
 
 def write_index(tensor: Tensor, key: Any, value: Any) -> None:
-    """Do tensor[key] = value; errors as for `read_index`.
+    """Execute tensor[key] = value. Raises the same errors as `read_index`.
 
     Raises:
         ValueError: the value's shape cannot be broadcast to the target's.
@@ -39,7 +39,7 @@ def write_index(tensor: Tensor, key: Any, value: Any) -> None:
 
 
 def _view(tensor: Tensor, key: Any) -> tuple[Tensor, list[Tensor | None]]:
-    """Return the view that a key's numbers and slices select, and the key's tensors by dimension of the view."""
+    """Return the view that a key's numbers and slices select, and the key's tensor for each dimension of the view."""
     parts = _without_ellipsis(key if isinstance(key, tuple) else (key,), tensor.dim())
     indices: list[Tensor | None] = []
     dims = iter(zip(tensor.shape, tensor.stride(), strict=True))

@@ -1,4 +1,4 @@
-"""Host memory of a fake CUDA device: which storages are pinned, and which still wait for a copy from the device."""
+"""Records which host storages of a fake CUDA device are pinned, and which wait for a copy from the device."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ from graftlm.testing.fake_cuda_errors import EarlyReadError
 
 __all__ = ["HostMemory", "Moment"]
 
-#: Stream id -> number of this stream's calls that have run.
+#: Stream id -> number of calls of this stream that have run.
 Moment = Mapping[int, int]
 
 
@@ -19,7 +19,7 @@ class HostMemory:
 
     def __init__(self) -> None:
         self._pinned: set[StorageWeakRef] = set()
-        # Storage -> the tensor, and the stream id and position in the stream of the copy into the tensor.
+        # Storage -> the tensor, and the stream id and stream position of the copy into the tensor.
         self._expected: dict[StorageWeakRef, tuple[Tensor, int, int]] = {}
 
     def pin(self, tensor: Tensor) -> Tensor:

@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 __all__ = ["FakeCapture", "Region", "tensors_in"]
 
-#: Types of arguments whose values are compared. Of other arguments, except tensors, only the type is compared.
+#: Types of arguments whose values are compared. For other arguments, except tensors, only the type is compared.
 _SHOWN: Final = (int, float, str, type(None), torch.dtype, torch.device)
 
 
 class Region:
     """The calls of a function, each with the storages, offsets, shapes and strides of its tensors.
 
-    A storage that the function creates is named by its number in order of creation. Other storages are named by
-    their address.
+    A storage that the function creates is identified by its number in order of creation. Other storages are
+    identified by their address.
 
     Attributes:
         calls: one line of text for each call.
@@ -53,7 +53,7 @@ class Region:
 
 
 class FakeCapture:
-    """Captures functions on a fake device; implements `GraphCapture`.
+    """Captures functions on a fake device. Implements `GraphCapture`.
 
     A graph replays the same calls on the same tensors. A fake replay therefore runs the function again, and raises
     GraphRegionError if its calls or their tensors differ from those of the capture.
@@ -63,7 +63,7 @@ class FakeCapture:
         self._cuda = cuda
 
     def capture(self, function: Callable[[], None]) -> Callable[[], None]:
-        """Run a function twice, as `CudaCapture` does.
+        """Run a function twice, like `CudaCapture`.
 
         Returns:
             A function that runs `function` again and compares its calls with those of the second run. It raises
@@ -95,7 +95,7 @@ def _compare(captured: Region, now: Region) -> None:
 
 
 def tensors_in(arguments: Iterable[object]) -> list[Tensor]:
-    """Return the tensors among arguments, including those in lists, tuples and slices."""
+    """Return the tensors in arguments, including tensors in lists, tuples and slices."""
     return [leaf for leaf in _leaves(arguments) if isinstance(leaf, Tensor)]
 
 

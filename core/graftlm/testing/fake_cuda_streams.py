@@ -10,12 +10,13 @@ __all__ = ["FakeEvent", "FakeStream", "FakeStreams"]
 
 
 class FakeStream:
-    """A stream of a fake device; implements `DeviceStream`."""
+    """A stream of a fake device. Implements `DeviceStream`."""
 
     def __init__(self, streams: "FakeStreams", stream_id: int) -> None:
         self._streams = streams
         self._id = stream_id
-        # Stream id -> number of its calls that run before this stream's next call; of this stream: all its calls.
+        # Stream id -> number of calls of that stream that run before this stream's next call. For this stream's own
+        # id: number of all its calls.
         self._before: dict[int, int] = {stream_id: 0}
 
     def wait_stream(self, stream: "FakeStream") -> None:
@@ -27,7 +28,7 @@ class FakeStream:
         self._streams.wait(self.moment(), "synchronize of a stream")
 
     def moment(self) -> Moment:
-        """Return which calls of each stream have run when the present work of this stream has run."""
+        """Return the number of calls of each stream that have run when all present work of this stream has run."""
         return dict(self._before)
 
     def after(self, moment: Moment) -> None:
@@ -42,7 +43,7 @@ class FakeStream:
 
 
 class FakeEvent:
-    """A point in a stream of a fake device; implements `DeviceEvent`."""
+    """A point in a stream of a fake device. Implements `DeviceEvent`."""
 
     def __init__(self, streams: "FakeStreams", timed: bool) -> None:
         self._streams = streams
@@ -75,12 +76,12 @@ class FakeEvent:
 
 
 class FakeStreams:
-    """The streams of a fake device; implements `DeviceStreams`.
+    """The streams of a fake device. Implements `DeviceStreams`.
 
     Args:
-        memory: host memory; is informed of the calls that have run.
-        check_wait: called before the host waits, with a description of the wait. Raises an error if the host must
-            not wait at this point.
+        memory: host memory, which is notified of the calls that have run.
+        check_wait: function that is called before the host waits, with a description of the wait. It raises an error
+            if the host must not wait at this point.
     """
 
     def __init__(self, memory: HostMemory, check_wait: Callable[[str], None]) -> None:
@@ -117,7 +118,7 @@ class FakeStreams:
         return self._current.next_position()
 
     def wait(self, moment: Moment, what: str) -> None:
-        """Make the host wait for the calls of a moment; `what` describes the wait for an error message."""
+        """Make the host wait for the calls of a moment. `what` describes the wait for an error message."""
         self._check_wait(what)
         self.passed(moment)
 

@@ -1,4 +1,4 @@
-"""A device without a model. It computes digests of tokens through the KV pages, and tests can check its output."""
+"""Provides a device without a model. It computes digests of tokens through KV pages; tests can check its output."""
 
 from collections.abc import Sequence
 
@@ -40,7 +40,7 @@ def expected_output(
         prompt: token ids.
         num_tokens: maximum number of generated tokens.
         vocab_size: V.
-        matcher: matcher of a grammar, which may end the output earlier; None: no grammar.
+        matcher: matcher of a grammar that may end the output earlier; None: no grammar.
     """
     state = 0
     for token_id in prompt:
@@ -61,7 +61,7 @@ def expected_token(token_ids: Sequence[int], vocab_size: int, bits: NDArray[np.i
     """Return the token that `FakeDevice` samples after some tokens.
 
     Args:
-        token_ids: the tokens before.
+        token_ids: the preceding tokens.
         vocab_size: V.
         bits: bitmask of the allowed tokens, int32 [ceil(V / 32)]; None: all tokens are allowed.
     """
@@ -84,7 +84,7 @@ def expected_embedding(prompt: Sequence[int], pooling: Pooling) -> NDArray[np.fl
 class FakeDevice:
     """Runs plans over paged memory. A token's "key and value" is a digest of all tokens up to it.
 
-    Each digest is computed from the digest of the token before, which the device finds through the plan's page table.
+    Each digest is computed from the digest of the previous token, which the device finds through the plan's page table.
     A page that is reused, shared or freed wrongly therefore changes all tokens that are generated after it, and all
     "hidden states". The first number of a "hidden state" is 1, and the second one comes from the digest.
 
@@ -92,18 +92,18 @@ class FakeDevice:
     in its window. A digest that differs from the one in the first memory is an error.
 
     Args:
-        num_pages: pages of the memory.
-        page_size: tokens in a page.
-        num_rows: rows for running requests.
+        num_pages: number of pages of the memory.
+        page_size: number of tokens in a page.
+        num_rows: number of rows for running requests.
         vocab_size: V.
-        window_tokens: tokens in the window of the layers that have a separate window memory; None if there is no
+        window_tokens: number of tokens in the window of the layers with a separate window memory; None if there is no
             such memory.
-        num_window_pages: pages of the window memory.
+        num_window_pages: number of pages of the window memory.
 
     Attributes:
         fail_steps: ids of steps that raise RuntimeError.
-        fail_pools: ids of steps whose hidden states are not finite.
-        fail_rows: step id -> index, among the requests that sample in this step, of the one whose logits are bad.
+        fail_pools: ids of steps that return hidden states that are not finite.
+        fail_rows: step id -> index of the sample in this step whose logits are not finite.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class FakeDevice:
         token_rows = np.repeat(np.arange(len(plan.rows)), plan.query_lens)
         input_ids = plan.input_ids.copy()
         input_ids[plan.device_idx] = self._last_tokens[plan.rows[token_rows[plan.device_idx]]]
-        # Go by position: the token before may be written by another request of this step.
+        # In order of position, because another request of this step may write the previous token.
         for t in np.argsort(plan.positions, kind="stable").tolist():
             position = int(plan.positions[t])
             b = int(token_rows[t])
@@ -160,7 +160,7 @@ class FakeDevice:
         return StepResult(token_ids, errors, _zeros(len(sampled), 20), spans, model_s=0.0, pooled=pooled)
 
     def _pool(self, plan: StepPlan, span: PoolSpan) -> NDArray[np.float32]:
-        """Return the sum of the "hidden states" of a span, float32 [2]; float32 holds them exactly."""
+        """Return the sum of the "hidden states" of a span, float32 [2]. float32 represents the sum exactly."""
         slots = plan.out_slots[span.start : span.start + span.num_tokens].tolist()
         pooled: NDArray[np.float32] = np.array([_hidden(self._digests[s]) for s in slots], dtype=np.float32).sum(axis=0)
         return np.full_like(pooled, np.nan) if plan.step_id in self.fail_pools else pooled
@@ -192,7 +192,7 @@ class FakeDevice:
 
 
 def _counted(plan: StepPlan, sampled: Sequence[int]) -> list[int]:
-    """Return the samples that follow only drafts that were sampled: indices into S, ascending."""
+    """Return the indices of the samples whose preceding drafts were all accepted, ascending."""
     before = plan.input_ids[plan.sample_token_idx].tolist()
     counted: list[int] = []
     for i, b in enumerate(plan.sample_idx.tolist()):

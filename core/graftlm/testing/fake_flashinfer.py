@@ -1,4 +1,4 @@
-"""A fake of FlashInfer for a fake CUDA device: its wrappers check their arguments and launch nothing."""
+"""Provides a fake of FlashInfer for a fake CUDA device. Its wrappers check their arguments and launch nothing."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +20,7 @@ class FakeFlashInfer:
         cuda: the device.
 
     Attributes:
-        num_runs: role (decode, prefill or cascade) -> number of runs of its wrappers.
+        num_runs: role (decode, prefill or cascade) -> number of runs of the wrappers with this role.
     """
 
     def __init__(self, cuda: FakeCuda) -> None:
@@ -122,8 +122,8 @@ class _Wrapper:
         Args:
             indptr: bounds of each request's pages in `indices`, int32 [B + 1] on the host.
             indices: page ids of all requests, int32 on the device.
-            last_page_len: tokens in the last page of each request, int32 [B] on the host.
-            page_size: tokens in a page.
+            last_page_len: number of tokens in the last page of each request, int32 [B] on the host.
+            page_size: number of tokens in a page.
         """
         num_pages = self._indptr(indptr, "indptr of pages")
         _check_device(indices, torch.int32, "indices of pages")
@@ -149,7 +149,7 @@ class _Decode(_Wrapper):
                 _check_device(buffer, torch.int32, "buffer of a graph")
 
     def reset_workspace_buffer(self, float_workspace_buffer: Tensor, int_workspace_buffer: Tensor) -> None:
-        """Use other workspaces, uint8 on the device."""
+        """Replace the workspaces by other ones, uint8 on the device."""
         _check_device(float_workspace_buffer, torch.uint8, "workspace")
         _check_device(int_workspace_buffer, torch.uint8, "integer workspace")
         self._workspace = float_workspace_buffer
@@ -250,19 +250,19 @@ class _Cascade:
 
 
 def _check(holds: bool, what: str) -> None:
-    """Raise FakeCudaError unless `holds` is true; `what` describes the wrong argument."""
+    """Raise FakeCudaError unless `holds` is true. `what` describes the wrong argument."""
     if not holds:
         raise FakeCudaError(f"FlashInfer gets {what}")
 
 
 def _check_device(tensor: Tensor, dtype: torch.dtype | None, name: str) -> None:
-    """Check a tensor that a kernel reads: it must be on the device, contiguous and of `dtype`."""
+    """Check that a tensor that a kernel reads is on the device, contiguous and of `dtype`."""
     _check(isinstance(tensor, FakeTensor), f"{name} on the CPU")
     _check(tensor.dtype == dtype and tensor.is_contiguous(), f"{name}: {tensor.dtype}, strides {tensor.stride()}")
 
 
 def _check_host(cuda: FakeCuda, tensor: Tensor, name: str) -> None:
-    """Check a tensor that a plan reads on the host and copies: it must be int32, contiguous and pinned.
+    """Check that a tensor that a plan reads on the host and copies is int32, contiguous and pinned.
 
     Raises:
         HiddenSyncError: the tensor is on the device.

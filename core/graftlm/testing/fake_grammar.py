@@ -1,4 +1,4 @@
-"""A grammar backend for a small language: one letter of each word, and no letter twice in a row."""
+"""Provides a grammar backend for a small language: one letter of each word, and no letter twice in a row."""
 
 from collections.abc import Sequence
 
@@ -12,13 +12,12 @@ __all__ = ["FakeGrammarBackend"]
 
 
 class FakeGrammarBackend(GrammarBackend):
-    """Reads an EBNF text as words. For example, "ab bc" allows the texts ab, ac and bc; bb repeats a letter.
+    """Reads an EBNF text as words. For example, "ab bc" allows the texts ab, ac and bc, but not bb.
 
-    The allowed tokens depend on the position and on the token before. A mask that is one token late is therefore
-    noticed.
+    The allowed tokens depend on the position and on the previous token, so tests detect a mask that is one token late.
 
     Args:
-        texts: text of each token; a token that is not a single letter is never allowed.
+        texts: text of each token. A token that is not a single letter is never allowed.
         vocab_size: V.
         stop_token_ids: tokens that end a complete text.
     """
@@ -61,7 +60,7 @@ class _FakeCompiled(CompiledGrammar):
         self._words = words
 
     def matcher(self) -> GrammarMatcher:
-        """Return a fresh matcher at the start."""
+        """Return a new matcher in the start state."""
         return _FakeMatcher(self._backend, self._words)
 
 
@@ -72,7 +71,7 @@ class _FakeMatcher(GrammarMatcher):
         self._tokens: list[int] = []
 
     def accept(self, token_id: int) -> bool:
-        """Advance over a token if it is allowed. Returns False, and changes nothing, if it is not."""
+        """Advance over a token. Returns False, and does not change the matcher, if the token is not allowed."""
         if token_id not in self._allowed():
             return False
         self._tokens.append(token_id)

@@ -1,4 +1,4 @@
-"""A fake device that also runs the copies of steps, each at the worst time that the contract allows."""
+"""Provides a fake device that also runs the copies of steps, each at the worst time that the contract allows."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +14,11 @@ class CopyingDevice(FakeDevice):
     """A `FakeDevice` with host memory, for caches with lower tiers.
 
     A copy that runs in parallel with a step may run before the whole step or after it. The stores of this device run
-    after the step, so a store that should have been an early store reads data that the step has overwritten. New host
-    memory holds garbage.
+    after the step. If a store should have been an early store, it therefore reads data that the step has overwritten.
+    New host memory contains garbage.
 
     Attributes:
-        page_bytes: bytes of a page's digests.
+        page_bytes: size of a page's digests in bytes.
     """
 
     def __init__(self, num_pages: int, page_size: int, num_rows: int, vocab_size: int) -> None:

@@ -1,4 +1,4 @@
-"""A KV storage that keeps its blocks in memory, in a medium that tests can damage, break and fill."""
+"""Provides a KV storage whose blocks are in memory, in a medium that tests can damage, break and fill."""
 
 import threading
 from collections import Counter
@@ -20,11 +20,11 @@ class FakeMedium:
     """The blocks of one or more fake storages. It outlives the storages that use it.
 
     Attributes:
-        blocks: (fingerprint, block_bytes, key) -> content of the block, and the hash of the content when it was
-            written; least recently used first.
+        blocks: (fingerprint, block_bytes, key) -> content of the block, and the hash that the content had when it was
+            written; least recently used block first.
         max_blocks: maximum number of blocks; None: no limit.
         is_broken: whether every operation fails.
-        lock: guards the other attributes.
+        lock: lock that guards the other attributes.
     """
 
     blocks: dict[_Place, tuple[bytes, int]] = field(default_factory=dict)
@@ -33,24 +33,24 @@ class FakeMedium:
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def damage(self, context: StorageContext, key: bytes) -> None:
-        """Flip a bit of a block."""
+        """Flip one bit of a block."""
         with self.lock:
             place = (context.fingerprint, context.block_bytes, key)
             content, digest = self.blocks[place]
             self.blocks[place] = (bytes([content[0] ^ 1]) + content[1:], digest)
 
     def lose(self, context: StorageContext, key: bytes) -> None:
-        """Lose a block."""
+        """Remove a block from the medium."""
         with self.lock:
             del self.blocks[(context.fingerprint, context.block_bytes, key)]
 
 
 class FakeKVStorage(KVStorage):
-    """Keeps blocks in a `FakeMedium`. A full medium evicts the least recently used block first.
+    """Stores blocks in a `FakeMedium`. A full medium evicts the least recently used block first.
 
     Args:
         context: fingerprint and size of the blocks.
-        medium: the medium that holds the blocks; None: a new one.
+        medium: the medium that contains the blocks; None: a new medium.
     """
 
     def __init__(self, context: StorageContext, medium: FakeMedium | None = None) -> None:

@@ -19,7 +19,7 @@ from graftlm.testing.fake_cuda import FakeCuda
 
 __all__ = ["fake_triton"]
 
-#: Numbers in the names of fake devices. Triton caches compiled kernels by device name, so each fake has its own name.
+#: Numbers in the names of fake devices. Each fake has its own name, because Triton caches compiled kernels by name.
 _numbers: Final = itertools.count()
 
 
@@ -46,7 +46,7 @@ def fake_triton(cuda: FakeCuda, capability: int = 90) -> Iterator[None]:
 
 
 class _FakeDriver:
-    """Has the methods of a Triton driver that launches call."""
+    """Has only the methods of a Triton driver that a launch calls."""
 
     def __init__(self, name: str, capability: int) -> None:
         self._name = name
@@ -76,7 +76,7 @@ class _NoCompiler(Executor):
 
 
 class _FakeKernel:
-    """One specialisation of a kernel, not compiled."""
+    """One specialisation of a kernel that is not compiled."""
 
     function = None
     packed_metadata = None
@@ -86,12 +86,12 @@ class _FakeKernel:
         self._name = name
 
     def launch_metadata(self, grid: tuple[int, ...], stream: int, *arguments: object) -> None:
-        """Return no metadata; only profilers need it."""
+        """Return no metadata, because only profilers use it."""
 
     def run(self, *launch: Any) -> None:
         """Report a launch to the fake device.
 
         Args:
-            launch: three sizes of the grid, five values that are internal to Triton, then the kernel's arguments.
+            launch: three sizes of the grid, five internal values of Triton, then the kernel's arguments.
         """
         self._cuda.launched(self._name, [launch[:3], launch[8:]])

@@ -58,16 +58,16 @@ def write_gguf(
     Args:
         checkpoint: folder of the checkpoint.
         file: path of the file to write.
-        architecture: llama.cpp's name: llama (also for Mistral and Mixtral), qwen2, qwen3, qwen3moe, gemma2, gemma3
+        architecture: name in llama.cpp: llama (also for Mistral and Mixtral), qwen2, qwen3, qwen3moe, gemma2, gemma3
             or phi3.
         kind: storage format of matrices: F32, F16, BF16, Q8_0, Q4_0, ... Norms and biases are F32.
         tokenizer: whether to write the checkpoint's tokenizer, which must be a byte-level BPE.
-        metadata: key -> value and its type. These entries replace those of the checkpoint.
-        tensors: additional tensors: name in the file -> values.
+        metadata: key -> value and its type. These entries replace the checkpoint's entries.
+        tensors: additional tensors, name in the file -> values.
         tensors_per_file: maximum number of tensors in a file; 0: one file for all tensors.
 
     Returns:
-        The path of the file. If the file is split, there are "name-00001-of-00002.gguf" and so on instead.
+        The path of the file. If the file is split, files "name-00001-of-00002.gguf" and so on are written instead.
     """
     config = json.loads((checkpoint / "config.json").read_text())
     writer = GGUFWriter(file, architecture, split_max_tensors=tensors_per_file)
@@ -146,7 +146,7 @@ def _weights(
 
 
 def _with_stacked_experts(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield all weights, but stack the experts of a layer in one tensor, [E, ...], with a name without a number."""
+    """Yield all weights, but stack a layer's experts in one tensor, [E, ...], whose name has no expert number."""
     experts: defaultdict[str, dict[int, torch.Tensor]] = defaultdict(dict)
     for name, tensor in weights:
         match = _EXPERT.fullmatch(name)
@@ -165,7 +165,7 @@ def _in_pairs(rows: NDArray[np.float32], num_heads: int) -> NDArray[np.float32]:
 
     Args:
         rows: [num_heads * D, ...].
-        num_heads: heads in `rows`.
+        num_heads: number of heads in `rows`.
     """
     halves = rows.reshape(num_heads, 2, -1, *rows.shape[1:])
     return halves.swapaxes(1, 2).reshape(rows.shape)

@@ -30,13 +30,13 @@ _MERGES = ['{"', '":', "tr", "ue", "true", "nu", "ll", "null", "ab", '"}', "12",
 
 @dataclass(frozen=True, slots=True)
 class GrammarCase:
-    """A specification, texts that meet it, and texts that do not.
+    """A specification, with texts that meet it and texts that do not.
 
     Attributes:
         kind: kind of the specification.
         text: text of the specification.
         accepted: texts that meet the specification.
-        rejected: texts that do not meet it.
+        rejected: texts that do not meet the specification.
         unenforced: parts of the specification that the backend cannot enforce, as `check` returns them. If there are
             any, `spec` is not strict, and the backend must refuse a strict specification of the same text.
     """
@@ -85,7 +85,7 @@ STANDARD_CASES = (
         ("<t:n>12</t>", "<t:r>ab]"),
         ("", "a", "ab<t:r>ab]", "<t:r>ab]a"),
     ),
-    # Backends differ in what they cannot enforce. This case is for backends that do not enforce uniqueItems.
+    # Backends differ in the keywords that they enforce. This case is for backends that do not enforce uniqueItems.
     GrammarCase(
         GrammarKind.JSON_SCHEMA,
         '{"type": "array", "items": {"enum": [12]}, "uniqueItems": true}',
@@ -146,10 +146,10 @@ class GrammarBackendConformance(Conformance, ABC):
                 return MyBackend(context)
 
     Attributes:
-        cases: specifications with texts. Override it for a backend that does not support all kinds in it.
+        cases: specifications with texts. Override this for a backend that does not support all of their kinds.
         malformed: specifications that the backend must refuse.
-        walks: additional specifications for random walks with a vocabulary of 8,000 tokens; the walks also use those
-            of `cases`. A backend may refuse the specifications of `walks`.
+        walks: additional specifications for random walks with a vocabulary of 8,000 tokens. The walks also use the
+            specifications of `cases`. A backend may refuse the specifications of `walks`.
     """
 
     cases: ClassVar[Sequence[GrammarCase]] = STANDARD_CASES
@@ -411,7 +411,7 @@ def _tokenizer() -> tokenizers.Tokenizer:
 
 
 def _left_part(token: str, vocab: Mapping[str, int]) -> str:
-    """Return the longest left part of a token such that both parts are in the vocabulary."""
+    """Return the longest prefix of a token such that the prefix and the rest are both in the vocabulary."""
     return next(token[:n] for n in reversed(range(1, len(token))) if token[:n] in vocab and token[n:] in vocab)
 
 

@@ -1,4 +1,4 @@
-"""Generates random grammar specifications of all kinds that some text can meet. A seed always gives the same ones."""
+"""Generates random, satisfiable grammar specifications of all kinds. The same seed gives the same specifications."""
 
 import json
 import string
@@ -58,12 +58,12 @@ _RARE_ON: Final[dict[str, tuple[Schema, ...]]] = {
 def generate_schemas(num: int, seed: int = 0, large: bool = False) -> list[Schema]:
     """Return JSON schemas (Draft 2020-12) with mixed features. Most have short valid values.
 
-    About one in ten schemas has a keyword that not every backend enforces. A backend must refuse or enforce it. A few
-    of these schemas have no valid value. All other schemas have one.
+    About one in ten schemas has a keyword that not every backend enforces. A backend must refuse or enforce the
+    keyword. A few of these schemas have no valid value. All other schemas have a valid value.
 
     Args:
         num: number of schemas.
-        seed: of the random numbers.
+        seed: seed of the random numbers.
         large: whether about half of the strings and some arrays get length limits of up to 1,000.
     """
     schemas = [_SchemaDraw(Random(f"schema {seed} {i}")).schema() for i in range(num)]
@@ -74,11 +74,11 @@ def generate_schemas(num: int, seed: int = 0, large: bool = False) -> list[Schem
 
 
 def generate_regexes(num: int, seed: int = 0, large: bool = False) -> list[str]:
-    """Return regular expressions that have the same meaning in Python and ECMAScript, with few unbounded repeats.
+    """Return regular expressions with few unbounded repeats that mean the same in Python and ECMAScript.
 
     Args:
         num: number of expressions.
-        seed: of the random numbers.
+        seed: seed of the random numbers.
         large: whether each expression ends with a character class that is repeated up to 1,000 times.
     """
     regexes = [_regex(Random(f"regex {seed} {i}"), depth=_DEPTH) for i in range(num)]
@@ -92,7 +92,7 @@ def generate_regexes(num: int, seed: int = 0, large: bool = False) -> list[str]:
 
 
 def generate_choices(num: int, seed: int = 0) -> list[list[str]]:
-    """Return `num` lists of texts; some texts of a list have a common prefix."""
+    """Return `num` lists of texts. Some texts of a list have a common prefix."""
     return [_choices(Random(f"choice {seed} {i}")) for i in range(num)]
 
 
@@ -109,7 +109,7 @@ def generate_specs(num: int, seed: int = 0) -> list[GrammarSpec]:
 
     Args:
         num: number of specifications.
-        seed: of the random numbers.
+        seed: seed of the random numbers.
     """
     kinds = {kind: _texts(kind, num, seed) for kind in GrammarKind}
     pattern = (
@@ -161,7 +161,7 @@ _LARGE_REPEATS: Final = ("{64}", "{128}", "{129}", "{10,200}", "{300}", "{0,150}
 
 
 def _enlarge(schema: Any, random: Random) -> None:
-    """Make some length limits of a schema, and of the schemas in it, large. Changes the schema in place."""
+    """Increase some length limits of a schema and of its subschemas. Changes the schema in place."""
     if isinstance(schema, list):
         for item in schema:
             _enlarge(item, random)
@@ -330,7 +330,7 @@ class _SchemaDraw:
         return {keyword: [self._value(depth) for _ in range(random.randint(2, 3))]}
 
     def _recursive(self) -> Schema:
-        """Return a recursive schema of a list or a tree. Values of it can be finite."""
+        """Return a recursive schema of a list or a tree, which has finite values."""
         random = self._random
         itself = random.choice(
             (

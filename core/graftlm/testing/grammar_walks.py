@@ -1,4 +1,4 @@
-"""Random walks over a matcher's masks, to find contradictions between its methods."""
+"""Makes random walks over a matcher's masks, to find contradictions between its methods."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,17 +16,17 @@ __all__ = ["Walk", "Walker"]
 
 _REPLACEMENT: Final = "\ufffd"
 _NUM_TRIED: Final = 6
-_FORCED_SHARE: Final = 0.1  # share of the steps at which the walk checks the forced tokens
-_END_SHARE: Final = 0.15  # probability to end the output at a step where it may end
+_FORCED_SHARE: Final = 0.1  # share of the steps that check the forced tokens
+_END_SHARE: Final = 0.15  # probability of ending the output at a step where it may end
 _LONG_CHARS: Final = 6
-#: Characters that end or divide a text in most formats. Later steps prefer tokens that start with them, so that walks
-#: end.
+#: Characters that end or divide a text in most formats. Later steps prefer tokens that start with these characters,
+#: so that walks end.
 _CLOSING: Final = frozenset('"}])>/\\,:tfn0123456789')
 
 
 @dataclass(slots=True)
 class Walk:
-    """One walk.
+    """The result of one walk.
 
     Attributes:
         token_ids: tokens that the matcher accepted.
@@ -61,7 +61,7 @@ class Walker:
 
     @cached_property
     def _order(self) -> NDArray[np.intp]:
-        """Token ids sorted by text, [V]: neighbours often have a common prefix."""
+        """Token ids sorted by text, [V], so that neighbours often have a common prefix."""
         return np.array(sorted(range(self._vocab_size), key=self._texts.__getitem__))
 
     @cached_property
@@ -85,7 +85,7 @@ class Walker:
     def walk(self, matcher: GrammarMatcher, random: Random, max_tokens: int) -> Walk:
         """Accept random allowed tokens until the output ends or has `max_tokens` tokens, and check every method.
 
-        Effects: the matcher has accepted the tokens of the walk.
+        Effects: the matcher accepts the tokens of the walk, so its state changes.
         """
         walk = Walk()
         prefers_long = random.random() < 0.5
@@ -134,7 +134,7 @@ class Walker:
         tried += [random.randrange(self._vocab_size) for _ in range(_NUM_TRIED)]
         for token_id in tried:
             if token_id in self._special and token_id not in self._stop_token_ids and not bits[token_id]:
-                continue  # a backend's library may print a warning for each such token
+                continue  # a library may print a warning for each such token
             accepted = matcher.accept(token_id)
             if accepted:
                 matcher.rollback(1)
@@ -179,7 +179,7 @@ class Walker:
             allowed: ids of the allowed tokens.
             random: random numbers of the walk.
             prefers_long: whether to prefer tokens with long texts in the first half of the walk.
-            progress: number of the walk's tokens so far, as a share of `max_tokens`.
+            progress: number of the walk's tokens so far, divided by `max_tokens`.
         """
         ends = [token_id for token_id in self._stop_token_ids if token_id in allowed]
         if ends and (random.random() < _END_SHARE or progress > 0.6):

@@ -1,4 +1,4 @@
-"""The oracle for models: Hugging Face transformers runs the same checkpoint."""
+"""The oracle for models, which runs the same checkpoint with Hugging Face Transformers."""
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -12,11 +12,11 @@ __all__ = ["HuggingFaceModel"]
 
 
 class HuggingFaceModel:
-    """A checkpoint that transformers runs on the CPU with its "eager" attention.
+    """Runs a checkpoint with Transformers on the CPU, with "eager" attention.
 
     Args:
         checkpoint: folder of the checkpoint, or a loaded model with "eager" attention.
-        dtype: dtype of the weights; has no effect on a loaded model.
+        dtype: dtype of the weights; it has no effect on a loaded model.
     """
 
     def __init__(self, checkpoint: Path | nn.Module, dtype: torch.dtype = torch.float32) -> None:
@@ -36,16 +36,16 @@ class HuggingFaceModel:
         Args:
             token_ids: the prompt.
             max_tokens: maximum number of generated tokens.
-            held: a function that is applied to keys and to values, [..., D], when they are written to the cache;
-                attention reads its results. With it, an end-of-sequence token does not end the output. None: keys
-                and values are cached without a change.
+            held: a function that is applied to keys and to values, [..., D], when they are written to the cache.
+                Attention reads the results of the function. If it is given, an end-of-sequence token does not end
+                the output. None: keys and values are cached without a change.
 
         Returns:
             The generated token ids. Without `held`, the output ends with the first end-of-sequence token, if any.
         """
         if held is not None:
             return self._generate_from_held(token_ids, max_tokens, held)
-        # This loop gives the result of transformers' `generate`, but without its overhead of about a factor of 2.
+        # This loop gives the same result as `generate` of Transformers, which takes about twice as long.
         inputs, cache = torch.tensor([list(token_ids)]), None
         generated: list[int] = []
         with torch.no_grad():

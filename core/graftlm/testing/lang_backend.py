@@ -34,8 +34,8 @@ class BackendConformance(Conformance, ABC):
 
     Attributes:
         prompt: a prompt; the model's answer must have at least four characters.
-        choices: texts that may follow the prompt. No two of them may start with the same token.
-        is_chat: whether the backend only answers chats; `prompt` is then a user's message.
+        choices: texts that may follow the prompt. They must start with different tokens.
+        is_chat: whether the backend only answers chats. If so, `prompt` is a user's message.
         endless: sampling parameters of a request that runs long enough to be cancelled.
     """
 
@@ -49,11 +49,11 @@ class BackendConformance(Conformance, ABC):
         """Return a new backend that works."""
 
     def create_unreachable(self) -> Backend:
-        """Return a backend whose server cannot be reached. Override it for a backend that uses a server."""
+        """Return a backend whose server cannot be reached. Override this for a backend that uses a server."""
         raise SkipTest("the backend uses no server, or the kit has no create_unreachable()")
 
     def num_requests(self) -> int:
-        """Return the number of unfinished requests in the engine or server. Override it if this can be counted."""
+        """Return the number of unfinished requests in the engine or server. Override this if they can be counted."""
         raise SkipTest("the engine or server does not count its requests, or the kit has no num_requests()")
 
     def test_it_is_a_backend(self) -> None:
@@ -205,7 +205,7 @@ class BackendConformance(Conformance, ABC):
     # -- helpers of the tests ------------------------------------------------------------------------------------------
 
     def _run(self, use: "_Use[T]") -> T:
-        """Call `use` with a new backend and return its result; skip the test if the backend lacks a feature."""
+        """Call `use` with a new backend and return the result. Skip the test if the backend lacks a feature."""
         try:
             return self._run_raising(use)
         except UnsupportedFeatureError as error:

@@ -32,7 +32,7 @@ class LogitsProcessorConformance(Conformance, ABC):
 
     @abstractmethod
     def create(self, context: LogitsContext) -> LogitsProcessor:
-        """Return a new processor. The engine creates one each time that it admits a request."""
+        """Return a new processor. The engine creates one each time it admits a request."""
 
     def test_logits_keep_their_form(self, seed: int) -> None:
         """`process` returns float32 [V], on the device of its argument."""

@@ -16,7 +16,7 @@ from graftlm.testing.paged_model import PagedModel, Tokens
 
 __all__ = ["ModelConformance"]
 
-#: Token ids below 100: the vocabulary of a checkpoint needs at least 100 tokens.
+#: Token ids below 100, so the vocabulary of a checkpoint needs at least 100 tokens.
 _PROMPT = (17, 4, 99, 23, 23, 5, 61, 88, 2, 40, 7)
 
 
@@ -33,7 +33,7 @@ class ModelConformance(Conformance, ABC):
     Attributes:
         parameters: `page_size` is the number of tokens in a page; `chunk_len` is the number of tokens in a chunk of a
             prompt.
-        tolerance: largest difference of hidden states that counts as rounding, relative to the largest absolute value.
+        tolerance: largest difference of hidden states that rounding may cause, relative to the largest absolute value.
     """
 
     parameters: ClassVar[Mapping[str, Sequence[Any]]] = {"page_size": (1, 4), "chunk_len": (1, 3, 8)}
@@ -170,7 +170,7 @@ class ModelConformance(Conformance, ABC):
         assert name in message, f"the error message does not contain {name}: {message}"
 
     def _error_of(self, weights: Mapping[str, Tensor]) -> str | None:
-        """Return the message of the WeightError that loading raises; None if it raises none."""
+        """Return the message of the WeightError that loading raises; None if loading raises no error."""
         try:
             self.model(weights.items())
         except WeightError as error:
@@ -179,7 +179,7 @@ class ModelConformance(Conformance, ABC):
 
     def _assert_close(self, got: Tensor, expected: Tensor) -> None:
         worst = float((got - expected).abs().max() / expected.abs().max())
-        # A NaN fails this check, too.
+        # A NaN also fails this check.
         assert worst <= self.tolerance, f"hidden states differ by {worst:.1e} of the largest absolute value"
 
 

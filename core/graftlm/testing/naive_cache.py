@@ -1,4 +1,4 @@
-"""A prefix cache as a plain dictionary from prefixes to blocks of pages. It is slow, but obviously correct."""
+"""A prefix cache that is a plain dictionary from prefixes to blocks of pages. It is slow, but obviously correct."""
 
 from collections.abc import Iterator
 
@@ -23,7 +23,7 @@ __all__ = ["NaiveCache"]
 
 
 class _Entry:
-    """One cached block, and the handle of its end. The start of all prompts is an entry without pages."""
+    """One cached block; the object is also the handle for the end of the block. The root is an entry without pages."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class _Entry:
         self.num_locks = 0
 
     def upwards(self) -> "Iterator[_Entry]":
-        """Yield this entry and all its ancestors, up to and including the start."""
+        """Yield this entry and all its ancestors, including the root."""
         step: _Entry | None = self
         while step is not None:
             yield step
@@ -54,14 +54,14 @@ class _Entry:
 
 
 class NaiveCache(PrefixCache):
-    """Keeps one entry for each block. Its key is (namespace, bytes of all tokens up to the end of the block).
+    """Has one entry for each block, with the key (namespace, bytes of all tokens up to the end of the block).
 
-    To evict, it scans all entries.
+    An eviction scans all entries.
 
     Args:
         context: page size, eviction strategy, clock and event listener.
-        block_pages: pages in a block. Prefixes are shared only in whole blocks. Tests use a value above 1 to check
-            `PrefixCacheConformance.granularity_tokens`.
+        block_pages: number of pages in a block. Prefixes are shared only in whole blocks. Tests use a value above 1 to
+            check `PrefixCacheConformance.granularity_tokens`.
     """
 
     def __init__(self, context: CacheContext, block_pages: int = 1) -> None:
@@ -142,7 +142,7 @@ class NaiveCache(PrefixCache):
     def reset(self) -> PageIds:
         """Evict everything that is not locked and return its pages."""
         evicted = [entry for entry in self._entries.values() if entry.num_locks == 0]
-        for entry in reversed(evicted):  # children before parents
+        for entry in reversed(evicted):  # so that children come before parents
             self._drop(entry)
         return _pages(evicted)
 
@@ -162,7 +162,7 @@ class NaiveCache(PrefixCache):
         return self._version
 
     def walk(self) -> Iterator[NodeView]:
-        """Yield every entry in order of creation, so parents come before their children."""
+        """Yield every entry in order of creation, so that parents come before their children."""
         for entry in self._entries.values():
             yield NodeView(
                 node_id=entry.entry_id,
@@ -188,7 +188,7 @@ class NaiveCache(PrefixCache):
         return found
 
     def _block_ends(self, start: int, end: int) -> range:
-        """Return the end of each whole block between two positions; all numbers count pages."""
+        """Return the end of each whole block between two positions. All numbers are in pages."""
         return range(start + self._block_pages, end + 1, self._block_pages)
 
     def _touch(self, entries: list[_Entry], priority: int) -> None:

@@ -1,4 +1,4 @@
-"""A model with a paged KV cache and the reference attention, to run ragged batches without an engine."""
+"""Runs ragged batches of a model without an engine, with a paged KV cache and the reference attention."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ class Tokens:
     """The tokens of one request in a step.
 
     Attributes:
-        row: number of the request, 0 .. max_requests - 1. A row keeps its pages from step to step.
+        row: number of the request, 0 .. max_requests - 1. A row has the same pages in all steps.
         token_ids: consecutive tokens.
         start: position of the first of these tokens in the request.
     """
@@ -30,13 +30,13 @@ class Tokens:
 
 
 class PagedModel:
-    """Runs a loaded model with a paged KV cache. The pages are in random order and hold NaN until they are written.
+    """Runs a loaded model with a paged KV cache. The pages are in random order and contain NaN until they are written.
 
     Args:
-        model: a model with weights. No attention backend is bound to it yet.
+        model: a model with weights, to which no attention backend is bound yet.
         page_size: tokens in a page.
         max_requests: number of rows.
-        max_context_len: number of tokens that a row has pages for.
+        max_context_len: maximum number of tokens of a row.
         dtype: dtype of the model.
         seed: seed for the random order of pages.
 
@@ -71,7 +71,7 @@ class PagedModel:
         model.bind_attention(self.backend)
 
     def step(self, requests: Sequence[Tokens]) -> list[Tensor]:
-        """Run one batch. Returns each request's hidden states, [its tokens, hidden], in the order of `requests`."""
+        """Run one batch. Returns each request's hidden states, [tokens, hidden], in the order of `requests`."""
         order = sorted(range(len(requests)), key=lambda i: len(requests[i].token_ids) > 1)
         batch = self._batch([requests[i] for i in order])
         pieces = self._forward(batch).split_with_sizes(batch.query_lens_cpu.tolist())
@@ -99,7 +99,7 @@ class PagedModel:
         return self.model.forward(batch)
 
     def run_in_chunks(self, token_ids: Sequence[int], chunk_len: int, row: int = 0) -> Tensor:
-        """Run one request with `chunk_len` tokens in each step. Returns all its hidden states, [tokens, hidden]."""
+        """Run one request with `chunk_len` tokens per step. Returns all hidden states, [tokens, hidden]."""
         starts = range(0, len(token_ids), chunk_len)
         steps = [self.step([Tokens(row, token_ids[start : start + chunk_len], start)]) for start in starts]
         return torch.cat([hidden for (hidden,) in steps])
@@ -109,7 +109,7 @@ class RecordingAttention(AttentionBackend):
     """Forwards all calls to another attention backend and records the layers that called it.
 
     Attributes:
-        calls: the layer of each call of `forward` since the last `prepare`.
+        calls: layer of each call of `forward` since the last `prepare`.
     """
 
     def __init__(self, inner: AttentionBackend) -> None:

@@ -31,11 +31,11 @@ class PrefixCacheConformance(Conformance, ABC):
     Attributes:
         parameters: `page_size` is the number of tokens in a page. Override it if the cache does not support all of
             these sizes.
-        reuses: the provider's `CacheCapabilities.reuses`. If it is false, tests of the pages that `match` finds are
+        reuses: the provider's `CacheCapabilities.reuses`. If this is false, tests of the pages that `match` finds are
             skipped.
         granularity_tokens: the provider's `CacheCapabilities.granularity_tokens`. A cache may share prefixes only in
-            multiples of, for example, 64 tokens. The tests then apply to its blocks instead of pages. A block has as
-            many tokens as the least common multiple of this number and the page size.
+            multiples of, for example, 64 tokens. The tests then use blocks instead of pages. The number of tokens in a
+            block is the least common multiple of this number and the page size.
         max_examples: number of random histories that the last test tries for each page size and history length.
     """
 
@@ -51,21 +51,21 @@ class PrefixCacheConformance(Conformance, ABC):
     def rig(self, page_size: int, strategy: EvictionStrategy | None = None) -> CacheRig:
         """Return a test rig with a new cache. A page of the rig is a block of the cache.
 
-        The rig overwrites all arrays that it passed to the cache when the call returns, as a caller may do.
+        When a call of the cache returns, the rig overwrites all arrays that it passed, which any caller may do.
         """
         return CacheRig(
             lambda context: self._viewed(context, page_size), lcm(page_size, self.granularity_tokens), strategy
         )
 
     def _viewed(self, context: CacheContext, page_size: int) -> PrefixCache:
-        """Return a new cache for a page size, wrapped so that it works with the rig's larger pages."""
+        """Return a new cache for a page size, wrapped so that the rig's pages can be larger."""
         cache = LentArrays(self.create(replace(context, page_size=page_size)))
         if context.page_size == page_size:
             return cache
         return BlockView(cache, context.page_size // page_size, page_size)
 
     def reusing_rig(self, page_size: int) -> CacheRig:
-        """Return a test rig as `rig` does, or skip the test if the cache does not reuse prefixes."""
+        """Return a test rig like `rig`, or skip the test if the cache does not reuse prefixes."""
         if not self.reuses:
             raise SkipTest("the cache does not reuse")
         return self.rig(page_size)
@@ -149,7 +149,7 @@ class PrefixCacheConformance(Conformance, ABC):
         rig = self.reusing_rig(page_size)
         cases: list[tuple[tuple[int, ...], list[int]]] = [((1, 2), [0, 1]), ((1, 3), [0, 2]), ((1, 2, 4), [0, 1, 3])]
         for letters, _ in cases:
-            rig.insert(rig.key(*letters))  # splits an existing node, and extends another one
+            rig.insert(rig.key(*letters))  # splits one node, and extends another one
         for letters, expected in cases:
             assert rig.matched(rig.key(*letters)) == expected, f"the cache keeps an array of its caller: {letters}"
         runs: dict[int, list[int]] = {}

@@ -1,4 +1,4 @@
-"""Random histories of a prefix cache, compared with a dictionary after every step."""
+"""Runs random histories of a prefix cache, and compares it with a dictionary after every step."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,8 +19,8 @@ _NAMESPACES = st.sampled_from(["", "tenant"])
 _PICKS = st.integers(0, 2**16)
 _NUM_PAGES = 64
 
-#: Numbers of steps in a history. Short histories come first: a failure in one is readable without shrinking, which can
-#: take minutes.
+#: Numbers of steps in a history. Short histories come first, because their failures are readable without
+#: shrinking, which can take minutes.
 _HISTORY_LENS = (8, 40)
 
 _Prefix = tuple[str, bytes]
@@ -30,11 +30,11 @@ def check_random_histories(make_rig: Callable[[], CacheRig], max_examples: int) 
     """Run random histories, each on a new cache.
 
     Args:
-        make_rig: returns a rig with a new cache.
+        make_rig: function that returns a rig with a new cache.
         max_examples: number of histories of each length.
 
     Raises:
-        AssertionError: the cache and the dictionary differ. hypothesis prints the history.
+        AssertionError: the cache and the dictionary differ. `hypothesis` prints the history.
     """
 
     class Machine(PrefixCacheMachine):
@@ -90,7 +90,7 @@ class _Dictionary:
 
 
 class PrefixCacheMachine(RuleBasedStateMachine):
-    """Random requests begin, match, insert, lock, unlock and end, while the cache evicts and resets."""
+    """Random requests begin, match, insert, lock, unlock and end, while the cache evicts and is reset."""
 
     def __init__(self, rig: CacheRig) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         self.inserted: set[_Prefix] = set()
         self.seen = (self.cache.version, frozenset(self.model.pages))
 
-    # -- rules: what can happen
+    # -- rules (possible steps)
 
     @rule(letters=_LETTERS, tail=st.integers(0, 3), namespace=_NAMESPACES, priority=st.integers(0, 2))
     def begin(self, letters: list[int], tail: int, namespace: str, priority: int) -> None:
@@ -120,7 +120,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.requests)
     @rule(pick=_PICKS)
     def go_on(self, pick: int) -> None:
-        """A request matches again from its handle; other requests may have cached more of its prompt."""
+        """A request matches again from its handle. Other requests may have cached more of its prompt."""
         request = self._pick(pick)
         match = self.cache.match(request.key, request.handle)
         expected = self.model.match(request.key)
@@ -163,7 +163,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.requests)
     @rule(pick=_PICKS)
     def unlock_once(self, pick: int) -> None:
-        """A request unlocks its handle once; it ends with its last lock."""
+        """A request unlocks its handle once. The request ends with its last lock."""
         request = self._pick(pick)
         self.cache.unlock(request.handle)
         request.num_locks -= 1
@@ -218,7 +218,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
 
     @rule(letters=_LETTERS, tail=st.integers(0, 3), namespace=_NAMESPACES, num_tokens=st.integers(0, 9))
     def continuation(self, letters: list[int], tail: int, namespace: str, num_tokens: int) -> None:
-        """A drafter asks."""
+        """A drafter requests a continuation of a key."""
         key = PrefixKey(prompt(self.page_size, *letters, tail=tail % self.page_size), namespace)
         before = self.rig.snapshot()
         found = self.cache.continuation(key, num_tokens)
@@ -242,7 +242,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.requests) > 3)
     @rule()
     def all_leave(self) -> None:
-        """Every request unlocks its handle and ends; the cache then evicts all its pages."""
+        """Every request unlocks its handle and ends. The cache then evicts all its pages."""
         for request in self.requests:
             for _ in range(request.num_locks):
                 self.cache.unlock(request.handle)
@@ -251,7 +251,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         self._hand_back(as_list(self.cache.evict(_NUM_PAGES)))
         assert sorted(self.free) == list(range(_NUM_PAGES)), "pages were lost"
 
-    # -- invariants: what is true after each step
+    # -- invariants (checked after each step)
 
     @invariant()
     def pages_are_conserved(self) -> None:
@@ -333,7 +333,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
 
 
 class _EvictionOrder:
-    """The strategy's priorities of all nodes before an eviction, to check the order of the evicted nodes."""
+    """The strategy's priorities of all nodes before an eviction, for a check of the eviction order."""
 
     def __init__(self, rig: CacheRig) -> None:
         views = list(rig.cache.walk())

@@ -1,4 +1,4 @@
-"""Creates the conformance kit of a provider: the kit of its family, applied to the objects that it creates."""
+"""Creates the conformance kit of a provider, which applies the kit of its family to the provider's objects."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def provider_kit(
 
     Args:
         family: a key of `graftlm.registry.FAMILIES`.
-        provider: the provider; kits only test the features that its `capabilities` claim.
-        create: creates an object to check from the family's context.
+        provider: the provider. Kits only test the features that its `capabilities` claim.
+        create: function that creates an object to check, given the family's context.
         device: the torch device type that an attention kit uses.
-        checkpoint: folder of a small checkpoint; required by the kit for models.
+        checkpoint: folder of a small checkpoint, which the kit for models requires.
 
     Raises:
         ConfigError: the family has no kit, or its kit needs a checkpoint.
@@ -94,7 +94,7 @@ def _known_cases(kit: Any) -> tuple[Any, ...]:
             unenforced = kit.backend.check(case.spec)
         except GrammarError:
             return False
-        return not case.unenforced or bool(unenforced)  # backends differ in what they cannot enforce
+        return not case.unenforced or bool(unenforced)  # backends differ in the keywords that they cannot enforce
 
     known = tuple(case for case in STANDARD_CASES if is_known(case))
     if not known:
@@ -109,7 +109,7 @@ def _checkpoint_method(provider: Provider[Any], checkpoint: Path | None) -> Call
     """Return the method `checkpoint` of a model kit.
 
     Raises:
-        ConfigError: there is no checkpoint.
+        ConfigError: `checkpoint` is None.
     """
     if checkpoint is None:
         architectures = ", ".join(provider.capabilities.architectures) or "any"

@@ -13,7 +13,7 @@ from graftlm.testing.conformance import Conformance
 
 __all__ = ["QuantizationConformance"]
 
-#: Largest allowed error of a product, relative to its largest absolute value: a few roundings of inputs and result.
+#: Largest allowed error of a product, relative to its largest absolute value; enough for a few roundings.
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 
 _ROWS = (1, 2, 3, 7, 12, 13, 31, 32, 65)
@@ -27,14 +27,14 @@ class QuantizationConformance(Conformance, ABC):
                 return MyQuantization(context.dtype)
 
     Attributes:
-        parameters: `size` is (N, K) of a layer; a size is skipped if `obstacle` returns a reason. `has_bias` is
+        parameters: `size` is (N, K) of a layer. A size is skipped if `obstacle` returns a reason. `has_bias` is
             whether the layer has a bias.
         dtypes: names of the dtypes of weights and activations that must work.
         device: the torch device type to test on.
-        largest_error: largest error of decoded weights, relative to the norm of the weight; the default is enough for
+        largest_error: largest error of decoded weights, relative to the norm of the weight. The default is enough for
             4 bits.
         product_error: largest error of a product, relative to its largest absolute value. Set it for a quantization
-            that also rounds activations. None: a few roundings in the dtype.
+            that also rounds activations. None: the error of a few roundings in the dtype.
     """
 
     parameters: ClassVar[Mapping[str, Sequence[Any]]] = {

@@ -1,4 +1,4 @@
-"""Test doubles for tests of caches: a clock, simple eviction strategies, and one that records and checks its calls."""
+"""Test doubles for tests of caches: a clock, simple eviction strategies, and one that checks its calls."""
 
 from graftlm.contracts import EvictionStrategy, NodeStats
 
@@ -30,9 +30,9 @@ class OldestAccessFirst(EvictionStrategy):
 
 
 class RestlessOrder(EvictionStrategy):
-    """A strategy whose priority of a node changes with every access and every split of the node.
+    """A strategy that changes a node's priority at every access and every split of the node.
 
-    It finds caches that sort nodes by outdated priorities.
+    It reveals caches that sort nodes by outdated priorities.
     """
 
     def priority(self, node: NodeStats) -> tuple[float, ...]:
@@ -41,16 +41,16 @@ class RestlessOrder(EvictionStrategy):
 
 
 class RecordingStrategy(EvictionStrategy):
-    """Forwards every call to another strategy. It raises AssertionError if a cache makes its calls in a wrong order.
+    """Forwards every call to another strategy. Raises AssertionError if a cache makes calls in a wrong order.
 
     Args:
         inner: the other strategy; None: `OldestAccessFirst`.
 
     Attributes:
         live: nodes that were inserted and not evicted yet.
-        evicted: evicted nodes in order; a test may clear the list.
-        num_hits: calls of `on_hit` so far.
-        num_priorities: calls of `priority` so far.
+        evicted: evicted nodes, in order. A test may clear the list.
+        num_hits: number of calls of `on_hit` so far.
+        num_priorities: number of calls of `priority` so far.
     """
 
     def __init__(self, inner: EvictionStrategy | None = None) -> None:
@@ -67,13 +67,13 @@ class RecordingStrategy(EvictionStrategy):
         return self._inner.priority(node)
 
     def on_insert(self, node: NodeStats) -> None:
-        """Record a node as live; it must not be live yet."""
+        """Record a node as live. The node must not be live yet."""
         assert node not in self.live, "on_insert() was called twice for a node"
         self.live.add(node)
         self._inner.on_insert(node)
 
     def on_hit(self, node: NodeStats) -> None:
-        """Count a hit of a live node; its `hits` must already include this hit."""
+        """Count a hit of a live node, whose `hits` must already include this hit."""
         assert node in self.live, "on_hit() was called for a node without an on_insert() before, or after on_evict()"
         assert node.hits > 0, "on_hit() was called before the cache counted the hit"
         self.num_hits += 1

@@ -1,4 +1,4 @@
-"""The oracle for attention: computes one query at a time, in float32, over exactly the slots that it may attend to."""
+"""The oracle for attention. It computes one query at a time, in float32, over only the slots of that query."""
 
 import torch
 from torch import Tensor
@@ -13,8 +13,8 @@ __all__ = ["ReferenceAttention"]
 class ReferenceAttention(AttentionBackend):
     """A direct implementation of the attention contract, without optimisations.
 
-    Each query gathers exactly the keys and values of its own positions. There is no mask, no padding and no batching
-    that could have the same error as a backend under test. A cache in 8 bits is converted to float32.
+    Each query gathers exactly the keys and values of its own positions. It has no mask, no padding and no batching,
+    which could have the same error as a backend under test. An 8-bit cache is converted to float32.
     """
 
     def __init__(self, context: AttentionContext) -> None:
@@ -23,11 +23,11 @@ class ReferenceAttention(AttentionBackend):
         self._batch: ForwardBatch | None = None
 
     def prepare(self, batch: ForwardBatch) -> None:
-        """Keep the batch for the calls of `forward`."""
+        """Store the batch for the calls of `forward`."""
         self._batch = batch
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer) -> Tensor:
-        """Write keys and values to the cache, then compute attention; shapes as in `AttentionBackend.forward`.
+        """Write keys and values to the cache, then compute attention. Shapes are those of `AttentionBackend.forward`.
 
         Raises:
             InvariantError: `prepare` was not called first.
@@ -77,7 +77,7 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, layer: AttentionLayer) -> T
     scores = torch.einsum("hd,shd->hs", q.float(), keys) * layer.scale
     if layer.soft_cap is not None:
         scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
-    if layer.sinks is not None:  # a sink is one more score, with a value vector of zeros
+    if layer.sinks is not None:  # a sink is an additional score with a value of zeros
         scores = torch.cat([scores, layer.sinks.float()[:, None]], dim=1)
         values = torch.cat([values, torch.zeros_like(values[:1])])
     return torch.einsum("hs,shd->hd", torch.softmax(scores, dim=-1), values)

@@ -1,4 +1,4 @@
-"""A server with OpenAI's endpoints on a free port. A test defines the answers of its model."""
+"""Provides a server with OpenAI's endpoints on a free port. A test defines the answers of the server's model."""
 
 import asyncio
 import json
@@ -34,12 +34,12 @@ class ScriptedModel:
     """Defines the answers of a scripted endpoint.
 
     Attributes:
-        says: maps a prompt to the model's full answer, without a length limit. In a chat, the prompt is the last user
-            message, and the answer is the whole message of the assistant.
-        reasons: maps the same prompt to the `reasoning_content` of a chat's answer.
-        logprob: maps the text so far and the next token to the log-probability of this token.
-        alternatives: tokens that are listed at each position as the most likely ones, in addition to the token that
-            was generated.
+        says: function from a prompt to the model's full answer, without a length limit. In a chat, the prompt is the
+            last user message, and the answer is the whole message of the assistant.
+        reasons: function from the same prompt to the `reasoning_content` of a chat's answer.
+        logprob: function from the text so far and the next token to the log-probability of this token.
+        alternatives: tokens that are listed at each position as the most likely tokens, in addition to the generated
+            token.
     """
 
     says: Callable[[str], str]
@@ -69,11 +69,11 @@ class ScriptedApi:
 
     Attributes:
         url: URL of the API, with `/v1`.
-        refused: fields of a request body. A request with such a field gets the status 400.
-        ignored: fields of a request body that have no effect.
+        refused: names of fields. A request with such a field in its body gets the status 400.
+        ignored: names of fields of a request body that have no effect.
         bodies: bodies of all requests so far, in order.
         prompt_tokens: total number of prompt tokens of all answers.
-        under_way: number of requests that have arrived and are not answered yet.
+        under_way: number of requests that have arrived, but are not answered yet.
     """
 
     def __init__(
@@ -90,12 +90,12 @@ class ScriptedApi:
         """Start the server.
 
         Args:
-            model: defines the answers.
+            model: the model that defines the answers.
             refused: initial value of the attribute.
             ignored: initial value of the attribute.
-            tells_logprobs: whether answers have log-probabilities. If not, a request may ask for them, but gets null.
+            tells_logprobs: whether answers have log-probabilities. If not, a request for log-probabilities gets null.
             tells_usage: whether answers have token counts.
-            dies_after: number of text events of a stream after which the connection breaks; None: it does not break.
+            dies_after: number of text events of a stream after which the connection breaks; None: it never breaks.
             hangs: whether the server never answers.
         """
         self._model = model
@@ -210,7 +210,7 @@ class ScriptedApi:
     ) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": index, "finish_reason": written.finish_reason, "logprobs": None}
         echo = prompt if body.get("echo") else ""
-        wanted = body.get("logprobs")  # for completions, a number, which may be 0
+        wanted = body.get("logprobs")  # a number in requests for completions; it may be 0
         if wanted is not None and wanted is not False and self._tells_logprobs:
             tokens = self._model.tokens(echo) + written.tokens
             choice["logprobs"] = self._logprobs("" if echo else prompt, tokens, is_chat)
@@ -239,14 +239,14 @@ class ScriptedApi:
 
 
 def _prompts(body: Mapping[str, Any], is_chat: bool) -> list[str]:
-    """Return the prompts of a request; a chat has one: its last user message."""
+    """Return the prompts of a request. A chat has one prompt, which is its last user message."""
     if is_chat:
         return [message["content"] for message in body["messages"] if message["role"] == "user"][-1:]
     return [body["prompt"]] if isinstance(body["prompt"], str) else list(body["prompt"])
 
 
 def _pieces(written: _Written) -> list[str]:
-    """Return a completion's text, cut at its token boundaries. The last piece is short if a stop string was removed."""
+    """Return a completion's text, cut at token boundaries. If a stop string was removed, the last piece is shorter."""
     pieces, rest = list[str](), written.text
     for token in written.tokens:
         pieces.append(rest[: len(token)])

@@ -25,9 +25,9 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 30.0, what: str
     """Wait until a condition is true.
 
     Args:
-        condition: returns whether the condition is true.
+        condition: function that returns whether the condition is true.
         timeout_s: longest wait in seconds.
-        what: name of the condition, for the error message.
+        what: name of the condition, for the error.
 
     Raises:
         TimeoutError: the condition is still false after `timeout_s`.
@@ -48,7 +48,7 @@ class ServerProcess:
     Attributes:
         process: the process of `graftlm serve`.
         url: URL of the server.
-        start_s: seconds from the start of the process until it accepted requests.
+        start_s: time from the start of the process until it accepted requests, in seconds.
     """
 
     def __init__(
@@ -63,11 +63,12 @@ class ServerProcess:
         """Start the server and wait until it accepts requests.
 
         Args:
-            config: contents of the YAML file; a free port is added if it has no port.
+            config: contents of the YAML file. A free port is added if there is no port.
             arguments: additional command-line arguments.
-            environment: environment variables, in addition to those of this process.
+            environment: environment variables, in addition to the variables of this process.
             timeout_s: longest time until the server must accept requests, in seconds.
-            on_log: called with each line that the server writes to standard error before it accepts requests.
+            on_log: function that is called with each line that the server writes to standard error before it accepts
+                requests.
 
         Raises:
             RuntimeError: the server ended, or did not accept requests in time. The message contains its log.
@@ -97,7 +98,7 @@ class ServerProcess:
         return self._log_path.read_text(errors="replace")
 
     def children(self) -> dict[str, int]:
-        """Return the server's running child processes: role, such as "scheduler-0" or "detokenizer" -> process id."""
+        """Return the server's running child processes as role -> process id, with roles such as "scheduler-0"."""
         found: dict[str, int] = {}
         for line in self.log.splitlines():
             match = re.search(r"(scheduler-\d+|detokenizer) runs as pid (\d+)", line)
@@ -139,7 +140,7 @@ class ServerProcess:
 
     def _wait_for_url(self, timeout_s: float, on_log: Callable[[str], None] | None) -> str:
         stdout = self.process.stdout
-        assert stdout is not None  # because stdout is a pipe
+        assert stdout is not None  # stdout is a pipe
         found: list[str] = []
 
         def read() -> None:

@@ -12,13 +12,13 @@ from graftlm.demo import demo_checkpoint
 
 __all__ = ["LlamaShape", "write_sparse_checkpoint"]
 
-_BYTES = 2  # bytes of a bfloat16
+_BYTES = 2  # size of a bfloat16 number
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
 
 @dataclass(frozen=True, slots=True)
 class LlamaShape:
-    """The sizes of a Llama model; its weights are bfloat16."""
+    """The sizes of a Llama model with bfloat16 weights."""
 
     hidden_size: int
     intermediate_size: int
@@ -49,12 +49,12 @@ class LlamaShape:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all weights."""
+        """Size of all weights in bytes."""
         return sum(_BYTES * prod(size) for _, size in self.tensors())
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of one token's keys and values over all layers."""
+        """Size of one token's keys and values in all layers, in bytes."""
         return 2 * _BYTES * self.num_layers * self.num_kv_heads * self.head_dim
 
 
@@ -63,7 +63,7 @@ def write_sparse_checkpoint(directory: Path, shape: LlamaShape, *, max_position_
 
     Args:
         directory: an existing folder.
-        shape: sizes of the model. Its vocabulary must not be smaller than that of the bundled tokenizer.
+        shape: sizes of the model. The vocabulary must not be smaller than the vocabulary of the bundled tokenizer.
         max_position_embeddings: longest context in tokens.
 
     Returns:

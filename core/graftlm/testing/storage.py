@@ -29,12 +29,12 @@ class KVStorageConformance(Conformance, ABC):
                 return MyStorage(context, self.medium)
 
     The kit uses new random fingerprints, so the medium may already contain other blocks. The methods
-    `create_limited`, `damage` and `break_medium` do what the contract of `KVStorage` has no method for. The tests that
-    use such a method are skipped if you do not override it.
+    `create_limited`, `damage` and `break_medium` are for actions without a method in the contract of `KVStorage`. If
+    you do not override such a method, the tests that use it are skipped.
 
     Attributes:
         parameters: `block_bytes` is the number of bytes in a block.
-        damages: names of the kinds of damage that `damage` supports.
+        damages: kinds of damage that `damage` supports.
     """
 
     parameters: ClassVar[Mapping[str, Sequence[Any]]] = {"block_bytes": (1, 1000, 65_537)}
@@ -164,7 +164,7 @@ class KVStorageConformance(Conformance, ABC):
         contexts = [StorageContext(other, 1000) for other in others] + [StorageContext(mine, 999)]
         for context in contexts:
             stranger = self.create(context)
-            # The empty fingerprint is not random, so the medium may have blocks of it.
+            # The empty fingerprint is not random, so the medium may already have blocks with this fingerprint.
             key = b"key" if context.fingerprint else secrets.token_bytes(16)
             assert stranger.contains([key]) == 0, f"{context} has a block of {mine!r}"
             assert not stranger.get(key, np.empty(context.block_bytes, np.uint8))
@@ -288,7 +288,7 @@ class KVStorageConformance(Conformance, ABC):
 
 
 def _block(key: bytes, block_bytes: int) -> NDArray[np.uint8]:
-    """Return the content of a key's block, uint8 [block_bytes]; it is the same in all tests."""
+    """Return the content of a key's block, uint8 [block_bytes], which is the same in all tests."""
     return np.frombuffer(random.Random(key).randbytes(block_bytes), np.uint8).copy()
 
 

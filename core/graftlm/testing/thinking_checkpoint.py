@@ -1,4 +1,4 @@
-"""A checkpoint of the bundled model that knows the tags around reasoning."""
+"""Writes a checkpoint of the bundled model with tokens for the tags around reasoning."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ THINK_END_ID: Final = 2047
 def write_thinking_checkpoint(folder: Path) -> None:
     """Write a copy of the bundled model whose last two tokens are `<think>` and `</think>`.
 
-    Its chat template opens the reasoning where the variable `opens` or `enable_thinking` is true.
+    The copy's chat template opens the reasoning if the variable `opens` or `enable_thinking` is true.
     """
     shutil.copytree(demo_checkpoint(), folder)
     file = folder / "tokenizer.json"

@@ -29,7 +29,7 @@ Family: TypeAlias = Literal[
     "gpt_oss",
 ]
 
-#: Entries of `_FAMILY_CONFIG` that the two DeepSeek versions have in common.
+#: Entries of `_FAMILY_CONFIG` that both DeepSeek versions have.
 _DEEPSEEK_CONFIG: dict[str, Any] = {
     "num_key_value_heads": None,
     "kv_lora_rank": 32,
@@ -44,8 +44,8 @@ _DEEPSEEK_CONFIG: dict[str, Any] = {
     "num_experts_per_tok": 2,
 }
 
-#: Family -> entries of its configuration. The defaults are for large models: in a small model, a feature with its
-#: default value would have no effect.
+#: Family -> entries of its configuration. The usual defaults are for large models. In a small model, features with
+#: these defaults would have no effect.
 _FAMILY_CONFIG: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 16},
     "ministral": {"sliding_window": 16},
@@ -125,14 +125,14 @@ def write_tiny_checkpoint(
         num_layers: number of decoder layers.
         num_heads: number of query heads.
         num_kv_heads: number of key/value heads; num_heads must be a multiple of it.
-        head_dim: size of a head; an even number, which may differ from hidden_size / num_heads.
+        head_dim: size of a head. It must be even, and may differ from hidden_size / num_heads.
         vocab_size: number of rows of the embedding.
         max_position_embeddings: longest context in tokens.
         tie_word_embeddings: whether the embedding is also the output projection.
         rope_parameters: for example {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}; None: the default
             type.
         eos_token_id: token that ends an answer; None: the tokenizer's end token, or no token if there is no tokenizer.
-        shards: number of safetensors files; if it is above 1, an index is written, too.
+        shards: number of safetensors files. If there is more than one, an index is also written.
         dtype: dtype of the tensors.
         initializer_range: standard deviation of all weights.
         tokenizer: whether to write a byte-level tokenizer with a chat template.
@@ -165,7 +165,7 @@ def write_tiny_checkpoint(
         **({} if num_labels is None else {"num_labels": num_labels}),
     }
     hf_config = AutoConfig.for_model(family, **{**entries, **_FAMILY_CONFIG.get(family, {}), **(config or {})})
-    with torch.random.fork_rng(devices=[]):  # the constructor draws random weights, which are replaced below
+    with torch.random.fork_rng(devices=[]):  # the constructor's random weights are replaced below
         kind = AutoModelForCausalLM if num_labels is None else AutoModelForSequenceClassification
         model = kind.from_config(hf_config, dtype=dtype)
     _draw_weights(model, seed, initializer_range, norm_mean=0 if family.startswith("gemma") else 1)

@@ -21,7 +21,7 @@ def compile_kernel(
 
     Args:
         kernel: a function decorated with `triton.jit`, in a process without TRITON_INTERPRET.
-        arguments: parameter -> its type, such as "*bf16" or "i32", or its constant value, which is not a string.
+        arguments: parameter -> its type, such as "*bf16" or "i32", or its constant value, which must not be a string.
             The compiler may assume that pointers, and integers whose name ends in `stride`, are multiples of 16.
         capability: compute capability of the device, e.g. 90 for 9.0.
         options: options of Triton's compiler, such as `num_warps`.

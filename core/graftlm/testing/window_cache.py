@@ -13,7 +13,7 @@ from graftlm.testing.window_cache_machine import FakeWindows, check_random_windo
 
 __all__ = ["WindowCacheConformance"]
 
-#: For a prompt of eight pages: which pages have a window page ("1"), `reach_pages`, and the pages of the longest match.
+#: Cases with a prompt of eight pages: pages with a window page ("1"), `reach_pages`, and pages of the longest match.
 _MATCHES = [
     ("11111111", 3, 8),
     ("00000111", 3, 8),
@@ -48,7 +48,7 @@ class WindowCacheConformance(Conformance, ABC):
 
     @abstractmethod
     def create(self, context: CacheContext) -> PrefixCache:
-        """Return a new, empty cache; `context.window` is set."""
+        """Return a new, empty cache. `context.window` is set."""
 
     def window_rig(self, windows: FakeWindows, page_size: int = 1) -> CacheRig:
         """Return a test rig with a new cache."""

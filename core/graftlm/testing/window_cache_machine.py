@@ -1,4 +1,4 @@
-"""Random histories of a prefix cache with window pages, compared with a dictionary after every step."""
+"""Runs random histories of a prefix cache with window pages, and compares it with a dictionary after every step."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,15 +20,15 @@ _PICKS = st.integers(0, 2**16)
 _LENGTHS = st.integers(0, 4)
 _NUM_PAGES = 64
 
-#: Numbers of steps in a history. Short histories come first: a failure in one is readable without shrinking, which can
-#: take minutes.
+#: Numbers of steps in a history. Short histories come first, because their failures are readable without
+#: shrinking, which can take minutes.
 _HISTORY_LENS = (8, 40)
 
 _Prefix = tuple[int, ...]
 
 
 class FakeWindows:
-    """A `WindowView` for tests, which define the pages that have window pages.
+    """A `WindowView` for tests. The test defines which pages have window pages.
 
     Attributes:
         held: ids of the pages that have a window page; None: all pages have one.
@@ -52,12 +52,12 @@ def check_random_windows(make_rig: Callable[[FakeWindows], CacheRig], reach_page
     """Run random histories, each on a new cache.
 
     Args:
-        make_rig: returns a rig with a new cache that uses the given window view.
+        make_rig: function that returns a rig with a new cache, given the cache's window view.
         reach_pages: number of pages before the end of a match that must have a window page.
         max_examples: number of histories of each length.
 
     Raises:
-        AssertionError: the cache and the dictionary differ. hypothesis prints the history.
+        AssertionError: the cache and the dictionary differ. `hypothesis` prints the history.
     """
 
     class Machine(WindowCacheMachine):
@@ -82,7 +82,7 @@ def check_random_windows(make_rig: Callable[[FakeWindows], CacheRig], reach_page
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """A request with a locked handle and locked window pages of the last `window_len` pages before it."""
+    """A request with a locked handle, and with locked window pages of the last `window_len` pages before it."""
 
     tokens: _Prefix
     handle: PrefixHandle
@@ -104,7 +104,7 @@ class WindowCacheMachine(RuleBasedStateMachine):
         self.places: dict[_Prefix, ProbePlace | None] = {}
         windows.held = self.held
 
-    # -- rules: what can happen
+    # -- rules (possible steps)
 
     @rule(letters=_LETTERS, window_len=_LENGTHS)
     def begin(self, letters: list[int], window_len: int) -> None:
@@ -211,18 +211,18 @@ class WindowCacheMachine(RuleBasedStateMachine):
         num_pages = 0 if place is None else place.num_pages
         assert num_pages == self._usable(tokens), "probe_again() disagrees with match()"
 
-    # -- invariants: what is true after each step
+    # -- invariants (checked after each step)
 
     @invariant()
     def both_kinds_of_pages_are_conserved(self) -> None:
-        """Every page is either free or cached, exactly once; every page with a window page is cached."""
+        """Every page is either free or cached, exactly once, and every page with a window page is cached."""
         assert sorted([*self.free, *self.pages.values()]) == list(range(_NUM_PAGES)), "a page is lost, or owned twice"
         assert self.rig.cached_pages() == sorted(self.pages.values()), "walk() yields other pages"
         assert self.held <= set(self.pages.values()), "a page was evicted, but not its window page"
 
     @invariant()
     def the_tree_shows_what_has_window_pages(self) -> None:
-        """Either all pages of a node have window pages or none has; `has_window` is correct."""
+        """Either all pages of a node have window pages or none of them, and `has_window` is correct."""
         for view in self.cache.walk():
             assert (self.windows.holds(view.pages) == view.has_window).all(), "has_window is wrong"
 
