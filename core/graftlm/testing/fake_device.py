@@ -86,7 +86,7 @@ class FakeDevice:
 
     Each digest is computed from the digest of the previous token, which the device finds through the plan's page table.
     A page that is reused, shared or freed wrongly therefore changes all tokens that are generated after it, and all
-    "hidden states". The first number of a "hidden state" is 1, and the second one comes from the digest.
+    "hidden states". The first number of a "hidden state" is 1, and the second number depends on the digest.
 
     With a window memory, the device also writes each digest there. At the end of a step, each token reads all digests
     in its window. A digest that differs from the one in the first memory is an error.

@@ -23,7 +23,7 @@ from graftlm_chat.wording import describe_tools
 __all__ = ["PythonicFormat"]
 
 _HOW: Final = "To call some, answer with nothing but a list of Python calls: [name(argument=value, ...), ...]."
-#: Maximum length of a list in characters; a longer one is content. Python's parser needs up to 10 µs and 200 bytes per
+#: Maximum length of a list in characters. A longer list is content. Python's parser needs up to 10 µs and 200 bytes per
 #: character.
 _MAX_LEN: Final = 65_536
 _BEGINNING: Final = re.compile(r"\s*\[\s*([\w.]*)\s*(\()?")

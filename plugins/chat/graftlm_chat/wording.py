@@ -1,4 +1,4 @@
-"""The description of tools for models whose chat template does not include tools."""
+"""Describes tools to models whose chat template does not include tools."""
 
 from collections.abc import Sequence
 

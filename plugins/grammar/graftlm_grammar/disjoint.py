@@ -12,7 +12,7 @@ __all__ = ["check_disjoint", "json_type", "resolve", "types_of"]
 
 _INDEX: Final = re.compile("0|[1-9][0-9]{0,8}")
 _MAX_PAIRS: Final = 4096
-_MAX_STEPS: Final = 400_000  # visited schemas, values and property names; this many take about one second
+_MAX_STEPS: Final = 400_000  # visited schemas, values and property names (about one second)
 
 
 def json_type(value: Any) -> str:

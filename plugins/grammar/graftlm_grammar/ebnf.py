@@ -46,7 +46,7 @@ class Chars:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A reference to another rule, which stands for the rule's expression."""
+    """A reference to another rule, which matches the rule's expression."""
 
     name: str
 

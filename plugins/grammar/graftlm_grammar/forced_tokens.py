@@ -12,7 +12,7 @@ MAX_FORCED_TOKENS: Final = 64
 
 
 def find_forced_tokens(matcher: GrammarMatcher, vocab_size: int) -> list[int]:
-    """Return the forced next tokens, at most `MAX_FORCED_TOKENS`; the matcher's state does not change."""
+    """Return the forced next tokens, at most `MAX_FORCED_TOKENS`. The matcher's state does not change."""
     mask = np.zeros((1, -(-vocab_size // 32)), dtype=np.int32)
     forced: list[int] = []
     while not matcher.finished and len(forced) < MAX_FORCED_TOKENS:

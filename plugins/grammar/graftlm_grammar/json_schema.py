@@ -172,7 +172,7 @@ class _Translation:
         return " | ".join(branches)
 
     def _first_that_asserts(self, rules: list[str], path: str) -> str:
-        """Return the rule of the first schema of an `allOf` that restricts values; the others are left out."""
+        """Return the rule of the first schema of an `allOf` that restricts values. Leave out the other schemas."""
         restricting = [i for i, rule in enumerate(rules) if not self.rules.is_any(rule)]
         for i in restricting[1:]:
             message = f"not enforced together with [{restricting[0]}]; combine both in one schema"

@@ -40,7 +40,7 @@ def _answer(regex: str, vocabulary: outlines_core.Vocabulary) -> bytes:
 
 
 def _limit_memory(num_bytes: int) -> None:
-    """Limit this process's address space, if the operating system supports it: Windows does not, macOS may refuse."""
+    """Limit this process's address space, if the operating system supports this. Windows does not; macOS may refuse."""
     if sys.platform == "win32":
         return
     import resource

@@ -140,7 +140,7 @@ def type_names(wanted: Any, path: str) -> list[str]:
     """Return the types of a `type` keyword without duplicates.
 
     Args:
-        wanted: the value of `type`.
+        wanted: value of the keyword `type`.
         path: location of the keyword.
 
     Raises:

@@ -222,7 +222,7 @@ class GemmaLayer(DecoderLayer):
 
 
 class GemmaAttention(nn.Module):
-    """Projections, head norms and rotation around the attention call site."""
+    """Attention with projections, head norms and rotation."""
 
     def __init__(self, shape: DecoderShape, variant: GemmaVariant, context: ModelContext, layer_id: int) -> None:
         super().__init__()

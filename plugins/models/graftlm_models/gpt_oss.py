@@ -117,7 +117,7 @@ class GptOssLayer(DecoderLayer):
 
 
 class GptOssAttention(nn.Module):
-    """Projections, rotation and sinks around the attention call site."""
+    """Attention with projections, rotation and sinks."""
 
     def __init__(self, shape: DecoderShape, context: ModelContext, spec: AttentionLayer) -> None:
         super().__init__()

@@ -99,7 +99,7 @@ class LlamaLayer(DecoderLayer):
 
 
 class LlamaAttention(nn.Module):
-    """Projections and rotation around the attention call site."""
+    """Attention with projections and rotation."""
 
     def __init__(self, shape: DecoderShape, context: ModelContext, layer_id: int) -> None:
         super().__init__()

@@ -117,7 +117,7 @@ class MistralLayer(DecoderLayer):
 
 
 class MixtralMoE(nn.Module):
-    """Experts in place of a feed-forward layer; the weights of a token's experts sum to 1."""
+    """A mixture of experts in place of a feed-forward layer. The weights of a token's experts sum to 1."""
 
     def __init__(self, shape: DecoderShape, context: ModelContext) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ class MixtralMoE(nn.Module):
 
 
 class MistralAttention(nn.Module):
-    """Projections and rotation around the attention call site."""
+    """Attention with projections and rotation."""
 
     def __init__(self, shape: DecoderShape, context: ModelContext, spec: AttentionLayer) -> None:
         super().__init__()

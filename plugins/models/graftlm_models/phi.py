@@ -105,7 +105,7 @@ class PhiLayer(DecoderLayer):
 
 
 class PhiAttention(nn.Module):
-    """Projections and rotation around the attention call site."""
+    """Attention with projections and rotation."""
 
     def __init__(self, shape: DecoderShape, context: ModelContext, spec: AttentionLayer) -> None:
         super().__init__()

@@ -186,7 +186,7 @@ class QwenLayer(DecoderLayer):
 
 
 class QwenAttention(nn.Module):
-    """Projections, head norms and rotation around the attention call site."""
+    """Attention with projections, head norms and rotation."""
 
     def __init__(self, shape: DecoderShape, variant: QwenVariant, context: ModelContext, spec: AttentionLayer) -> None:
         super().__init__()

@@ -89,7 +89,7 @@ def _encode_panel(weight: Tensor, bits: int, group_size: int) -> tuple[Tensor, T
 
 
 def _asymmetric_scales(groups: Tensor) -> tuple[Tensor, Tensor]:
-    """Return scales so that 16 codes range from the smallest to the largest weight, and the weight that code 0 means.
+    """Return scales so that 16 codes range from the smallest to the largest weight, and the weights of code 0.
 
     Args:
         groups: float32 [rows, groups, group_size].

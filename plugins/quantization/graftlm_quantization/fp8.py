@@ -22,7 +22,7 @@ _MIN_SCALE = float(torch.finfo(torch.float32).tiny)
 
 @dataclass(frozen=True, slots=True)
 class Fp8Rows:
-    """A matrix whose row i is scales[i] * codes[i]. The largest magnitude of each row has the code 448, the maximum.
+    """A matrix whose row i is scales[i] * codes[i]. The largest magnitude of a row has the largest code, 448.
 
     Attributes:
         codes: float8_e4m3fn [n, K], contiguous.

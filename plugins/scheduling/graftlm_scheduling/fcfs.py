@@ -8,7 +8,7 @@ __all__ = ["FirstComeFirstServed"]
 
 
 class FirstComeFirstServed(SchedulingPolicy):
-    """Keeps the order of arrival; no request is passed over."""
+    """Orders by arrival. No request is passed over."""
 
     def order(self, waiting: Sequence[WaitingRequest], now: float) -> list[WaitingRequest]:
         """Return the requests in the order of their arrival."""

@@ -9,7 +9,7 @@ __all__ = ["PreemptivePriority"]
 
 
 class PreemptivePriority(SchedulingPolicy):
-    """Keeps the order of arrival within a priority; a request of higher priority can replace a running one."""
+    """Orders by arrival within a priority. A request of higher priority can replace a running request."""
 
     def __init__(self, options: PreemptivePriorityOptions) -> None:
         self.preemption = Preemption(options.min_difference) if options.preempt else None
