@@ -298,7 +298,7 @@ def _dense(shape: DecoderShape, context: ModelContext, intermediate_size: int) -
 
 
 def _pairs_to_halves(x: Tensor) -> Tensor:
-    """Reorder [..., P] from x0 y0 x1 y1 ... to x0 x1 ... y0 y1 .... This must be done to both queries and keys."""
+    """Reorder [..., P] from x0 y0 x1 y1 ... to x0 x1 ... y0 y1 ...; queries and keys must both be reordered."""
     return torch.cat([x[..., ::2], x[..., 1::2]], dim=-1)
 
 

@@ -29,7 +29,7 @@ class WeightOnly(Quantization):
         group_size: number of inputs that share a scale; None: all inputs of a row.
         options: options that set which layers are not quantized, and the kernel.
 
-    Effects: compiles the kernel if this machine has no compiled copy, which takes a few seconds.
+    Effects: may compile the kernel, which takes a few seconds and happens once per machine.
 
     Raises:
         KernelBuildError: `options.kernel` is "native", and the kernel cannot be built.
