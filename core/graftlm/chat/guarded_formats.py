@@ -74,7 +74,7 @@ class GuardedToolCallFormat(ToolCallFormat):
         self._guard = _Guard(who)
 
     def parser(self, tools: Sequence[Tool], *, enforced: bool) -> ToolCallParser:
-        """Return a parser of one completion."""
+        """Return a parser for one completion."""
         parser = self._guard("parser", lambda: self.inner.parser(tools, enforced=enforced))
         return _GuardedToolCallParser(parser, self._guard)
 
@@ -125,6 +125,6 @@ class GuardedReasoningFormat(ReasoningFormat):
         return self._guard("is_open", lambda: self.inner.is_open(prompt_end))
 
     def parser(self, *, is_open: bool) -> ReasoningParser:
-        """Return a parser of one completion."""
+        """Return a parser for one completion."""
         parser = self._guard("parser", lambda: self.inner.parser(is_open=is_open))
         return _GuardedReasoningParser(parser, self._guard)

@@ -203,7 +203,7 @@ class ToolCallFormat(ABC):
 
     @abstractmethod
     def parser(self, tools: Sequence[Tool], *, enforced: bool) -> ToolCallParser:
-        """Return a parser of one completion.
+        """Return a parser for one completion.
 
         Args:
             enforced: whether the grammar of `grammar` enforces the format.
@@ -284,7 +284,7 @@ class ReasoningFormat(ABC):
 
     @abstractmethod
     def parser(self, *, is_open: bool) -> ReasoningParser:
-        """Return a parser of one completion.
+        """Return a parser for one completion.
 
         Args:
             is_open: whether the output begins inside the reasoning.

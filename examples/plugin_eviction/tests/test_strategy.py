@@ -1,4 +1,4 @@
-"""`costly-last` under graftlm's conformance kit, and what is particular to it."""
+"""Runs graftlm's conformance kit on `costly-last`, and tests its order of eviction."""
 
 import pytest
 from graftlm_costly_last import provide_eviction_strategies
