@@ -90,6 +90,34 @@ def test_drafts_are_dropped_where_pages_are_short(make_rig):
     assert rig.scheduler.counters.retractions > 0
 
 
+def test_cached_pages_make_room_for_drafts(make_rig):
+    _, speculator = scripted("too_long", max_drafts=7)
+    rig = make_rig(speculator=speculator, num_pages=50, page_size=1)
+    for i in range(6):
+        rig.add(f"r{i}", [40 + i, 1, 2], max_new_tokens=22)
+        rig.run()
+    assert rig.scheduler.kv.pool.num_free < 7
+    before = rig.scheduler.counters.steps
+    rig.add("a", [1, 2, 3], max_new_tokens=33)
+    rig.run()
+    rig.assert_right("a")
+    assert rig.scheduler.counters.steps - before == 1 + 4  # the prompt, then 8 tokens a step
+
+
+def test_a_drafter_of_stop_tokens_does_not_end_overlap(make_rig):
+    class Stops(Drafter):
+        def propose(self, requests):
+            return [Draft(np.full(4, 49, dtype=np.int32), 0.9) for _ in requests]
+
+    rig = make_rig(speculator=Speculator({"stops": Stops()}, 8, VOCAB, AllDrafts(8)), overlap=True)
+    rig.add("a", [1, 2, 3], max_new_tokens=40, stop=(49,))
+    waits = []
+    while rig.scheduler.has_work:
+        rig.step()
+        waits.append(rig.scheduler.awaits_commit)
+    assert not any(waits)
+
+
 def test_drafts_wait_for_steps_without_prefill(make_rig):
     _, speculator = scripted("too_long")
     rig = make_rig(speculator=speculator, prefill_tokens=4)

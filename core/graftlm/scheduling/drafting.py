@@ -36,6 +36,13 @@ class PlannedDraft:
         """The drafted tokens, int32 [n], at least one."""
         return self.source.token_ids
 
+    def first(self, num_tokens: int) -> "PlannedDraft":
+        """Return the first `num_tokens` tokens of the draft, with their masks."""
+        if num_tokens == len(self.token_ids):
+            return self
+        source = SourcedDraft(self.source.drafter, self.token_ids[:num_tokens], self.source.confidence)
+        return PlannedDraft(source, self.masks[:num_tokens])
+
 
 class Drafting:
     """Drafts tokens for running requests, and learns from the numbers of accepted tokens.
@@ -64,6 +71,8 @@ class Drafting:
             found = _cut(by_row[row], draft)
             if found is not None:
                 planned[row] = found
+            else:
+                self.speculator.reject(row, draft)
         return planned
 
     def is_worth_waiting(self, requests: Sequence[Request]) -> bool:
@@ -75,11 +84,12 @@ class Drafting:
         """
         if not self.speculator.may_pay(len(requests)):
             return False
+        by_row = {request.held_row: request for request in requests if request.row is not None}
         proposed = self._proposed(requests, 1)
         later = {
             row: SourcedDraft(draft.drafter, draft.token_ids[1:], draft.confidence)
             for row, draft in proposed.items()
-            if len(draft.token_ids) > 1
+            if len(draft.token_ids) > 1 and _num_before_stop(by_row[row], draft.token_ids) > 1
         }
         return bool(self.speculator.choose(len(requests), later))
 
@@ -115,10 +125,7 @@ class Drafting:
 
 def _cut(request: Request, draft: SourcedDraft) -> PlannedDraft | None:
     """Return the part of a draft before the first stop token and before the end of the request's grammar."""
-    token_ids = draft.token_ids
-    stops = [i for i, token_id in enumerate(token_ids.tolist()) if token_id in request.stop_token_ids]
-    if stops:
-        token_ids = token_ids[: stops[0]]
+    token_ids = draft.token_ids[: _num_before_stop(request, draft.token_ids)]
     masks = _NO_MASKS
     if request.grammar is not None and len(token_ids):
         try:
@@ -129,3 +136,9 @@ def _cut(request: Request, draft: SourcedDraft) -> PlannedDraft | None:
     if not len(token_ids):
         return None
     return PlannedDraft(SourcedDraft(draft.drafter, token_ids, draft.confidence), masks)
+
+
+def _num_before_stop(request: Request, token_ids: TokenIds) -> int:
+    """Return the number of tokens before the first stop token of a request."""
+    stops = (i for i, token_id in enumerate(token_ids.tolist()) if token_id in request.stop_token_ids)
+    return next(stops, len(token_ids))

@@ -117,19 +117,27 @@ class Planner:
         return plan
 
     def _add_drafts(self, draft: DraftRows, decode_rows: NDArray[np.int32], chunks: list[Chunk]) -> NDArray[np.int32]:
-        """Plan the rows that have drafts as chunks; return the other rows. A draft without free pages is dropped."""
+        """Plan the rows that have drafts as chunks; return the other rows.
+
+        A draft is shortened to the free and evictable pages that no running request needs.
+        """
         kv = self._kv
         requests = self._running.at(decode_rows)
         drafts = draft(requests)
         drafted: list[int] = []
+        num_spare = kv.available_pages - self._admission.reserved_pages() if drafts else 0
         for request in requests:
             row = request.held_row
             token_ids = drafts.get(row)
             if token_ids is None:
                 continue
+            num_held = int(kv.table.num_pages[row])
+            room = (num_held + max(num_spare, 0)) * kv.page_size - request.num_tokens
+            token_ids = token_ids[: max(room, 0)]
             start, end = request.num_tokens - 1, request.num_tokens + len(token_ids)
-            if kv.pages_for(end) - int(kv.table.num_pages[row]) > kv.pool.num_free or not kv.extend(row, end):
+            if not len(token_ids) or not kv.extend(row, end):
                 continue
+            num_spare -= int(kv.table.num_pages[row]) - num_held
             chunks.append(Chunk(request, row, start, end, drafts=token_ids))
             kv.table.computed[row] = request.num_tokens
             drafted.append(row)

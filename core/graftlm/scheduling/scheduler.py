@@ -233,7 +233,10 @@ class Scheduler:
                 self._planner.break_standstill()
             return None
         requests = self._running.at(plan.rows)
-        used = {} if plan.num_drafts is None else {row: drafts[row] for row in plan.rows[plan.num_drafts > 0].tolist()}
+        used: dict[int, PlannedDraft] = {}
+        if plan.num_drafts is not None:  # the plan may have shortened drafts, or left them out
+            planned = zip(plan.rows.tolist(), plan.num_drafts.tolist(), strict=True)
+            used = {row: drafts[row].first(num_drafts) for row, num_drafts in planned if num_drafts}
         self._in_flight.add(StepInFlight(plan, requests, used))
         return plan
 

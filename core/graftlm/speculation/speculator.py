@@ -159,6 +159,10 @@ class Speculator:
         counts = self._counts.get(draft.drafter, DraftCounts())
         self._counts[draft.drafter] = DraftCounts(counts.drafted + num_drafted, counts.accepted + num_accepted)
 
+    def reject(self, row: int, draft: SourcedDraft) -> None:
+        """Learn from a chosen draft whose first token cannot be output, so it is not verified."""
+        self._acceptance.observe(row, draft.drafter, draft.confidence, 1, 0)
+
     def close(self, row: int) -> None:
         """Remove the state of a request that has left its row."""
         if row not in self._open:
