@@ -8,12 +8,14 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
-from graftlm.contracts import CompiledGrammar, GrammarKind, GrammarMatcher, GrammarSpec
+from graftlm.contracts import CompiledGrammar, Draft, Drafter, GrammarKind, GrammarMatcher, GrammarSpec
 from graftlm.engine.engine_thread import EngineThread
-from graftlm.errors import GrammarError
+from graftlm.errors import GrammarError, RequestFailedError
 from graftlm.scheduling import RequestGrammar, RequestStatus
+from graftlm.speculation import Speculator
 from graftlm.step_loop import StepLoop
 from graftlm.testing import FakeGrammarBackend
+from graftlm.testing.drafter import AllDrafts
 from graftlm.testing.fake_device import expected_output
 from graftlm.types import FinishReason, SamplingParams
 
@@ -159,6 +161,9 @@ class BrokenMatcher(GrammarMatcher):
             mask[row] = self.plan.action()
 
     def rollback(self, num_tokens):
+        if self._now("rollback"):
+            self.plan.action()
+        self.num_accepted -= num_tokens
         self.inner.rollback(num_tokens)
 
     def forced_text(self):
@@ -222,6 +227,65 @@ def test_a_grammar_that_fails_ends_only_its_request(make_rig, overlap, future, n
     assert len(rig.tokens["bad"]) == num_tokens
     assert_right(rig, "good")
     rig.assert_right("free")
+    assert rig.scheduler.kv.usage.owned == rig.scheduler.kv.usage.locked == 0
+
+
+class DraftsRight(Drafter):
+    """Drafts what the device samples under `WORDS` after a prompt of 2 tokens."""
+
+    def propose(self, requests):
+        drafts = []
+        for request in requests:
+            prompt, output = np.split(request.token_ids, [2])
+            whole = expected_output(prompt.tolist(), 20, VOCAB, compiled().result().matcher())
+            drafted = whole[len(output) :][: request.limit]
+            drafts.append(Draft(np.array(drafted, dtype=np.int32), 0.9) if drafted else None)
+        return drafts
+
+
+def right_speculator(max_drafts=8):
+    return Speculator({"right": DraftsRight()}, max_drafts, VOCAB, AllDrafts(max_drafts))
+
+
+class Once:
+    """A function that executes an action at its first call only."""
+
+    def __init__(self, action):
+        self.action, self.num_calls = action, 0
+
+    def __call__(self):
+        self.num_calls += 1
+        return self.action() if self.num_calls == 1 else None
+
+
+@pytest.mark.parametrize("call", ["accept", "fill_bitmask"])
+@pytest.mark.parametrize("action", [divide, panic])
+def test_a_grammar_that_fails_along_a_draft_continues_from_its_state(call, action):
+    broken_once = Broken(call, 3, Once(action))
+    future = Future()
+    future.set_result(broken_once)
+    bound = under(future)
+    assert bound.start(0.0)
+    assert not bound.accept(0)
+    before, after = (np.zeros(bound.num_words, dtype=np.int32) for _ in range(2))
+    bound.fill(before)
+    with pytest.raises(RequestFailedError, match="the grammar backend failed"):
+        bound.masks_along([5, 10, 0, 6])
+    bound.fill(after)
+    assert after.tolist() == before.tolist()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("action", [divide, panic])
+def test_a_grammar_whose_rollback_fails_ends_only_its_request(make_rig, overlap, action):
+    rig = make_rig(overlap=overlap, speculator=right_speculator())
+    rig.add("bad", [1, 2], max_new_tokens=20, grammar=under(broken("rollback", 9, action)))
+    rig.add("good", [1, 3], max_new_tokens=20, grammar=grammar())
+    rig.run()
+    assert rig.finish("bad").reason is FinishReason.ERROR
+    assert "the grammar's state was lost, because 8 tokens were not rolled back" in rig.finish("bad").error
+    assert rig.tokens["bad"] == right_tokens(rig.requests["bad"])[: len(rig.tokens["bad"])]
+    assert_right(rig, "good")
     assert rig.scheduler.kv.usage.owned == rig.scheduler.kv.usage.locked == 0
 
 

@@ -49,6 +49,7 @@ class RequestGrammar:
         self.fill_bitmasks = fill_bitmasks
         self._compiling = compiling
         self._matcher: GrammarMatcher | None = None
+        self._lost: str | None = None
 
     @property
     def deadline_s(self) -> float:
@@ -62,7 +63,13 @@ class RequestGrammar:
 
     @property
     def matcher(self) -> GrammarMatcher:
-        """The state of the output in the grammar."""
+        """The state of the output in the grammar.
+
+        Raises:
+            RequestFailedError: the state was lost, because the backend failed to roll back.
+        """
+        if self._lost is not None:
+            raise RequestFailedError(self._lost)
         if self._matcher is None:
             raise InvariantError("a request runs before its grammar was compiled")
         return self._matcher
@@ -111,7 +118,8 @@ class RequestGrammar:
     def masks_along(self, token_ids: Sequence[int]) -> NDArray[np.int32]:
         """Return the bitmasks after each token, up to the first token that is not allowed or that ends the grammar.
 
-        Effects: none; the state is the same afterwards.
+        Effects: none; the state is the same afterwards, also if the backend failed. If it cannot be restored, every
+            later use of the grammar raises RequestFailedError.
 
         Returns: int32 [n, ceil(V / 32)] for the first n tokens.
 
@@ -120,22 +128,27 @@ class RequestGrammar:
         """
         matcher = self.matcher
         bits = np.zeros((len(token_ids) + 1, self.num_words), dtype=np.int32)
+        num_accepted = 0
 
-        def walk() -> tuple[int, int]:
+        def walk() -> int:
+            nonlocal num_accepted
             matcher.fill_bitmask(bits, 0)
             for i, token_id in enumerate(token_ids):
                 # A backend may log a warning for a token that `accept` rejects.
                 if not bits[i, token_id >> 5] >> (token_id & 31) & 1 or not matcher.accept(token_id):
-                    return i, i
+                    return i
+                num_accepted += 1
                 if matcher.finished:
-                    return i, i + 1
+                    return i
                 matcher.fill_bitmask(bits, i + 1)
                 if not bits[i + 1].any():
-                    return i, i + 1
-            return len(token_ids), len(token_ids)
+                    return i
+            return len(token_ids)
 
-        num_allowed, num_accepted = _guarded(walk)
-        _guarded(lambda: matcher.rollback(num_accepted))
+        try:
+            num_allowed = _guarded(walk)
+        finally:
+            self._roll_back(num_accepted)
         return bits[1 : num_allowed + 1]
 
     def forced_text(self) -> str:
@@ -166,6 +179,13 @@ class RequestGrammar:
         if _guarded(lambda: move(token_ids[:num_accepted], dropped)) < len(dropped):
             raise RequestFailedError("the grammar backend rejects after a rollback what it had accepted before")
         return False
+
+    def _roll_back(self, num_tokens: int) -> None:
+        try:
+            _guarded(lambda: self.matcher.rollback(num_tokens))
+        except RequestFailedError as error:
+            self._lost = f"the grammar's state was lost, because {num_tokens} tokens were not rolled back: {error}"
+            raise RequestFailedError(self._lost) from error
 
 
 def check_allowed(bits: NDArray[np.int32]) -> None:

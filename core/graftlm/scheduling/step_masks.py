@@ -68,10 +68,9 @@ def _fill_together(
     fill: FillBitmasks, grammars: Sequence[RequestGrammar | None], idx: list[int], bits: NDArray[np.int32]
 ) -> dict[int, RequestError]:
     """Fill rows of one backend; if this fails, fill them one by one to find the request that causes the failure."""
-    matchers = [grammar.matcher for grammar in map(grammars.__getitem__, idx) if grammar is not None]
     target = bits if len(idx) == len(bits) else np.empty((len(idx), bits.shape[1]), dtype=np.int32)
     try:
-        fill(matchers, target)
+        fill([grammar.matcher for grammar in map(grammars.__getitem__, idx) if grammar is not None], target)
     except KeyboardInterrupt:
         raise
     except BaseException:  # a plugin's code, or a Rust panic; filling one by one finds the request and the reason
