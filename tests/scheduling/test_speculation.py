@@ -79,6 +79,34 @@ def test_a_draft_ends_before_a_stop_token(make_rig):
     assert not any(stop in ids for ids in verified)
 
 
+class StopsAfter:
+    """A stop watch whose stop string is complete after some tokens."""
+
+    def __init__(self, num_tokens):
+        self.num_missing = num_tokens
+
+    def push(self, token_ids):
+        self.num_missing -= len(token_ids)
+
+    @property
+    def matched(self):
+        return "stop" if self.num_missing <= 0 else None
+
+
+@pytest.mark.parametrize("script", ["too_long", "wrong"])
+@pytest.mark.parametrize("num_tokens", range(1, 13))
+def test_accepted_drafts_after_a_stop_string_are_not_counted(make_rig, script, num_tokens):
+    _, speculator = scripted(script, max_drafts=4)
+    rig = make_rig(speculator=speculator)
+    rig.add("a", [1, 2, 3], max_new_tokens=40, stop_watch=StopsAfter(num_tokens))
+    rig.run()
+    assert rig.tokens["a"] == expected_output([1, 2, 3], num_tokens, VOCAB)
+    # The first token, and the one after each draft of 4 tokens, is no draft.
+    num_drafts = 0 if script == "wrong" else num_tokens - 1 - (num_tokens - 1) // 5
+    assert rig.updates["a"][-1].usage.accepted_draft_tokens == num_drafts
+    assert speculator.counts["scripted"].accepted == num_drafts
+
+
 def test_drafts_are_dropped_where_pages_are_short(make_rig):
     _, speculator = scripted("too_long", max_drafts=8)
     rig = make_rig(speculator=speculator, num_pages=40, page_size=1)

@@ -155,9 +155,12 @@ def test_every_drafter_hears_of_closed_rows_that_were_asked_for(caplog):
 
 def test_drafts_are_counted_by_drafter():
     one = speculator(first=Knows(), second=Knows())
-    one.observe(1, SourcedDraft("first", np.arange(4, dtype=np.int32), 0.5), 3)
-    one.observe(2, SourcedDraft("first", np.arange(2, dtype=np.int32), 0.5), 0)
-    assert one.counts == {"first": DraftCounts(6, 3), "second": DraftCounts(0, 0)}
+    four, two = (SourcedDraft("first", np.arange(num, dtype=np.int32), 0.5) for num in (4, 2))
+    one.observe(1, four, 3)
+    one.count_output(four, 2)
+    one.observe(2, two, 0)
+    one.count_output(two, 0)
+    assert one.counts == {"first": DraftCounts(6, 2), "second": DraftCounts(0, 0)}
 
 
 def test_choose_cuts_drafts_to_what_the_budget_allows():

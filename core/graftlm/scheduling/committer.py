@@ -87,9 +87,13 @@ class Committer:
             drafted = [] if draft is None else draft.token_ids.tolist()
             sampled = token_ids[start:end]
             num_accepted = next((i for i, token_id in enumerate(drafted) if sampled[i] != token_id), len(drafted))
-            if draft is not None and self._drafting is not None:
-                self._drafting.observe(request, draft, num_accepted)
+            if draft is None or self._drafting is None:
+                self._commit_samples(step, request, start, sampled[:1], result, now)
+                continue
+            self._drafting.observe(request, draft, num_accepted)
+            before = request.accepted_draft_tokens
             self._commit_samples(step, request, start, sampled[: num_accepted + 1], result, now)
+            self._drafting.count_output(draft, request.accepted_draft_tokens - before)
 
     def _commit_samples(
         self, step: StepInFlight, request: Request, start: int, token_ids: list[int], result: StepResult, now: float
@@ -98,8 +102,12 @@ class Committer:
 
         Args:
             start: index of the first token among the step's S samples.
+            token_ids: the accepted drafts, then one more sample.
+
+        Effects: adds the committed drafts to the request's `accepted_draft_tokens`.
         """
         table, row = self._kv.table, request.held_row
+        last = start + len(token_ids) - 1
         committed: list[int] = []
         logprobs: list[TokenLogprob] = []
         for i, token_id in enumerate(token_ids, start=start):
@@ -112,6 +120,8 @@ class Committer:
                 logprobs.append(_read_logprob(result.logprobs, i, token_id, request.params.logprobs))
             request.append(token_id)
             committed.append(token_id)
+            if i < last:
+                request.accepted_draft_tokens += 1
             self.num_sampled_tokens += 1
             if request.first_token_s is None:
                 request.first_token_s = now

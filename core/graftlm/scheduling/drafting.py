@@ -94,11 +94,14 @@ class Drafting:
         return bool(self.speculator.choose(len(requests), later))
 
     def observe(self, request: Request, draft: PlannedDraft, num_accepted: int) -> None:
-        """Learn how many tokens of a draft were accepted."""
+        """Learn how many tokens of a draft were accepted, also if the request ends before all of them are output."""
         request.drafted_tokens += len(draft.token_ids)
-        request.accepted_draft_tokens += num_accepted
         if request.row is not None:
             self.speculator.observe(request.row, draft.source, num_accepted)
+
+    def count_output(self, draft: PlannedDraft, num_tokens: int) -> None:
+        """Count the tokens of a draft that became output."""
+        self.speculator.count_output(draft.source, num_tokens)
 
     def _proposed(self, requests: Sequence[Request], num_unknown: int) -> dict[int, SourcedDraft]:
         """Return drafts of the requests that may have drafts, by row.

@@ -40,7 +40,7 @@ class DraftCounts:
 
     Attributes:
         drafted: number of verified tokens.
-        accepted: number of accepted tokens.
+        accepted: number of accepted tokens that became output.
     """
 
     drafted: int = 0
@@ -150,14 +150,22 @@ class Speculator:
             self._saved_s, self._added_s = plain_s / num_rows, (seconds - plain_s) / num_drafted
 
     def observe(self, row: int, draft: SourcedDraft, num_accepted: int) -> None:
-        """Record how many tokens of a verified draft were accepted. Its source need not be a drafter."""
+        """Record how many tokens of a verified draft were accepted. Its source need not be a drafter.
+
+        The accepted tokens that become output are counted with `count_output`.
+        """
         num_drafted = len(draft.token_ids)
         self._open.add(row)
         self._acceptance.observe(row, draft.drafter, draft.confidence, num_drafted, num_accepted)
         if (allowance := self._allowances.get(draft.drafter)) is not None:
             allowance.earn(num_accepted * self._saved_s - num_drafted * self._added_s)
         counts = self._counts.get(draft.drafter, DraftCounts())
-        self._counts[draft.drafter] = DraftCounts(counts.drafted + num_drafted, counts.accepted + num_accepted)
+        self._counts[draft.drafter] = DraftCounts(counts.drafted + num_drafted, counts.accepted)
+
+    def count_output(self, draft: SourcedDraft, num_tokens: int) -> None:
+        """Count the tokens of an observed draft that became output."""
+        counts = self._counts.get(draft.drafter, DraftCounts())
+        self._counts[draft.drafter] = DraftCounts(counts.drafted, counts.accepted + num_tokens)
 
     def reject(self, row: int, draft: SourcedDraft) -> None:
         """Learn from a chosen draft whose first token cannot be output, so it is not verified."""
