@@ -5,6 +5,7 @@ drafted. A step verifies them under the grammar's masks, so the output has the m
 The forced text costs one step instead of one step per token.
 """
 
+import logging
 from typing import Final, Protocol
 
 import numpy as np
@@ -19,9 +20,12 @@ __all__ = ["FORCED", "Encoder", "ForcedDrafts"]
 #: The source of these drafts in counts and metrics.
 FORCED: Final = "grammar"
 
+_logger = logging.getLogger(__name__)
+
 _MAX_CHARS: Final = 256
 _CONFIDENCE: Final = 0.9
 _MAX_CACHED: Final = 4096
+_NO_TOKENS: Final[TokenIds] = np.empty(0, dtype=np.int32)
 
 
 class Encoder(Protocol):
@@ -44,7 +48,10 @@ class ForcedDrafts:
         self._cached: dict[str, TokenIds] = {}
 
     def of(self, request: Request) -> SourcedDraft | None:
-        """Return the tokens of the text that must come next; None if there is a choice, or jump-forward is off."""
+        """Return the tokens of the text that must come next.
+
+        None if there is a choice, the request has jump-forward off, or the tokenizer fails.
+        """
         grammar = request.grammar
         if grammar is None or request.params.jump_forward is False:
             return None
@@ -52,13 +59,22 @@ class ForcedDrafts:
             text = grammar.forced_text()[:_MAX_CHARS]
         except RequestError:
             return None  # if the error recurs, the next mask reports it
-        token_ids = self._tokens(text) if text else None
-        return None if token_ids is None or not len(token_ids) else SourcedDraft(FORCED, token_ids, _CONFIDENCE)
+        token_ids = self._tokens(text) if text else _NO_TOKENS
+        return SourcedDraft(FORCED, token_ids, _CONFIDENCE) if len(token_ids) else None
 
     def _tokens(self, text: str) -> TokenIds:
         found = self._cached.get(text)
         if found is None:
             if len(self._cached) == _MAX_CACHED:
                 self._cached.clear()
-            found = self._cached[text] = np.array(self._tokenizer.encode_inside(text), dtype=np.int32)
+            found = self._cached[text] = self._encode(text)
         return found
+
+    def _encode(self, text: str) -> TokenIds:
+        try:
+            return np.array(self._tokenizer.encode_inside(text), dtype=np.int32)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic of the tokenizer is not an Exception
+            _logger.warning("forced text is not drafted, the tokenizer failed: %s: %s", type(error).__name__, error)
+            return _NO_TOKENS
