@@ -26,22 +26,27 @@ class Knows(Drafter):
         self.closed.append(row)
 
 
-class FailsFor(Knows):
-    """Fails whenever a row is among those it is asked for."""
+class Panic(BaseException):
+    """An exception like those that Rust libraries raise for a panic."""
 
-    def __init__(self, row, drafts):
+
+class FailsFor(Knows):
+    """Fails whenever a row is among those it is asked for, and at each `close`."""
+
+    def __init__(self, row, drafts, error=RuntimeError):
         super().__init__(drafts)
         self.row = row
+        self.error = error
 
     def propose(self, requests):
         answers = super().propose(requests)
         if self.row in self.asked[-1]:
-            raise RuntimeError("broken on purpose")
+            raise self.error("broken on purpose")
         return answers
 
     def close(self, row):
         super().close(row)
-        raise RuntimeError("broken on purpose, too")
+        raise self.error("broken on purpose, too")
 
 
 class Returns(Drafter):
@@ -123,8 +128,9 @@ def test_what_is_no_draft_is_refused_and_the_next_drafter_is_asked(answers, mess
     assert f"drafter 'broken' failed; its request goes on without it: {message}" in caplog.text
 
 
-def test_only_the_request_that_a_drafter_fails_for_goes_on_without_it(caplog):
-    broken = FailsFor(2, {1: draft(1), 2: draft(2), 3: draft(3)})
+@pytest.mark.parametrize("error", [RuntimeError, Panic])
+def test_only_the_request_that_a_drafter_fails_for_goes_on_without_it(caplog, error):
+    broken = FailsFor(2, {1: draft(1), 2: draft(2), 3: draft(3)}, error)
     one = speculator(broken=broken, works=Knows({2: draft(9)}))
     expected = {1: ("broken", [1]), 2: ("works", [9]), 3: ("broken", [3])}
     assert tokens_of(one.propose(requests(1, 2, 3))) == expected
@@ -134,14 +140,24 @@ def test_only_the_request_that_a_drafter_fails_for_goes_on_without_it(caplog):
     assert len(caplog.records) == 1
 
 
-def test_the_next_request_of_a_row_may_use_the_drafter_again(caplog):
-    broken = FailsFor(2, {2: draft(2)})
+@pytest.mark.parametrize("error", [RuntimeError, Panic])
+def test_the_next_request_of_a_row_may_use_the_drafter_again(caplog, error):
+    broken = FailsFor(2, {2: draft(2)}, error)
     one = speculator(broken=broken)
     assert one.propose(requests(2)) == {}
     one.close(2)
     assert "drafter 'broken' failed to close a request" in caplog.text
     broken.row = None
     assert tokens_of(one.propose(requests(2))) == {2: ("broken", [2])}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_of_a_drafter_is_raised(error):
+    one = speculator(broken=FailsFor(2, {}, error))
+    with pytest.raises(error):
+        one.propose(requests(2))
+    with pytest.raises(error):
+        one.close(2)
 
 
 def test_every_drafter_hears_of_closed_rows_that_were_asked_for(caplog):

@@ -181,7 +181,9 @@ class Speculator:
         for name, drafter in self._drafters.items():
             try:
                 drafter.close(row)
-            except Exception:  # the code of a plugin
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException:  # the code of a plugin; a panic in Rust is no `Exception`
                 _logger.exception("drafter %r failed to close a request", name)
 
     def _ask(self, name: str, drafter: Drafter, requests: Sequence[DraftRequest]) -> dict[int, SourcedDraft]:
@@ -190,7 +192,10 @@ class Speculator:
             if len(answers) != len(requests):
                 raise ValueError(f"propose() returned {len(answers)} entries for {len(requests)} requests")
             checked = [self._checked(request, draft) for request, draft in zip(requests, answers, strict=True)]
-        except Exception as error:  # the code of a plugin; a call for each request alone finds the one that causes it
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # the code of a plugin; a panic in Rust is no `Exception`
+            # A call for each request alone finds the one that causes the failure.
             if len(requests) > 1:
                 return {row: draft for r in requests for row, draft in self._ask(name, drafter, [r]).items()}
             self._failed.setdefault(requests[0].row, set()).add(name)
