@@ -237,6 +237,26 @@ def test_a_drafter_that_fails_for_one_request_serves_the_others(make_rig, caplog
         rig.assert_right(f"r{first}")
 
 
+def test_drafters_get_read_only_views_of_the_tokens(make_rig):
+    class Writes(Drafter):
+        num_refused = 0
+
+        def propose(self, requests):
+            for request in requests:
+                assert request.token_ids.base is not None
+                with pytest.raises(ValueError, match="read-only"):
+                    request.token_ids[-1] = 0
+                self.num_refused += 1
+            return [None] * len(requests)
+
+    drafter = Writes()
+    rig = make_rig(speculator=Speculator({"writes": drafter}, 4, VOCAB, AllDrafts(4)))
+    rig.add("a", [1, 2, 3], max_new_tokens=9)
+    rig.run()
+    rig.assert_right("a")
+    assert drafter.num_refused > 5
+
+
 def test_rows_are_closed_when_their_requests_leave(make_rig):
     drafter, speculator = scripted("right")
     rig = make_rig(speculator=speculator)

@@ -138,8 +138,10 @@ class Request:
 
     @property
     def token_ids(self) -> TokenIds:
-        """View of prompt and committed output, int32 [num_tokens]."""
-        return self._tokens[: self.num_tokens]
+        """Read-only view of prompt and committed output, int32 [num_tokens]."""
+        view = self._tokens[: self.num_tokens]
+        view.flags.writeable = False
+        return view
 
     @property
     def output_token_ids(self) -> TokenIds:
