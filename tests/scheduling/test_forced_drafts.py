@@ -51,6 +51,13 @@ def test_the_tokens_of_forced_text_are_drafted(make_rig):
     assert forced.of(make_rig().make_request("free", [1, 2])) is None
 
 
+@pytest.mark.parametrize("name", ["jump_forward", "speculation"])
+@pytest.mark.parametrize("value", [None, True, False])
+def test_a_request_may_decline_drafts_of_forced_text(make_rig, name, value):
+    draft = ForcedDrafts(Encoder()).of(constrained(make_rig(), **{name: value}))
+    assert (draft is None) == (value is False)
+
+
 @pytest.mark.parametrize("error", [ZeroDivisionError("oops"), Panic("oops")])
 def test_a_tokenizer_that_fails_drafts_nothing_and_is_not_asked_again(make_rig, caplog, error):
     encoder = Encoder(error)

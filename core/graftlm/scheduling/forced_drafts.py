@@ -50,10 +50,10 @@ class ForcedDrafts:
     def of(self, request: Request) -> SourcedDraft | None:
         """Return the tokens of the text that must come next.
 
-        None if there is a choice, the request has jump-forward off, or the tokenizer fails.
+        None if there is a choice, the request has jump-forward or speculation off, or the tokenizer fails.
         """
-        grammar = request.grammar
-        if grammar is None or request.params.jump_forward is False:
+        grammar, params = request.grammar, request.params
+        if grammar is None or params.jump_forward is False or params.speculation is False:
             return None
         try:
             text = grammar.forced_text()[:_MAX_CHARS]
