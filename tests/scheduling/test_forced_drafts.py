@@ -6,7 +6,10 @@ import pytest
 
 from graftlm.contracts import GrammarKind, GrammarSpec
 from graftlm.scheduling import ForcedDrafts, RequestGrammar
+from graftlm.scheduling.drafting import Drafting
+from graftlm.speculation import Speculator
 from graftlm.testing import FakeGrammarBackend
+from graftlm.testing.drafter import AllDrafts
 from graftlm.types import SamplingParams
 
 VOCAB = 50
@@ -32,12 +35,12 @@ class Panic(BaseException):
     """An exception like those that Rust libraries raise for a panic."""
 
 
-def constrained(rig, words="A B C", **params):
+def constrained(rig, words="A B C", max_new_tokens=4, **params):
     compiling = Future()
     compiling.set_result(BACKEND.compile(GrammarSpec(GrammarKind.EBNF, words)))
     grammar = RequestGrammar(compiling, lambda: 1000.0, VOCAB, BACKEND.fill_bitmasks)
     grammar.start(0.0)
-    return rig.make_request("r", [1, 2], grammar=grammar, params=SamplingParams(**params))
+    return rig.make_request("r", [1, 2], max_new_tokens, grammar=grammar, params=SamplingParams(**params))
 
 
 def test_the_tokens_of_forced_text_are_drafted(make_rig):
@@ -56,6 +59,16 @@ def test_the_tokens_of_forced_text_are_drafted(make_rig):
 def test_a_request_may_decline_drafts_of_forced_text(make_rig, name, value):
     draft = ForcedDrafts(Encoder()).of(constrained(make_rig(), **{name: value}))
     assert (draft is None) == (value is False)
+
+
+@pytest.mark.parametrize("max_drafts", [1, 2, 4])
+def test_at_most_max_drafts_tokens_of_forced_text_are_drafted(make_rig, max_drafts):
+    request = constrained(make_rig(), "A B C D E F", max_new_tokens=20)
+    request.row = 0
+    drafting = Drafting(Speculator({}, max_drafts, VOCAB, AllDrafts(max_drafts)), ForcedDrafts(Encoder()))
+    (draft,) = drafting.draft([request]).values()
+    assert draft.token_ids.tolist() == list(range(max_drafts))
+    assert drafting.is_worth_waiting([request])  # the step in flight samples the first drafted token
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("oops"), Panic("oops")])

@@ -117,11 +117,11 @@ class Drafting:
             room = request.max_len - request.num_tokens - 1 - num_unknown
             if row is None or room <= 0:
                 continue
+            limit = min(self.speculator.max_drafts, room) + num_unknown
             forced = None if self._forced is None else self._forced.of(request)
             if forced is not None:
-                found[row] = SourcedDraft(forced.drafter, forced.token_ids[: room + num_unknown], forced.confidence)
+                found[row] = SourcedDraft(forced.drafter, forced.token_ids[:limit], forced.confidence)
             elif request.params.speculation is not False:
-                limit = min(self.speculator.max_drafts, room) + num_unknown
                 asked.append(DraftRequest(row, request.namespace, request.token_ids, limit))
         return found | self.speculator.propose(asked) if asked else found
 

@@ -2,7 +2,7 @@
 
 A grammar forces characters, and a model chooses tokens that spell them. The tokenizer's tokens for the forced text are
 drafted. A step verifies them under the grammar's masks, so the output has the model's choices, with log-probabilities.
-The forced text costs one step instead of one step per token.
+Forced text of up to `speculation.max_drafts` tokens costs one step instead of one step per token.
 """
 
 import logging
