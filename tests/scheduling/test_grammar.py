@@ -195,6 +195,10 @@ def panic():
     raise Panic("oops")
 
 
+def refuse():
+    raise GrammarError("oops")
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize(
     ("future", "num_tokens", "said"),
@@ -276,7 +280,7 @@ def test_a_grammar_that_fails_along_a_draft_continues_from_its_state(call, actio
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("action", [divide, panic])
+@pytest.mark.parametrize("action", [divide, panic, refuse])
 def test_a_grammar_whose_rollback_fails_ends_only_its_request(make_rig, overlap, action):
     rig = make_rig(overlap=overlap, speculator=right_speculator())
     rig.add("bad", [1, 2], max_new_tokens=20, grammar=under(broken("rollback", 9, action)))

@@ -183,7 +183,7 @@ class RequestGrammar:
     def _roll_back(self, num_tokens: int) -> None:
         try:
             _guarded(lambda: self.matcher.rollback(num_tokens))
-        except RequestFailedError as error:
+        except RequestError as error:
             self._lost = f"the grammar's state was lost, because {num_tokens} tokens were not rolled back: {error}"
             raise RequestFailedError(self._lost) from error
 
