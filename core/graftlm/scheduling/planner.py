@@ -125,7 +125,7 @@ class Planner:
         requests = self._running.at(decode_rows)
         drafts = draft(requests)
         drafted: list[int] = []
-        num_spare = kv.available_pages - self._admission.reserved_pages() if drafts else 0
+        num_spare = kv.available_pages - self._admission.reserved_pages(leaving=list(drafts)) if drafts else 0
         for request in requests:
             row = request.held_row
             token_ids = drafts.get(row)
