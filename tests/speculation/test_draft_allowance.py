@@ -1,3 +1,5 @@
+from itertools import cycle
+
 import numpy as np
 import pytest
 
@@ -52,6 +54,43 @@ def test_a_drafter_that_does_not_pay_takes_little_of_the_time(seconds, num_accep
     assert drafter.now - 16 * seconds < 0.2 * 5000 * 0.010 + 4 * seconds
 
 
+@pytest.mark.parametrize(
+    "calls_s",
+    [
+        [0.005],
+        [0.005, 0.000_02],
+        [0.100, 0.000_001, 0.000_001, 0.000_001],
+        [0.001, 0.001, 0.001, 0.100],
+        [0.050, *[0.000_02] * 7],
+        [*[0.000_02] * 100, 0.500],
+        [*[0.001] * 15, 3.0],
+    ],
+    ids=lambda calls_s: f"{len(calls_s)} calls with {max(calls_s)} s",
+)
+def test_the_share_is_kept_by_calls_of_different_length(calls_s):
+    allowance, seconds, spent_s, num_steps, step_s = DraftAllowance(), cycle(calls_s), 0.0, 400_000, 0.010
+    for _ in range(num_steps):
+        if allowance.may_ask:
+            call_s = next(seconds)
+            allowance.spend(call_s)
+            spent_s += call_s
+        allowance.add_step(step_s)
+    assert 0.015 < spent_s / (num_steps * step_s) < 0.025
+
+
+def test_calls_that_compute_nothing_are_no_free_calls():
+    allowance = DraftAllowance()
+    allowance.add_step(0.010)
+    for _ in range(100):
+        allowance.spend(0.000_02)
+        allowance.add_step(0.010)
+    for _ in range(16):
+        assert allowance.may_ask
+        allowance.spend(0.005)
+    allowance.spend(0.005)
+    assert not allowance.may_ask
+
+
 def test_a_cheap_drafter_is_always_asked():
     assert calls_in(Slow(0.100, is_expensive=False), 300, num_accepted=0) == 300
 
@@ -66,4 +105,7 @@ def test_one_long_call_does_not_stop_a_drafter_that_pays():
         allowance.spend(0.001)
         allowance.earn(0.002)
     allowance.spend(10.0)
-    assert allowance.may_ask
+    for _ in range(1000):
+        assert allowance.may_ask
+        allowance.spend(0.001)
+        allowance.earn(0.002)
