@@ -66,7 +66,7 @@ class DraftModelDrafter(Drafter):
     it, its remaining tokens are returned without computing.
 
     If the memory is full, the requests that were drafted for least recently lose their keys and values. A request that
-    is too long for the memory, or for the draft model's context, has no drafts.
+    is too long for the whole memory, or for the draft model's context, has no drafts and no pages.
     """
 
     def __init__(self, options: DraftModelOptions, model: DraftModel) -> None:
@@ -74,6 +74,7 @@ class DraftModelDrafter(Drafter):
         self._max_drafts = options.max_drafts
         self._prefill_tokens = options.prefill_tokens
         self._pages = RowPages(model.num_pages, model.page_size)
+        self._max_len = min(model.context_len, model.num_pages * model.page_size)
         self._rows: dict[int, _Row] = {}
 
     @property
@@ -89,7 +90,12 @@ class DraftModelDrafter(Drafter):
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft | None]:
         """Return what the draft model would generate after each request's tokens."""
         drafts = {request.row: self._kept_draft(request) for request in requests}
-        asked = [request for request in requests if drafts[request.row] is None and self._can_compute(request)]
+        asked: list[DraftRequest] = []
+        for request in requests:
+            if not self._can_compute(request):
+                self.close(request.row)  # nor can later calls, and others need the pages
+            elif drafts[request.row] is None:
+                asked.append(request)
         tasks = self._tasks(self._placed(asked))
         for at in range(0, len(tasks), self._model.max_rows):
             self._run(tasks[at : at + self._model.max_rows], drafts)
@@ -120,11 +126,11 @@ class DraftModelDrafter(Drafter):
 
     def _can_compute(self, request: DraftRequest) -> bool:
         token_ids = request.token_ids
-        return len(token_ids) < self._model.context_len and bool((token_ids < self._model.vocab_size).all())
+        return len(token_ids) < self._max_len and bool((token_ids < self._model.vocab_size).all())
 
     def _limit(self, request: DraftRequest) -> int:
-        """Return the maximum length of the draft; the last token of a draft needs no place in the context."""
-        room = self._model.context_len - len(request.token_ids) + 1
+        """Return the maximum length of the draft; its last token needs no place in the context and the memory."""
+        room = self._max_len - len(request.token_ids) + 1
         return min(request.limit, self._max_drafts, room)
 
     def _placed(self, requests: Sequence[DraftRequest]) -> list[DraftRequest]:

@@ -172,6 +172,28 @@ def test_a_request_that_exceeds_the_memory_has_no_draft():
     assert found[1] is not None
 
 
+@pytest.mark.parametrize("last", [5, 39])  # a token that the draft model has, and one that it lacks
+def test_a_request_that_cannot_be_drafted_for_again_frees_its_pages(last):
+    bench = Bench(num_pages=4, page_size=4, vocab_size=VOCAB if last == 5 else 39)
+    text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13]
+    first = [DraftRequest(0, "", np.array(text, dtype=np.int32), 8)]
+    assert bench.drafter.propose(first) != [None]
+    assert bench.drafter.num_free_pages == 0
+    longer = [*text, 4, 5, last] if last == 5 else [*text, last]
+    requests = [DraftRequest(row, "", np.array(t, dtype=np.int32), 8) for row, t in ((0, longer), (1, [1, 2, 3]))]
+    for _ in range(2):
+        assert [draft is None for draft in bench.drafter.propose(requests)] == [True, False]
+    assert bench.num_batches == 2
+    bench.drafter.close(1)
+    assert bench.drafter.num_free_pages == 4
+
+
+@pytest.mark.parametrize(("num_tokens", "num_drafted"), [(11, 5), (13, 4), (15, 2), (16, None)])
+def test_a_draft_stays_within_the_memory(num_tokens, num_drafted):
+    drafted = Bench(num_pages=4, page_size=4, max_drafts=5).draft(range(num_tokens))
+    assert (None if drafted is None else len(drafted)) == num_drafted
+
+
 def test_tokens_that_the_draft_model_lacks_are_not_passed_to_it():
     bench = Bench(vocab_size=30)
     assert bench.draft([1, 2, 35]) is None
