@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from graftlm.contracts import AttentionContext, DraftModelBatch
 from graftlm.execution.greedy_model import GreedyModel
@@ -109,3 +110,29 @@ def test_a_batch_without_limits_only_computes(load):
     text = list(range(12))
     assert bench.run([(2, text[:8], 0, 0)]).shape == (1, 0)
     bench.run([(2, text, 8, 3)])
+
+
+class CopiesToHost(TorchFunctionMode):
+    """Counts the calls that wait for a device."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_copies = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.num_copies += func in (torch.Tensor.cpu, torch.Tensor.item, torch.Tensor.tolist)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_batch_waits_for_the_device_once(load):
+    bench = Bench(load, "llama", 4)
+    batch = DraftModelBatch(
+        token_ids=np.arange(6, dtype=np.int32),
+        query_lens=np.array([4, 2], dtype=np.int32),
+        starts=np.zeros(2, dtype=np.int32),
+        limits=np.array([5, 2], dtype=np.int32),
+        page_table=bench.tables[:2],
+    )
+    with CopiesToHost() as counter:
+        bench.model.run(batch)
+    assert counter.num_copies == 1

@@ -54,9 +54,16 @@ class GreedyModel:
         shape = len(batch.query_lens), int(batch.limits.max(initial=0))
         found = Continuations(np.zeros(shape, dtype=np.int32), np.zeros(shape, dtype=np.float32))
         with torch.inference_mode():
-            for i, (rows, token_ids, probabilities) in enumerate(self._generate(batch)):
-                found.token_ids[rows, i] = token_ids.cpu().numpy()
-                found.probabilities[rows, i] = probabilities.cpu().numpy()
+            steps = self._generate(batch)
+            if not steps:
+                return found
+            token_ids = torch.cat([tokens for _, tokens, _ in steps]).int()
+            probabilities = torch.cat([probs for _, _, probs in steps])
+            both = torch.stack([token_ids, probabilities.view(torch.int32)]).cpu().numpy()  # waits for the device once
+        rows = np.concatenate([rows for rows, _, _ in steps])
+        positions = np.repeat(np.arange(len(steps)), [len(rows) for rows, _, _ in steps])
+        found.token_ids[rows, positions] = both[0]
+        found.probabilities[rows, positions] = both[1].view(np.float32)
         return found
 
     def _generate(self, batch: DraftModelBatch) -> list[tuple[NDArray[np.intp], Tensor, Tensor]]:
