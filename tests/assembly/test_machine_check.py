@@ -8,6 +8,7 @@ import pytest
 
 from graftlm.cli import main
 from graftlm.registry import probe_platform
+from graftlm.testing.tiny_models import write_tiny_checkpoint
 
 
 @pytest.fixture
@@ -36,6 +37,10 @@ LACKS = {
         "model:\n  context_len: 1000000\n",
         "2: model.context_len: is 1,000,000, but the context of demo has only",
     ),
+    "draft model": (
+        "speculation:\n  drafter: {name: draft_model, options: {path: no/draft}}\n",
+        "2: speculation.drafter.options.path: the draft model cannot be used: No checkpoint at 'no/draft'",
+    ),
     "adapter": ("lora:\n  adapters:\n    a: no/adapter\n", "3: lora.adapters.a: no/adapter/adapter_config.json cannot"),
     "storage path": (f"{STORAGE}        path: engine.yaml\n", "7: cache.options.storage.options.path: "),
     "storage size": (
@@ -57,6 +62,17 @@ def test_a_missing_part_of_the_machine_is_an_error_with_its_line(run, name):
     assert err[0].startswith(f"error: engine.yaml:{message}")
     assert run(text, *CHECK, "--elsewhere") == (0, "OK\n", [])
     assert run(text, "serve", "--dry-run", "engine.yaml")[0] == 2
+
+
+def test_a_draft_model_of_another_vocabulary_is_an_error(run, tmp_path):
+    write_tiny_checkpoint(tmp_path / "draft", vocab_size=384)
+    text = "speculation:\n  drafter:\n    name: draft_model\n    options:\n      path: draft\n"
+    for arguments in (CHECK, ("serve", "--dry-run", "engine.yaml")):
+        status, _, err = run(text, *arguments)
+        assert status == 2
+        assert err[-1].startswith(
+            "error: engine.yaml:5: speculation.drafter.options.path: the draft model cannot be used: draft has a vocab"
+        ), err
 
 
 @pytest.mark.skipif(probe_platform().device == "cuda", reason="needs a machine without CUDA")

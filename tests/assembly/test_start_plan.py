@@ -9,6 +9,7 @@ from graftlm.config import EngineConfig
 from graftlm.errors import ConfigError
 from graftlm.registry import Registry
 from graftlm.testing.sparse_checkpoint import LlamaShape, write_sparse_checkpoint
+from graftlm.testing.tiny_models import write_tiny_checkpoint
 
 GIB = 1 << 30
 #: 1.16 GiB in bfloat16.
@@ -63,3 +64,34 @@ def test_an_estimate_of_too_little_memory_is_a_warning(checkpoint, free_bytes):
 def test_memory_above_the_total_is_refused_even_if_no_memory_is_free(checkpoint, memory, message):
     with pytest.raises(ConfigError, match=message):
         plan(checkpoint, DeviceMemory(64 * GIB, 0, None), memory=memory, cache={"name": "radix"})
+
+
+def draft_model(path, **options):
+    return {"drafter": {"name": "draft_model", "options": {"path": str(path), **options}}}
+
+
+def test_the_plan_counts_a_draft_model_and_its_keys_and_values(checkpoint):
+    kv_bytes = 1600 * SHAPE.num_layers * SHAPE.num_kv_heads * SHAPE.head_dim * 2 * 2
+    lines = plan(
+        checkpoint,
+        DeviceMemory(64 * GIB, 32 * GIB, None),
+        model={"dtype": "bfloat16"},
+        cache={"page_size": 16},
+        speculation=draft_model(checkpoint, kv_tokens=1615),
+    )
+    assert f"draft model: {checkpoint} (LlamaForCausalLM), {gib(SHAPE.weight_bytes)} of weights" in lines[2]
+    assert f"{gib(kv_bytes)} of KV memory: 1,600 tokens of {kv_bytes // 1600:,} bytes" in lines[2]
+    left = gib(32 * GIB - 2 * SHAPE.weight_bytes - kv_bytes)
+    assert f"the weights and the draft model leave about {left} free" in lines[3]
+
+
+def test_a_draft_model_that_cannot_generate_is_refused(tmp_path):
+    served = write_tiny_checkpoint(tmp_path / "served", tokenizer=True)
+    draft = write_tiny_checkpoint(tmp_path / "draft", tokenizer=True, num_labels=2)
+    with pytest.raises(ConfigError, match=r"options.path: the draft model cannot be used: .* no output projection"):
+        plan(served, None, speculation=draft_model(draft))
+
+
+def test_a_memory_of_the_draft_model_above_the_total_is_refused(checkpoint):
+    with pytest.raises(ConfigError, match=r"speculation.drafter.options.kv_tokens: 1,0[0,]+ tokens of the draft"):
+        plan(checkpoint, DeviceMemory(64 * GIB, 0, None), speculation=draft_model(checkpoint, kv_tokens=10**12))

@@ -1,5 +1,7 @@
 """A draft model: the output is that of plain decoding, and a draft model that is the served one is always right."""
 
+import shutil
+
 import pytest
 from safetensors.torch import load_file, save_file
 
@@ -156,12 +158,16 @@ def truncated(folder, tiny):
     return "draft model cannot be used: .*model.safetensors"
 
 
-def lacks_a_tensor(folder, tiny):
-    write_tiny_checkpoint(folder)
+def remove_a_tensor(folder):
     (file,) = folder.glob("*.safetensors")
     tensors = load_file(file)
     del tensors["model.norm.weight"]
     save_file(tensors, file, metadata={"format": "pt"})
+
+
+def lacks_a_tensor(folder, tiny):
+    write_tiny_checkpoint(folder)
+    remove_a_tensor(folder)
     return "draft model cannot be used: .*model.norm.weight"
 
 
@@ -179,6 +185,15 @@ def test_an_unfit_checkpoint_is_refused_at_the_start(tmp_path, tiny, write):
     message = write(tmp_path / "draft", tiny)
     with pytest.raises(ConfigError, match=f"speculation.drafter.options.path: .*{message}"):
         Engine(model=str(tiny[0]), speculation=draft_model(tmp_path / "draft"))
+
+
+@pytest.mark.parametrize("write", [other_vocabulary, missing, without_config], ids=lambda w: w.__name__)
+def test_the_checkpoint_is_checked_before_the_weights_of_the_served_model_are_read(tmp_path, tiny, write):
+    message = write(tmp_path / "draft", tiny)
+    served = shutil.copytree(tiny[0], tmp_path / "served")
+    remove_a_tensor(served)
+    with pytest.raises(ConfigError, match=f"speculation.drafter.options.path: .*{message}"):
+        Engine(model=str(served), speculation=draft_model(tmp_path / "draft"))
 
 
 def test_a_memory_that_cannot_be_allocated_is_refused(tiny):

@@ -6,14 +6,14 @@ from graftlm.speculation import Speculator
 from graftlm.testing.drafter import AllDrafts
 from graftlm.testing.fake_draft_model import FakeDraftModel
 from graftlm_speculation.draft_model import DraftModelDrafter
-from graftlm_speculation.options import DraftModelOptions
+from graftlm_speculation.options import DraftModelDrafterOptions
 
 VOCAB = 50
 
 
 def drafting(max_drafts=8, num_pages=2048, **options):
     model = FakeDraftModel(VOCAB, num_pages, page_size=4)
-    drafter = DraftModelDrafter(DraftModelOptions(path="fake", max_drafts=max_drafts, **options), model)
+    drafter = DraftModelDrafter(DraftModelDrafterOptions(path="fake", max_drafts=max_drafts, **options), model)
     return drafter, Speculator({"draft_model": drafter}, max_drafts, VOCAB, AllDrafts(max_drafts))
 
 

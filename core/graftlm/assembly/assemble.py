@@ -13,6 +13,7 @@ from graftlm.assembly.adapter_loading import AdapterLoader
 from graftlm.assembly.adapters import AdapterParts, make_adapters
 from graftlm.assembly.attention import make_attention
 from graftlm.assembly.device_parts import make_device_parts
+from graftlm.assembly.draft_checkpoint import check_draft_model
 from graftlm.assembly.drafters import make_drafters
 from graftlm.assembly.engine_parts import EngineParts
 from graftlm.assembly.grammars import make_grammars
@@ -91,6 +92,7 @@ def _assemble(
     if watcher is None:  # in a server, the main process logs this, with line numbers of the configuration file
         _logger.info("%s", resolved_line(chosen.resolved))
 
+    check_draft_model(config, registry, model_config, path)
     weights = load_weights(config, registry, target, chosen, on_stage, watcher)
     adapters = make_adapters(config, chosen.model, target.num_sharing)
     drafters = make_drafters(config, registry, target, chosen, on_stage, watcher)

@@ -3,22 +3,21 @@
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+
+import torch
 
 from graftlm.assembly.device_memory import DeviceMemory, check_room, gib
+from graftlm.assembly.draft_checkpoint import option_place, read_draft_checkpoint, unfit_draft_model
 from graftlm.assembly.plugin_choices import ChosenPlugins, choose_attention
 from graftlm.assembly.target import Target
 from graftlm.checkpoint import (
-    check_same_vocabulary,
-    check_sizes,
     iter_weights,
-    load_model_config,
-    resolve_checkpoint,
     watch_reading,
 )
-from graftlm.config import EngineConfig, Problem, origin_of
-from graftlm.contracts import AttentionBackend, AttentionContext, DraftModel, Model, ModelContext
+from graftlm.config import EngineConfig
+from graftlm.contracts import AttentionBackend, AttentionContext, DraftModel, Model, ModelConfig, ModelContext
 from graftlm.errors import ConfigError, ModelError
 from graftlm.execution.greedy_model import GreedyModel
 from graftlm.execution.kv_store import KVStore
@@ -27,11 +26,9 @@ from graftlm.layers.kernel_build import user_cache_dir
 from graftlm.layers.ops import bind_ops, choose_ops
 from graftlm.registry import Registry
 
-__all__ = ["load_draft_model"]
+__all__ = ["DraftKVSize", "create_draft_model", "draft_model_context", "load_draft_model", "size_draft_kv"]
 
 _logger = logging.getLogger(__name__)
-
-_OPTIONS: Final = ("speculation", "drafter", "options")
 
 
 def load_draft_model(
@@ -57,11 +54,11 @@ def load_draft_model(
             message has the place of the option in the configuration.
     """
     try:
-        place = resolve_checkpoint(path, ".".join((*_OPTIONS, "path")))
-        context = _context(config, target, place)
+        place, model_config = read_draft_checkpoint(path, target.model_config, target.path)
+        context = draft_model_context(config, model_config, place, target.model_context)
         model = _loaded(config, registry, context, place, watcher)
     except ModelError as error:
-        raise ConfigError(f"{_place(config, 'path')}: the draft model cannot be used: {error}") from error
+        raise ConfigError(f"{option_place(config, 'path')}: {unfit_draft_model(error)}") from error
     kv = _allocate(config, target, model, kv_tokens)
     attention = _attention(config, registry, target, chosen, model, context, kv)
     model.bind_attention(attention)
@@ -78,23 +75,39 @@ def load_draft_model(
     )
 
 
-def _context(config: EngineConfig, target: Target, place: Path) -> ModelContext:
-    """Return the context with which the draft model is created.
+def draft_model_context(
+    config: EngineConfig, model_config: ModelConfig, place: Path, served: ModelContext
+) -> ModelContext:
+    """Return the context with which a draft model is created.
 
-    Raises:
-        ModelError: the checkpoint's configuration is wrong, or its vocabulary is not the served model's.
+    Args:
+        model_config, place: of the draft model.
+        served: of the served model, with its context length.
     """
-    model_config = load_model_config(place)
-    check_same_vocabulary(target.model_config, target.path, model_config, place)
-    check_sizes(model_config, place)
-    context_len = min(target.context_len, model_config.max_position_embeddings)
+    longest = model_config.max_position_embeddings
+    context_len = longest if served.context_len is None else min(served.context_len, longest)
     code_folder = place if config.model.trust_remote_code else None
-    return ModelContext(model_config, target.device, target.dtype, context_len, code_folder)
+    return ModelContext(model_config, served.device, served.dtype, context_len, code_folder)
 
 
 def _context_len(context: ModelContext) -> int:
     longest = context.config.max_position_embeddings
     return longest if context.context_len is None else context.context_len
+
+
+def create_draft_model(registry: Registry, context: ModelContext, place: Path) -> Model:
+    """Create a draft model, without weights.
+
+    Args:
+        place: of its checkpoint.
+
+    Raises:
+        ModelError: the model is not supported, or cannot generate.
+    """
+    model: Model = registry.create("model", registry.model_for(context.config.architectures), {}, context)
+    if not model.generates:
+        raise ModelError(f"{place} cannot generate, because it has no output projection")
+    return model
 
 
 def _loaded(
@@ -109,9 +122,7 @@ def _loaded(
     Raises:
         ModelError: the checkpoint cannot be read, or its model is not supported.
     """
-    model: Model = registry.create("model", registry.model_for(context.config.architectures), {}, context)
-    if not model.generates:
-        raise ModelError(f"{place} cannot generate, because it has no output projection")
+    model = create_draft_model(registry, context, place)
     if config.model.native_ops:  # must come before loading, since native kernels pack the weights
         bind_ops(model, choose_ops(context.device, context.dtype, user_cache_dir(os.environ)))
     with watch_reading(place, watcher) as on_read:
@@ -121,31 +132,66 @@ def _loaded(
     return model
 
 
+@dataclass(frozen=True, slots=True)
+class DraftKVSize:
+    """The size of a draft model's KV memory: pages of a number of tokens, each of some bytes, in a dtype."""
+
+    num_pages: int
+    page_size: int
+    token_bytes: int
+    dtype: torch.dtype
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens for which there is room."""
+        return self.num_pages * self.page_size
+
+    @property
+    def num_bytes(self) -> int:
+        """Size in bytes."""
+        return self.num_tokens * self.token_bytes
+
+
+def size_draft_kv(
+    config: EngineConfig, model: Model, dtype: torch.dtype, kv_tokens: int, memory: DeviceMemory
+) -> DraftKVSize:
+    """Return the size of a draft model's KV memory. Log a warning if it does not fit now.
+
+    Args:
+        dtype: of the model.
+        memory: the share of the device's memory.
+
+    Raises:
+        ConfigError: the device has too little memory.
+    """
+    page_size, kv_dtype = config.cache.page_size, KV_DTYPES.get(config.memory.kv_dtype, dtype)
+    token_bytes = KVStore.bytes_per_token(model.attention_layers, kv_dtype)
+    size = DraftKVSize(max(1, kv_tokens // page_size), page_size, token_bytes, kv_dtype)
+    largest = f"{memory.free_bytes // max(1, page_size * token_bytes) * page_size:,}"
+    what = f"{size.num_tokens:,} tokens of the draft model"
+    check_room(size.num_bytes, memory, option_place(config, "kv_tokens"), what, largest)
+    return size
+
+
 def _allocate(config: EngineConfig, target: Target, model: Model, kv_tokens: int) -> KVStore:
     """Allocate the KV memory.
 
     Raises:
         ConfigError: the device has too little memory.
     """
-    page_size, layers = config.cache.page_size, model.attention_layers
-    dtype = KV_DTYPES.get(config.memory.kv_dtype, target.dtype)
-    token_bytes = KVStore.bytes_per_token(layers, dtype)
-    num_pages = max(1, kv_tokens // page_size)
-    num_bytes = num_pages * page_size * token_bytes
-    place = _place(config, "kv_tokens")
     memory = DeviceMemory.read(target.device).shared_by(target.num_sharing)
-    largest = f"{memory.free_bytes // max(1, page_size * token_bytes) * page_size:,}"
-    check_room(num_bytes, memory, place, f"{num_pages * page_size:,} tokens of the draft model", largest)
+    size = size_draft_kv(config, model, target.dtype, kv_tokens, memory)
     try:
-        kv = KVStore(layers, num_pages, page_size, dtype, target.device)
+        kv = KVStore(model.attention_layers, size.num_pages, size.page_size, size.dtype, target.device)
     except (RuntimeError, MemoryError) as error:  # torch raises different errors for a full host and a full device
         reason = str(error).partition("\n")[0]
         raise ConfigError(
-            f"{place}: {num_pages * page_size:,} tokens of the draft model cannot be allocated: {reason}"
+            f"{option_place(config, 'kv_tokens')}: {size.num_tokens:,} tokens of the draft model cannot be allocated: "
+            f"{reason}"
         ) from error
     _logger.info(
         "KV memory of the draft model: %s tokens of %s bytes, %s",
-        f"{num_pages * page_size:,}", f"{token_bytes:,}", gib(num_bytes),
+        f"{size.num_tokens:,}", f"{size.token_bytes:,}", gib(size.num_bytes),
     )  # fmt: skip
     return kv
 
@@ -167,7 +213,7 @@ def _attention(
     try:
         provider = choose_attention(config, registry, target.platform, model, target.dtype)
     except ConfigError as error:
-        raise ConfigError(f"{_place(config, 'path')}: the draft model cannot be used: {error}") from error
+        raise ConfigError(f"{option_place(config, 'path')}: {unfit_draft_model(error)}") from error
     attention: AttentionBackend = registry.create(
         "attention",
         provider,
@@ -184,9 +230,3 @@ def _attention(
         config.origins,
     )
     return attention
-
-
-def _place(config: EngineConfig, option: str) -> str:
-    """Return the place in the configuration file, and the path, of an option."""
-    path = (*_OPTIONS, option)
-    return str(Problem(path, "", origin_of(path, config.origins)))

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from graftlm.assembly.draft_checkpoint import draft_model_options, option_path, read_draft_checkpoint, unfit_draft_model
 from graftlm.checkpoint import load_model_config, resolve_checkpoint
 from graftlm.checkpoint.location import is_gguf
 from graftlm.checkpoint.safetensors_files import SafetensorsFiles
@@ -23,16 +24,17 @@ def check_machine(config: EngineConfig, registry: Registry) -> list[str]:
     This function reads no weights and does not import torch. It must not be used for a configuration of another
     machine.
     """
-    return _lines([*_device(config), *_checkpoint(config), *_adapters(config), *_options(config, registry)])
+    return _lines([*_device(config), *_files(config, registry), *_options(config, registry)])
 
 
-def check_files(config: EngineConfig) -> list[str]:
-    """Return the errors of the checkpoint and the adapters, one line each. Each error would make a start fail.
+def check_files(config: EngineConfig, registry: Registry) -> list[str]:
+    """Return the errors of the checkpoints and the adapters, one line each. Each error would make a start fail.
 
-    This takes milliseconds. The device is not checked, because torch may find a device that the driver does not report.
-    Options with which an engine can start, such as a storage that cannot be written, are not checked either.
+    This takes milliseconds, and up to seconds if the draft model's tokenizer.json is not the served model's. The device
+    is not checked, because torch may find a device that the driver does not report. Options with which an engine can
+    start, such as a storage that cannot be written, are not checked either.
     """
-    return _lines([*_checkpoint(config), *_adapters(config)])
+    return _lines(_files(config, registry))
 
 
 def _lines(problems: Iterable[Problem]) -> list[str]:
@@ -44,6 +46,10 @@ def _device(config: EngineConfig) -> Iterator[Problem]:
     if config.model.device == "cuda" and probe_platform("auto").device != "cuda":
         reason = "is 'cuda', but this machine has no CUDA device that the installed torch can use; set auto or cpu"
         yield _problem(config, ("model", "device"), reason)
+
+
+def _files(config: EngineConfig, registry: Registry) -> list[Problem]:
+    return [*_checkpoint(config), *_draft_model(config, registry), *_adapters(config)]
 
 
 def _checkpoint(config: EngineConfig) -> Iterator[Problem]:
@@ -60,6 +66,23 @@ def _checkpoint(config: EngineConfig) -> Iterator[Problem]:
     if configured is not None and configured > longest:
         reason = f"is {configured:,}, but the context of {config.model.path} has only {longest:,} tokens"
         yield _problem(config, ("model", "context_len"), reason)
+
+
+def _draft_model(config: EngineConfig, registry: Registry) -> Iterator[Problem]:
+    try:
+        options = draft_model_options(config, registry)
+        path = resolve_checkpoint(config.model.path)
+        model_config = load_model_config(path)
+    except (ConfigError, PluginError, ModelError):  # reported by other checks
+        return
+    if options is None:
+        return
+    try:
+        place, _ = read_draft_checkpoint(options.path, model_config, path)
+        if not is_gguf(place):
+            SafetensorsFiles(place)
+    except ModelError as error:
+        yield _problem(config, option_path("path"), unfit_draft_model(error))
 
 
 def _adapters(config: EngineConfig) -> Iterator[Problem]:

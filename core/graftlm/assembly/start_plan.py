@@ -1,11 +1,19 @@
 """Plans a start for `graftlm serve --dry-run`: the engine's parts and sizes, without loading weights."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import nn
 
 from graftlm.assembly.device_memory import DeviceMemory, gib
+from graftlm.assembly.draft_checkpoint import (
+    draft_model_options,
+    option_place,
+    read_draft_checkpoint,
+    unfit_draft_model,
+)
+from graftlm.assembly.draft_models import create_draft_model, draft_model_context, size_draft_kv
 from graftlm.assembly.kv_memory import KVMemory, size_memory
 from graftlm.assembly.plugin_choices import choose_attention, create_model
 from graftlm.assembly.resolved_plugins import resolve_plugins
@@ -14,7 +22,7 @@ from graftlm.assembly.target import context_len_of
 from graftlm.chat.chat_formats import choose_chat_formats
 from graftlm.checkpoint import check_sizes, load_model_config, resolve_checkpoint, torch_dtype
 from graftlm.config import EngineConfig
-from graftlm.contracts import Model, ModelContext, Platform
+from graftlm.contracts import DraftModelOptions, Model, ModelContext, Platform
 from graftlm.errors import ConfigError, ModelError
 from graftlm.execution.kv_store import KVStore
 from graftlm.registry import Registry
@@ -56,9 +64,18 @@ def plan_start(
         f"{config.parallel.data} replica(s), {context_len:,} tokens of context",
         f"tokenizer: {tokenizer.vocab_size:,} tokens, {'a' if tokenizer.has_chat_template else 'no'} chat template",
     ]
+    device, num_sharing = torch.device(platform.device), config.parallel.data if platform.device == "cpu" else 1
+    now = device_memory or DeviceMemory.read(device)
+    options = draft_model_options(config, registry)
+    if options is not None:
+        free_bytes = max(0, now.free_bytes - num_sharing * weight_bytes)
+        share = replace(now, free_bytes=free_bytes).shared_by(num_sharing)
+        line, draft_bytes = _draft_model(config, registry, context, path, options, share)
+        lines.append(line)
+        weight_bytes += draft_bytes
     try:
         chosen["attention"] = choose_attention(config, registry, platform, model, dtype)
-        lines.append(_memory_line(config, registry, platform, model, dtype, context_len, weight_bytes, device_memory))
+        lines.append(_memory_line(config, registry, device, model, dtype, context_len, weight_bytes, now, num_sharing))
     except ModelError:  # only a run with real weights shows the layers
         lines.append("KV memory: not known before the model runs, because it does not describe its attention layers")
     resolved = resolve_plugins(config, registry, chosen, f"{platform.device}/{dtype_name} and the checkpoint")
@@ -78,24 +95,62 @@ def _weight_bytes(model: Model) -> int:
     return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
 
 
+def _draft_model(
+    config: EngineConfig,
+    registry: Registry,
+    served: ModelContext,
+    served_path: Path,
+    options: DraftModelOptions,
+    memory: DeviceMemory,
+) -> tuple[str, int]:
+    """Return a line about the draft model, and the bytes of its weights and its KV memory.
+
+    Args:
+        served, served_path: of the served model.
+        memory: the estimated share of the device's memory after the served model is loaded.
+
+    Raises:
+        ConfigError: the draft model cannot be used, or its KV memory exceeds the device's memory.
+    """
+    try:
+        place, model_config = read_draft_checkpoint(options.path, served.config, served_path)
+        context = draft_model_context(config, model_config, place, served)
+        model = create_draft_model(registry, context, place)
+    except ModelError as error:
+        raise ConfigError(f"{option_place(config, 'path')}: {unfit_draft_model(error)}") from error
+    weight_bytes = _weight_bytes(model)
+    line = f"draft model: {place} ({', '.join(model_config.architectures)}), {gib(weight_bytes)} of weights"
+    left = replace(memory, free_bytes=max(0, memory.free_bytes - weight_bytes))
+    try:
+        kv = size_draft_kv(config, model, context.dtype, options.kv_tokens, left)
+    except ModelError:  # only a run with real weights shows the layers
+        return f"{line}; its KV memory is not known before it runs", weight_bytes
+    return (
+        f"{line}, {gib(kv.num_bytes)} of KV memory: {kv.num_tokens:,} tokens of {kv.token_bytes:,} bytes",
+        weight_bytes + kv.num_bytes,
+    )
+
+
 def _memory_line(
     config: EngineConfig,
     registry: Registry,
-    platform: Platform,
+    device: torch.device,
     model: Model,
     dtype: torch.dtype,
     context_len: int,
     weight_bytes: int,
-    device_memory: DeviceMemory | None,
+    now: DeviceMemory,
+    num_sharing: int,
 ) -> str:
     """Return a line with the size of the KV memory, from an estimate of the memory that the weights leave free.
+
+    Args:
+        weight_bytes: of the weights, and of a draft model with its KV memory.
 
     Raises:
         ConfigError: the configured size exceeds the device's memory, or `memory.window_tokens` does not fit the model.
     """
-    device = torch.device(platform.device)
-    now = device_memory or DeviceMemory.read(device)
-    num_sharing = config.parallel.data if platform.device == "cpu" else 1
+    what = "weights" if draft_model_options(config, registry) is None else "weights and the draft model"
     after_loading = replace(now, free_bytes=max(0, now.free_bytes - num_sharing * weight_bytes))
 
     def size(available: DeviceMemory) -> KVMemory:
@@ -107,14 +162,14 @@ def _memory_line(
         size(replace(now, free_bytes=now.total_bytes))  # raises errors that do not depend on the free memory
         weights = gib(num_sharing * weight_bytes)
         return (
-            f"warning: KV memory: the estimated free memory is too small: the weights need about {weights} of the free "
-            f"{gib(now.free_bytes)} ({gib(now.total_bytes)} in total). If this is still true after they are loaded, "
-            f"the start fails: {error}"
+            f"warning: KV memory: the estimated free memory is too small: the {what} need about {weights} of the "
+            f"free {gib(now.free_bytes)} ({gib(now.total_bytes)} in total). If this is still true after they are "
+            f"loaded, the start fails: {error}"
         )
     token_bytes = KVStore.bytes_per_token(model.attention_layers, memory.dtype)
     share = after_loading.shared_by(num_sharing)
     return (
-        f"KV memory: {memory.num_pages * config.cache.page_size:,} tokens of {token_bytes:,} bytes; the weights leave "
+        f"KV memory: {memory.num_pages * config.cache.page_size:,} tokens of {token_bytes:,} bytes; the {what} leave "
         f"about {gib(share.free_bytes)} free{' for each replica' if num_sharing > 1 else ''}, enough for "
         f"{share.free_bytes // token_bytes:,} tokens, minus the memory of steps on a GPU"
     )

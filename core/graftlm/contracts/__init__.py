@@ -24,7 +24,7 @@ from graftlm.contracts.chat_format import (
     ToolCallParser,
     ToolChoice,
 )
-from graftlm.contracts.draft_model import Continuations, DraftModel, DraftModelBatch
+from graftlm.contracts.draft_model import Continuations, DraftModel, DraftModelBatch, DraftModelOptions
 from graftlm.contracts.drafting import Draft, Drafter, DrafterContext, DraftRequest
 from graftlm.contracts.eviction import EvictionContext, EvictionStrategy, NodeStats
 from graftlm.contracts.grammar import (
@@ -92,6 +92,7 @@ __all__ = [
     "Draft",
     "DraftModel",
     "DraftModelBatch",
+    "DraftModelOptions",
     "DraftRequest",
     "Drafter",
     "DrafterContext",

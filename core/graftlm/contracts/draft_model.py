@@ -9,10 +9,24 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
+from graftlm.contracts.provider import Options
 from graftlm.types import TokenIds
 
-__all__ = ["Continuations", "DraftModel", "DraftModelBatch"]
+__all__ = ["Continuations", "DraftModel", "DraftModelBatch", "DraftModelOptions"]
+
+
+class DraftModelOptions(Options):
+    """Options of a drafter with a draft model; the drafter's own options class derives from this one.
+
+    With it, the core checks the checkpoint before it loads the served model, and plans the memory.
+    """
+
+    path: str = Field(description="Checkpoint of the draft model, as `model.path`; of the served model's vocabulary.")
+    kv_tokens: int = Field(
+        default=16384, ge=1, description="Size of the draft model's KV memory in tokens; it is allocated at the start."
+    )
 
 
 @dataclass(frozen=True, slots=True)

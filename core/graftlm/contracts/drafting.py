@@ -67,7 +67,7 @@ class DrafterContext:
         load_model: function that loads the checkpoint at a path as a draft model on the engine's device, with a KV
             memory of up to a given number of tokens. It raises ConfigError if the vocabulary differs from the served
             model's or the memory is too large, and ModelError if the checkpoint cannot be used. The messages name the
-            options `path` and `kv_tokens`.
+            options `path` and `kv_tokens` of `DraftModelOptions`.
     """
 
     continuation: Callable[[PrefixKey, int], TokenIds]

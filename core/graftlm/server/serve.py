@@ -77,7 +77,7 @@ def serve(
     for warning in findings.warnings:
         logger.warning("%s", warning)
     # Without this check, another process would find these errors later, without the line of the configuration.
-    errors = findings.errors + check_files(config)
+    errors = findings.errors + check_files(config, registry)
     if errors:
         raise ConfigError("\n".join(errors))
     raise_file_limit()

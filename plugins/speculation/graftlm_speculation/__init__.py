@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from graftlm import Provider, hookimpl
-from graftlm_speculation.options import DraftModelOptions, SuffixOptions
+from graftlm_speculation.options import DraftModelDrafterOptions, SuffixOptions
 
 if TYPE_CHECKING:
     from graftlm.contracts import Drafter, DrafterContext, NoOptions
@@ -25,7 +25,7 @@ def _create_suffix(options: SuffixOptions, context: DrafterContext) -> Drafter:
     return SuffixDrafter(options)
 
 
-def _create_draft_model(options: DraftModelOptions, context: DrafterContext) -> Drafter:
+def _create_draft_model(options: DraftModelDrafterOptions, context: DrafterContext) -> Drafter:
     from graftlm_speculation.draft_model import DraftModelDrafter
 
     return DraftModelDrafter(options, context.load_model(options.path, options.kv_tokens))
@@ -55,6 +55,6 @@ def provide_drafters() -> list[Provider[Drafter]]:
             summary="What a smaller model of the same vocabulary generates greedily: new text",
             api_version=1,
             create=_create_draft_model,
-            options=DraftModelOptions,
+            options=DraftModelDrafterOptions,
         ),
     ]

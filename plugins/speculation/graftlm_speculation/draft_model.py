@@ -15,7 +15,7 @@ import numpy as np
 
 from graftlm.contracts import Continuations, Draft, Drafter, DraftModel, DraftModelBatch, DraftRequest
 from graftlm.types import TokenIds
-from graftlm_speculation.options import DraftModelOptions
+from graftlm_speculation.options import DraftModelDrafterOptions
 from graftlm_speculation.row_pages import RowPages
 
 __all__ = ["DraftModelDrafter"]
@@ -69,7 +69,7 @@ class DraftModelDrafter(Drafter):
     is too long for the whole memory, or for the draft model's context, has no drafts and no pages.
     """
 
-    def __init__(self, options: DraftModelOptions, model: DraftModel) -> None:
+    def __init__(self, options: DraftModelDrafterOptions, model: DraftModel) -> None:
         self._model = model
         self._max_drafts = options.max_drafts
         self._prefill_tokens = options.prefill_tokens

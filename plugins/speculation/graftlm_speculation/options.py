@@ -2,9 +2,9 @@
 
 from pydantic import Field, model_validator
 
-from graftlm.contracts import Options
+from graftlm.contracts import DraftModelOptions, Options
 
-__all__ = ["DraftModelOptions", "SuffixOptions"]
+__all__ = ["DraftModelDrafterOptions", "SuffixOptions"]
 
 
 class SuffixOptions(Options):
@@ -26,15 +26,11 @@ class SuffixOptions(Options):
         return self
 
 
-class DraftModelOptions(Options):
+class DraftModelDrafterOptions(DraftModelOptions):
     """Options of `draft_model`."""
 
-    path: str = Field(description="Checkpoint of the draft model, as `model.path`; of the served model's vocabulary.")
     max_drafts: int = Field(
         default=5, ge=1, le=64, description="Maximum length of a draft in tokens; each is a step of the draft model."
-    )
-    kv_tokens: int = Field(
-        default=16384, ge=1, description="Size of the draft model's KV memory in tokens; it is allocated at the start."
     )
     prefill_tokens: int = Field(
         default=2048, ge=1, description="Maximum number of known tokens that the draft model computes in one call."

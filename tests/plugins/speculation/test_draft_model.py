@@ -8,19 +8,19 @@ from graftlm.testing.drafter import DrafterConformance
 from graftlm.testing.fake_device import expected_output
 from graftlm.testing.fake_draft_model import FakeDraftModel
 from graftlm_speculation.draft_model import DraftModelDrafter
-from graftlm_speculation.options import DraftModelOptions
+from graftlm_speculation.options import DraftModelDrafterOptions
 
 VOCAB = 40
 
 
 class TestDraftModelDrafter(DrafterConformance):
     def create(self, context: DrafterContext) -> Drafter:
-        return DraftModelDrafter(DraftModelOptions(path="fake"), context.load_model("fake", 4096))
+        return DraftModelDrafter(DraftModelDrafterOptions(path="fake"), context.load_model("fake", 4096))
 
 
 class TestDraftModelDrafterInASmallMemory(DrafterConformance):
     def create(self, context: DrafterContext) -> Drafter:
-        options = DraftModelOptions(path="fake", prefill_tokens=30)
+        options = DraftModelDrafterOptions(path="fake", prefill_tokens=30)
         return DraftModelDrafter(options, context.load_model("fake", 100))
 
 
@@ -29,7 +29,7 @@ class Bench:
 
     def __init__(self, num_pages=4096, page_size=4, context_len=1024, max_rows=64, vocab_size=VOCAB, **options):
         self.model = FakeDraftModel(vocab_size, num_pages, page_size, context_len=context_len, max_rows=max_rows)
-        self.options = DraftModelOptions(path="fake", **options)
+        self.options = DraftModelDrafterOptions(path="fake", **options)
         self.drafter = DraftModelDrafter(self.options, self.model)
 
     def propose(self, texts, limit=8):
@@ -201,7 +201,7 @@ def test_tokens_that_the_draft_model_lacks_are_not_passed_to_it():
 
 
 def test_the_confidence_is_the_mean_probability():
-    drafter = DraftModelDrafter(DraftModelOptions(path="fake"), FakeDraftModel(VOCAB, probability=0.25))
+    drafter = DraftModelDrafter(DraftModelDrafterOptions(path="fake"), FakeDraftModel(VOCAB, probability=0.25))
     (draft,) = drafter.propose([DraftRequest(0, "", np.array([1, 2], dtype=np.int32), 4)])
     assert draft.confidence == 0.25
 
@@ -211,7 +211,7 @@ def test_a_failed_batch_leaves_nothing_behind():
         raise RuntimeError("the device failed")
 
     model = FakeDraftModel(VOCAB, 8, next_token=fail)
-    drafter = DraftModelDrafter(DraftModelOptions(path="fake"), model)
+    drafter = DraftModelDrafter(DraftModelDrafterOptions(path="fake"), model)
     with pytest.raises(RuntimeError, match="the device failed"):
         drafter.propose([DraftRequest(0, "", np.array([1, 2], dtype=np.int32), 4)])
     assert drafter.num_free_pages == 8

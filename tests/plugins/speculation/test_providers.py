@@ -6,7 +6,7 @@ import graftlm_speculation
 from graftlm.contracts import API_VERSION, DrafterContext, Platform
 from graftlm.errors import ConfigError
 from graftlm.testing.fake_draft_model import FakeDraftModel
-from graftlm_speculation.options import DraftModelOptions, SuffixOptions
+from graftlm_speculation.options import DraftModelDrafterOptions, SuffixOptions
 
 PROVIDERS = {provider.name: provider for provider in graftlm_speculation.provide_drafters()}
 
@@ -53,7 +53,7 @@ def test_a_context_without_models_refuses_a_draft_model():
 
 def test_a_draft_model_has_a_checkpoint():
     with pytest.raises(ValidationError, match="Field required"):
-        DraftModelOptions()
+        DraftModelDrafterOptions()
 
 
 def test_the_prefix_cache_is_asked_before_the_requests_own_text_and_a_model_last():

@@ -78,7 +78,7 @@ def answer_file(
         raise RequestError("\n".join(shown))
     configure_logging(config.server.log_format, config.server.log_level, "main")
     registry = Registry.load(config.plugins, platform=probe_platform(config.model.device))
-    wrong = check(config, registry).errors + check_files(config)
+    wrong = check(config, registry).errors + check_files(config, registry)
     if wrong:
         raise ConfigError("\n".join(wrong))
     with ResultFiles(output, errors) as results:
