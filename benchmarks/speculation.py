@@ -5,7 +5,9 @@
 A random model cannot copy a text. In the cases marked "scripted", a logits processor therefore lets the model generate
 given text; the model computes every step as usual, with and without speculation. Cases:
 
-    regenerate      the answer to a prompt that was answered before, sampled with the same seed
+    regenerate      scripted: the answer to a prompt that was answered before with the same words
+    resample        the same with tokens sampled with the same seed; another batch shape rounds differently, so the
+                    answers of a random model soon differ
     edit            scripted: a text of 400 tokens from the prompt, with a change about every 40 tokens
     copy            scripted: answers that quote spans of 12 to 40 tokens from the prompt, between new words
     records         scripted: JSON records with the same keys and indentation
@@ -207,7 +209,8 @@ class Agents(Case):
 
 
 CASES: dict[str, Case] = {
-    "regenerate": Case(lambda seed: [(text_of(200, seed), 200)], is_repeated=True),
+    "regenerate": Case(lambda seed: [(text_of(200, seed), text_of(200, seed + 1))], is_repeated=True),
+    "resample": Case(lambda seed: [(text_of(200, seed), 200)], is_repeated=True),
     "edit": Case(lambda seed: [edit(seed)]),
     "copy": Case(lambda seed: [copy(seed)]),
     "records": Case(lambda seed: [records(seed)]),
