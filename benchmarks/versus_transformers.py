@@ -62,7 +62,8 @@ class Row:
 
     Attributes:
         tokens_per_s: output tokens per second of each engine.
-        ratios: median, smallest and largest ratio of another engine's seconds to graftlm's seconds in the same round.
+        ratios: for each other engine, the ratio of graftlm's median speed to its median speed, and the smallest and
+            largest ratio of a round.
     """
 
     workload: str
@@ -192,7 +193,7 @@ def compare(runs: dict[str, Run], workloads: Sequence[Workload], rounds: int, *,
         for engine in runs:
             if engine != "graftlm":
                 found = [a / b for a, b in zip(seconds[engine], seconds["graftlm"], strict=True)]
-                ratios[engine] = statistics.median(found), min(found), max(found)
+                ratios[engine] = rates["graftlm"] / rates[engine], min(found), max(found)
         rows.append(Row(workload.name, rates, ratios))
         speeds = "  ".join(f"{engine} {rate:8.1f}" for engine, rate in rates.items())
         shown = "  ".join(f"{name} {r[0]:.2f}x ({r[1]:.2f} to {r[2]:.2f})" for name, r in ratios.items())
