@@ -206,7 +206,7 @@ class Timed:
 
 
 def timed(found: Sequence[Setting], model: Path, steps: int, rounds: int) -> Iterator[Cell]:
-    """Time settings, which alternate, so that a slow moment of the machine affects all of them."""
+    """Measure the settings alternately, so that a slow moment of the machine affects all of them."""
     with ExitStack() as stack:
         rigs = [stack.enter_context(closing(Timed(setting, model, steps))) for setting in found]
         taken = [[rig.round() for rig in rigs] for _ in range(rounds)]

@@ -194,7 +194,7 @@ class OutputBuilder:
 
 
 def completion_ids(base_id: str, num_completions: int) -> list[CompletionId]:
-    """Return the ids of a prompt's completions: the prompt's own id if there is one, else "id#0", "id#1" and so on."""
+    """Return the ids of a prompt's completions: the prompt's id for one completion, else "id#0", "id#1" and so on."""
     if num_completions == 1:
         return [CompletionId(base_id)]
     return [CompletionId(f"{base_id}#{i}") for i in range(num_completions)]

@@ -328,7 +328,7 @@ class StepLoop:
         return updates
 
     def _recover(self, error: Exception) -> None:
-        """Restart with empty KV memory after its bookkeeping, or a plugin that it calls, has failed.
+        """Restart with empty KV memory, after the memory's bookkeeping, or a plugin that it calls, has failed.
 
         Running requests fail. Waiting requests fail only if no step was launched since the previous failure, because
         one of them may be the cause.

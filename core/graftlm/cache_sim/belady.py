@@ -41,7 +41,7 @@ def offline_optimum(tree: PageTree, capacity_pages: int, in_flight: int = 0) -> 
     Args:
         tree: the tree of the trace.
         capacity_pages: number of pages in the cache. Requests that need more pages are skipped.
-        in_flight: number of requests that keep their pages after their arrival, as in `Simulator`.
+        in_flight: number of most recent requests whose pages stay locked, as in `Simulator`.
     """
     paths = [path for path in tree.paths if path.num_pages <= capacity_pages]
     return _Belady(tree, capacity_pages, in_flight, never=len(paths)).run(paths)

@@ -78,7 +78,10 @@ def problems_in(
 
 
 def _real_path(details: ErrorDetails, values: Any) -> KeyPath:
-    """Return the part of a location that exists in the values, because pydantic appends names of union members."""
+    """Return an error's location without the names of union members that pydantic adds.
+
+    The values do not contain these names.
+    """
     path: list[str | int] = []
     for part in details["loc"]:
         inside = isinstance(values, Mapping | list | tuple)

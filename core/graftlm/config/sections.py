@@ -433,7 +433,7 @@ class FileSettings(Section):
 
 
 class BatchSettings(Section):
-    """The limits and priority of requests of batches."""
+    """The limits and the priority of requests of the Batch API."""
 
     max_running: PositiveInt = Field(default=16, description="Requests of batches that run at a time.")
     max_running_beside: Annotated[int, Field(ge=0), BeforeValidator(_refuse_bool)] = Field(

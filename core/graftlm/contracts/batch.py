@@ -37,8 +37,8 @@ class ForwardBatch:
         query_lens_cpu, seq_lens_cpu: int32 [B], host copies.
         page_table_cpu: int32 [B, P], host copy.
         in_graph: whether a CUDA graph reads these tensors; if so, all batches of B requests use the same tensors.
-        window: this batch with the page table and slots of the sliding-window layers, for the backend of their memory.
-            None if all layers share one memory. A backend need not read it.
+        window: this batch with the page table and slots of the sliding-window layers, for the attention backend that
+            uses these layers' KV memory. None if all layers share one memory. A backend need not read it.
     """
 
     input_ids: Tensor

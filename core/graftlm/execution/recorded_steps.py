@@ -272,9 +272,10 @@ class RecordedSteps:
         self._attention = attention
         self._forward = forward
         self._input_ids, self._positions = torch.zeros(2, max_size, dtype=torch.int64)
-        self._inputs_by_size: dict[int, tuple[Tensor, Tensor]] = {}  # their first `size` elements
-        #: Key: (number of tokens, whether without drafts, number of threads). None: recording failed, and the model
-        #: runs all steps.
+        #: size -> views of the first `size` elements of `_input_ids` and `_positions`.
+        self._inputs_by_size: dict[int, tuple[Tensor, Tensor]] = {}
+        #: Key: (number of tokens, whether the step has no drafts, number of threads). None: recording failed, and the
+        #: model runs all steps.
         self._steps: dict[tuple[int, bool, int], _RecordedStep] | None = {}
         self._memory = _Memory()
         self._records_drafts = True

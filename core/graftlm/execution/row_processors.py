@@ -124,7 +124,7 @@ class RowProcessors:
 
 
 def _process(row: _Row, drafts: NDArray[np.int64] | None, logits: Tensor) -> Tensor:
-    """Run a row's processors in order on its logits, float32 [V], after its output and some drafts.
+    """Run a row's processors in order on the logits, float32 [V], that follow its output and `drafts`.
 
     Raises:
         RequestFailedError: a processor raised, or returned something other than logits.

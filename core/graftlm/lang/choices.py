@@ -229,8 +229,8 @@ def _by_mean(scores: Sequence[ChoiceScore]) -> Decision:
 def _greedily(scores: Sequence[ChoiceScore]) -> Decision:
     """Compare the choices token by token, and keep those with the most likely next token, until one is left.
 
-    A choice without further tokens is compared by its mean. Therefore a choice that is the beginning of another one can
-    win or lose.
+    A choice without further tokens is compared by its mean. So if one choice is the beginning of another, either of the
+    two can be selected.
     """
     means = [fmean(score.logprobs) for score in scores]
     left = list(range(len(scores)))

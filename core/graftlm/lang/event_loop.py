@@ -29,7 +29,7 @@ class _LoopOfProcess:
         self._inherited: list[asyncio.AbstractEventLoop] = []  # loops of the processes that this one was forked from
 
     def get(self) -> asyncio.AbstractEventLoop:
-        """Return the loop, running."""
+        """Return the running loop; the first call starts it."""
         with self._starting:
             if self._started is None:
                 self._started = self._start()

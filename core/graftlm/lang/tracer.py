@@ -37,7 +37,10 @@ _MAX_LITERALS: Final = 64
 
 
 def trace(function: Callable[..., Any], constants: Mapping[str, Any], *, max_nodes: int = _MAX_NODES) -> Graph:
-    """Return a program's graph. The function runs once for each kind of marks; a mark represents a value in a string.
+    """Return a program's graph.
+
+    The function runs several times. Each run represents unknown values in strings by another kind of marks, such as
+    letters, digits or spaces.
 
     Args:
         max_nodes: a program with more nodes is assumed to be endless.

@@ -66,7 +66,8 @@ def copy_weights(
     Args:
         slots: all slots of the model; names are unique.
         weights: (name, tensor) of the whole checkpoint; each tensor is released before the next is read.
-        aliases: second name -> slot's name, for tied weights. One of the two tensors is enough; two must be equal.
+        aliases: second name -> slot's name, for tied weights. One of the two tensors is enough; if the checkpoint has
+            both, they must be equal.
         partial: whether slots without a tensor keep their content; False: a missing tensor is an error.
 
     Effects: copies to the slots' targets, with conversion to their dtype and device.

@@ -42,13 +42,13 @@ class KVManager:
               |<-  locked by the row's handle; shared     ->|<- only this row writes here
 
     A step that is planned later also runs later. A page may therefore be inserted into the cache as soon as the step
-    that fills it is planned. A page that a planned step still reads or writes may be freed, because its next owner
-    writes it in a later step.
+    that fills it is planned. A page may be freed while a planned step still uses it, because the page's next owner
+    writes only in a later step.
 
     Args:
         window: allocates window pages if sliding-window layers have their own memory. Each page that a row reserves
-            then has a window page until the row's window has passed it or the cache evicts it. The cache must have the
-            capability `window`.
+            then also has a window page, until the row's window has passed the page or the cache evicts the window page.
+            The cache must have the capability `window`.
 
     Attributes:
         cache: the prefix cache; a `NoCache` while `has_cache` is False.

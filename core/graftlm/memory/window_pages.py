@@ -128,7 +128,7 @@ class WindowPages:
         return np.maximum(self._window_page[pages], 0)
 
     def writable(self, pages: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Return the window pages of pages that a step writes: int32, same shape.
+        """Return the window page of each page that a step writes: int32, same shape as `pages`.
 
         Raises:
             InvariantError: a page has no window page.

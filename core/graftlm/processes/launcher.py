@@ -43,7 +43,8 @@ logger = logging.getLogger(__name__)
 
 #: A process that has died this many times in a row before it was ready is not restarted.
 MAX_FAILED_STARTS = 3
-#: Maximum number of seconds for the start of a process, and also for the process to read its setup. Then it is killed.
+#: Time limit in seconds for starting a process, and again for the process to read its setup. A process that exceeds the
+#: second limit is killed.
 START_TIMEOUT_S = 60.0
 #: Seconds to wait for the last messages of a process that has ended.
 _LAST_MESSAGES_S = 0.2

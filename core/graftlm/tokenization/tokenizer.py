@@ -244,7 +244,7 @@ class Tokenizer:
                 add_generation_prompt=add_generation_prompt,
                 **template_args,
             )
-        except Exception as error:  # a template is a program of the checkpoint, with the user's input
+        except Exception as error:  # a template is the checkpoint's code, and may raise any exception
             raise InvalidPromptError(f"the chat template refuses these messages: {_one_line(error)}") from error
         return str(text)
 

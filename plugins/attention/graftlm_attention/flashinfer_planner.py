@@ -215,7 +215,7 @@ class LayerPlanner:
             [shared.indices, rest.indices],
             [shared.last_page_len, rest.last_page_len],
             *self._shape,
-            causal=True,  # for the pages that are not shared; the shared pages come before all queries
+            causal=True,  # masks only pages that are not shared: shared pages come before all queries
             **self._settings,
         )
         return Part(slice(0, batch.num_tokens), _copied(fenced.wrapper))

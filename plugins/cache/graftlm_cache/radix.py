@@ -273,7 +273,7 @@ class RadixCache(PrefixCache):
     # -- Evicting pages -------------------------------------------------------------------------------------------
 
     def evict(self, num_pages: int) -> PageIds:
-        """Evict whole leaves, lowest priority first, until they have `num_pages` pages or none is left.
+        """Evict whole leaves, lowest priority first, until `num_pages` or more pages are evicted or no leaf is left.
 
         Returns: int32, the evicted page ids.
         """

@@ -89,7 +89,9 @@ class NativeLibrary:
 
 
 class NativeLinear(LinearKernel):
-    """Multiplies with codes, which the kernel widens when it reads them. It uses the same number of threads as torch.
+    """Multiplies inputs by quantized weights. The kernel converts the weights' codes while it reads them.
+
+    It uses the same number of threads as torch.
 
     Args:
         matrix: [N, K].

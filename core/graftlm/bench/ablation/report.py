@@ -63,7 +63,7 @@ class AblationReport:
         scale: factor on the number of requests.
         seed: seed of the prompts.
         rounds: number of times that each workload ran on each engine.
-        effects: by workload; the full engine comes first.
+        effects: sorted by workload; for each workload, the engine without disabled parts comes first.
         not_applicable: the switches that were not measured.
         runs: every counted run, in order.
     """

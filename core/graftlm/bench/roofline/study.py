@@ -66,7 +66,7 @@ class _Run:
     operators_s: list[dict[str, float]] = field(default_factory=list)
 
     def take_turn(self, turn_s: float) -> None:
-        """Run steps without hooks and with timers, alternately, for `turn_s` seconds."""
+        """Alternate steps without hooks and steps with operator timers, for `turn_s` seconds."""
         end = time.perf_counter() + turn_s
         while True:
             self.steps_s.append(self.rig.step_s(self.plan))

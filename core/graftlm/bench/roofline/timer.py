@@ -50,7 +50,7 @@ class OperatorTimer:
 
     @contextmanager
     def attached(self, operators: Sequence[Operator]) -> Iterator[None]:
-        """Return a context in which the operators have the hooks."""
+        """Return a context in which this timer's hooks are registered on the operators."""
         with ExitStack() as stack:
             for operator in operators:
                 before = operator.module.register_forward_pre_hook(self._enter(operator.name))

@@ -75,7 +75,7 @@ class History:
             self.sample()
 
     def sample(self) -> None:
-        """Take a point from the replicas' latest reports."""
+        """Append a point that is computed from the replicas' latest reports."""
         sums = self._add_up(self._sums[-1])
         before, oldest = self._sums[max(-_RATE_WINDOW, -len(self._sums))], self._sums[0]
         self._sums.append(sums)

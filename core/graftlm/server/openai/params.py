@@ -251,7 +251,7 @@ def _check_fields(response_format: ResponseFormat) -> None:
 
 
 def _structural_tag(response_format: ResponseFormat) -> dict[str, Any]:
-    """Return the structural tag in a response format, which SGLang's clients send."""
+    """Return the structural tag that a response format contains. SGLang's clients send this form."""
     for name in ("structures", "triggers"):
         if getattr(response_format, name) is None:
             raise ApiError(400, f"response_format.{name} is missing", param=f"response_format.{name}")
