@@ -13,6 +13,8 @@ from graftlm import Engine, FinishReason, SamplingParams
 from graftlm.checkpoint import load_model_config
 from graftlm.contracts import GrammarContext, GrammarKind, GrammarSpec
 from graftlm.errors import SamplingParamsError
+from graftlm.speculation import speculator
+from graftlm.testing.drafter import AllDrafts
 from graftlm.tokenization import Tokenizer
 from graftlm_grammar.options import XGrammarOptions
 from graftlm_grammar.xgrammar_backend import XGrammarBackend
@@ -120,7 +122,9 @@ def test_greedy_choices_equal_those_of_transformers(reference, tokenizer, backen
 
 
 @pytest.mark.parametrize("overlap", [True, pytest.param(False, marks=pytest.mark.full)])
-def test_a_request_without_jump_forward_has_the_text_of_masks_alone(reference, backend, overlap):
+def test_a_request_without_jump_forward_has_the_text_of_masks_alone(reference, backend, overlap, monkeypatch):
+    # Which drafts are verified must not depend on measured times.
+    monkeypatch.setattr(speculator, "DraftBudget", lambda costs, max_drafts: AllDrafts(max_drafts))
     cases = [("regex", regex) for regex in REGEXES] + [("json_schema", SCHEMA), ("ebnf", EBNF)]
     prompts = [prompt for prompt in PROMPTS for _ in cases]
     cases *= len(PROMPTS)
@@ -151,7 +155,7 @@ def test_a_request_without_jump_forward_has_the_text_of_masks_alone(reference, b
     for one, other in zip(exact, plain, strict=True):
         values = [[token.logprob for token in output.logprobs] for output in (one, other)]
         np.testing.assert_allclose(values[0], values[1], atol=1e-4)
-    assert any(one.usage.accepted_draft_tokens for one in exact)  # how many depends on measured times
+    assert all(one.usage.accepted_draft_tokens for one in exact)
     assert num_steps < num_plain_steps
 
 

@@ -14,8 +14,8 @@ from graftlm.lang.variables import Cell, Variables
 
 @function
 def story(s):
-    s += "Once upon a time" + gen("first", max_tokens=12, ignore_eos=True)
-    s += " And then" + gen("second", max_tokens=12, ignore_eos=True)
+    s += "Once upon a time" + gen("first", max_tokens=40, ignore_eos=True)  # a busy machine joins chunks
+    s += " And then" + gen("second", max_tokens=40, ignore_eos=True)
 
 
 def test_chunks_form_the_text(backend):
@@ -23,7 +23,7 @@ def test_chunks_form_the_text(backend):
     chunks = list(state.text_iter())
     whole = story.run(backend=backend, temperature=0)
     assert "".join(chunks) == state.text() == whole.text()
-    assert len(chunks) > 2  # a busy machine joins chunks
+    assert len(chunks) > 4
 
 
 @function

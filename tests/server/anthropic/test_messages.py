@@ -21,6 +21,9 @@ TOOLS = [
     {"name": "add", "input_schema": {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}},
 ]
 
+#: Forbids the tokens that end an answer.
+NO_END = {"1": -100, "6": -100}
+
 
 @pytest.fixture
 def client(server):
@@ -103,6 +106,9 @@ def test_a_streamed_message_joins_to_the_whole_one(client):
     assert plain(message) == plain(whole)
     assert (message.stop_reason, message.stop_sequence) == ("end_turn", None)
     assert message.usage.output_tokens == whole.usage.output_tokens
+    # A long answer, because a busy server joins the tokens of some milliseconds.
+    _, events = streamed(client, max_tokens=800, extra_body={"logit_bias": NO_END})
+    assert sum(event.type == "content_block_delta" for event in events) > 2
 
 
 def test_a_ping_follows_the_start(server):
@@ -147,9 +153,8 @@ def test_a_full_context_ends_an_answer(server, client):
     many = "2 " * ((context_len - 40) // 2)
     used = client.messages.count_tokens(model="demo", messages=[{"role": "user", "content": many}]).input_tokens
     assert context_len / 2 < used < context_len
-    bias = {"1": -100, "6": -100}  # no end
     message = ask(
-        client, [{"role": "user", "content": many}], max_tokens=100_000, timeout=60, extra_body={"logit_bias": bias}
+        client, [{"role": "user", "content": many}], max_tokens=100_000, timeout=60, extra_body={"logit_bias": NO_END}
     )
     assert message.stop_reason == "model_context_window_exceeded"
 
@@ -221,6 +226,13 @@ def test_a_streamed_call_joins_to_the_whole_one(client):
     assert (block.name, block.input) == (expected.name, expected.input)
     assert message.stop_reason == whole.stop_reason == "tool_use"
     assert any(event.type == "content_block_delta" for event in events)
+    note = {"type": "string", "minLength": 900, "maxLength": 1000}
+    schema = {"type": "object", "properties": {"note": note}, "required": ["note"]}
+    tool = {"name": "write", "input_schema": schema, "strict": True}
+    chosen = {"type": "tool", "name": "write"}
+    message, events = streamed(client, tools=[tool], tool_choice=chosen, max_tokens=1500)
+    assert sum(event.type == "content_block_delta" for event in events) > 1
+    assert len(message.content[0].input["note"]) >= 900
 
 
 def test_the_model_may_answer_without_a_call(client):
