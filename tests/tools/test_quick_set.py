@@ -1,7 +1,11 @@
 """The tests that run without `--full`, and the number of processes that run them."""
 
+from pathlib import Path
+
 import pytest
 import torch  # noqa: F401  # a run within this process forgets what it imported, and torch cannot be imported twice
+
+import quick_set
 
 pytest_plugins = ["pytester"]
 
@@ -107,7 +111,8 @@ def test_an_expression_selects_within_the_quick_set(run):
     assert run("-k", "minutes or quick") == {"test_quick": 1}
 
 
-def test_collected_tests_are_exempt_from_garbage_collection(pytester):
+def test_collected_tests_are_exempt_from_garbage_collection(pytester, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(quick_set.__file__).parent))
     pytester.makepyfile("import gc\ndef test_enabled(): assert gc.isenabled() and gc.get_freeze_count() > 10_000")
     pytester.runpytest_subprocess(*PLUGINS).assert_outcomes(passed=1)
 
