@@ -5,7 +5,18 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from graftlm.server.openai.requests import OpenAIModel
-from graftlm.server.wire import NUMBER, UNICODE, WHOLE, Text, Unsupported, one_or_many
+from graftlm.server.shared_fields import (
+    CacheSalt,
+    LogitBias,
+    Priority,
+    RequestId,
+    Seed,
+    Temperature,
+    TimeoutS,
+    TopK,
+    TopP,
+)
+from graftlm.server.wire import UNICODE, WHOLE, Text, Unsupported, one_or_many
 
 __all__ = [
     "ContentBlock",
@@ -229,35 +240,17 @@ class MessagesRequest(PromptFields):
         default=None, description="Strings that end the output."
     )
     stream: bool | None = Field(default=False, description="Answer by server-sent events.")
-    temperature: Annotated[float, Field(ge=0, le=2), NUMBER] | None = Field(
-        default=1.0, description="0 takes the most likely token."
-    )
-    top_p: Annotated[float, Field(ge=0, le=1), NUMBER] | None = Field(
-        default=1.0, description="Keep the smallest set of tokens whose probability reaches this."
-    )
-    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1), WHOLE] | None = Field(
-        default=None, description="Keep the k most likely tokens; -1, 0 or null keeps all."
-    )
+    temperature: Temperature = 1.0
+    top_p: TopP = 1.0
+    top_k: TopK = None
     metadata: dict[str, Any] | None = Field(default=None, description="Accepted; nothing depends on it.")
     service_tier: Text | None = Field(default=None, description="Accepted; nothing depends on it.")
     inference_geo: Text | None = Field(default=None, description="Accepted; nothing depends on it.")
     diagnostics: dict[str, Any] | None = Field(default=None, description="Accepted; nothing depends on it.")
     container: Unsupported = None
-    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1), WHOLE] | None = Field(
-        default=None, description="Makes sampling reproducible, alone or in any batch."
-    )
-    logit_bias: (
-        dict[Annotated[int, Field(strict=False, ge=0)], Annotated[float, Field(ge=-100, le=100), NUMBER]] | None
-    ) = Field(default=None, description="Token id (as a string) -> number added to its logit.")
-    cache_salt: Annotated[str, Field(max_length=1024), UNICODE] | None = Field(
-        default=None, description="Cached prefixes are shared only between requests of one salt."
-    )
-    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1), WHOLE] | None = Field(
-        default=0, description="Higher is admitted first and retracted last."
-    )
-    timeout_s: Annotated[float, Field(gt=0, le=1e9), NUMBER] | None = Field(
-        default=None, description="Give up after this many seconds."
-    )
-    request_id: Annotated[str, Field(min_length=1, max_length=256), UNICODE] | None = Field(
-        default=None, description="The answer's `id`, for /abort_request; drawn when absent."
-    )
+    seed: Seed = None
+    logit_bias: LogitBias = None
+    cache_salt: CacheSalt = None
+    priority: Priority = 0
+    timeout_s: TimeoutS = None
+    request_id: RequestId = None

@@ -13,12 +13,11 @@ from graftlm.request_options import RequestOptions
 from graftlm.server.errors import ERROR_RESPONSES
 from graftlm.server.native.responses import ClassifyMeta
 from graftlm.server.pooled import pooled_vectors, prepare_pooled
+from graftlm.server.shared_fields import CacheSalt, Name, Priority
 from graftlm.server.sse import until_disconnect
-from graftlm.server.wire import UNICODE, WHOLE, OneOrMany, OneOrManyPrompts, Text, WireModel
+from graftlm.server.wire import WHOLE, OneOrMany, OneOrManyPrompts, Text, WireModel
 
 __all__ = ["make_router"]
-
-_Name = Annotated[str, Field(min_length=1, max_length=256), UNICODE]
 
 
 class EncodeRequest(WireModel):
@@ -28,16 +27,10 @@ class EncodeRequest(WireModel):
 
     text: OneOrMany[Text] | None = Field(default=None, description="The text or texts; or give `input_ids`.")
     input_ids: OneOrManyPrompts | None = Field(default=None, description="The same as token ids.")
-    rid: OneOrMany[_Name] | None = Field(
-        default=None, description="The request's id, one for each text; drawn if null."
-    )
-    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1), WHOLE] | None = Field(
-        default=None, description="For scheduling policies that look at it; 0 by default."
-    )
-    cache_salt: Annotated[str, Field(max_length=1024), UNICODE] | None = Field(
-        default=None, description="Requests with different salts share no prefix."
-    )
-    lora_path: _Name | None = Field(default=None, description="The name of a loaded adapter; null: the model alone.")
+    rid: OneOrMany[Name] | None = Field(default=None, description="The request's id, one for each text; drawn if null.")
+    priority: Priority = None
+    cache_salt: CacheSalt = None
+    lora_path: Name | None = Field(default=None, description="The name of a loaded adapter; null: the model alone.")
     model: Text | None = Field(default=None, description="Accepted; there is one model, and `lora_path` adapts it.")
     dimensions: Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE] | None = Field(
         default=None, description="Keep so many of a vector's first numbers; for models trained for it."

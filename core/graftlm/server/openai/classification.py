@@ -1,7 +1,7 @@
 """The route /v1/classify, which returns the class probabilities of a score head, with vLLM's field names."""
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -18,8 +18,9 @@ from graftlm.server.openai.params import check_model
 from graftlm.server.openai.prompts import split_prompts
 from graftlm.server.openai.requests import OpenAIModel, PromptsField
 from graftlm.server.pooled import pooled_vectors, prepare_pooled
+from graftlm.server.shared_fields import CacheSalt, IgnoredText, Priority
 from graftlm.server.sse import until_disconnect
-from graftlm.server.wire import UNICODE, WHOLE, Text
+from graftlm.server.wire import Text
 
 __all__ = ["make_router"]
 
@@ -34,13 +35,9 @@ class ClassificationRequest(OpenAIModel):
     use_activation: bool | None = Field(
         default=True, description="Return probabilities; false: the numbers of the score head."
     )
-    cache_salt: Annotated[str, Field(max_length=1024), UNICODE] | None = Field(
-        default=None, description="Cached prefixes are shared only with requests of the same salt."
-    )
-    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1), WHOLE] | None = Field(
-        default=0, description="Higher is admitted first, and retracted last."
-    )
-    user: Text | None = Field(default=None, description="Accepted; nothing depends on it.")
+    cache_salt: CacheSalt = None
+    priority: Priority = 0
+    user: IgnoredText = None
 
 
 class ClassifiedText(msgspec.Struct, frozen=True):

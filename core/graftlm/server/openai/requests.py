@@ -14,6 +14,19 @@ from graftlm.server.errors import MISSPELT
 from graftlm.server.known_fields import without_defaults, without_empty
 from graftlm.server.openai.other_names import with_own_names
 from graftlm.server.openai.tool_requests import ToolChoiceField, ToolsField
+from graftlm.server.shared_fields import (
+    CacheSalt,
+    IgnoredText,
+    LogitBias,
+    Name,
+    Priority,
+    RequestId,
+    Seed,
+    Temperature,
+    TimeoutS,
+    TopK,
+    TopP,
+)
 from graftlm.server.wire import (
     MAX_PROMPTS,
     NUMBER,
@@ -51,7 +64,6 @@ _MAX_NAME_LEN: Final = 64
 #: Number of unknown fields that are compared with known ones.
 _MAX_HINTS: Final = 8
 
-_Id = Annotated[str, Field(min_length=1, max_length=256), UNICODE]
 _StopString = Annotated[str, Field(min_length=1, max_length=1024), UNICODE]
 _Stops = Annotated[
     Annotated[_StopString, Tag("one")] | Annotated[list[_StopString], Field(max_length=64), Tag("many")],
@@ -175,35 +187,25 @@ class SamplingFields(OpenAIModel):
     """The fields that chats and completions share."""
 
     model: Text | None = Field(default=None, description="The model's name; null: the served model.")
-    temperature: Annotated[float, Field(ge=0, le=2), NUMBER] | None = Field(
-        default=1.0, description="Temperature of sampling; 0 selects the most likely token."
-    )
-    top_p: Annotated[float, Field(ge=0, le=1), NUMBER] | None = Field(
-        default=1.0, description="Keep the smallest set of the most likely tokens whose total probability reaches this."
-    )
+    temperature: Temperature = 1.0
+    top_p: TopP = 1.0
     n: Annotated[int, Field(ge=1, le=128), WHOLE] | None = Field(default=1, description="Answers per prompt.")
     stop: _Stops | None = Field(default=None, description="Strings that end the output.")
-    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1), WHOLE] | None = Field(
-        default=None, description="Makes sampling reproducible, regardless of the other requests in the batch."
-    )
+    seed: Seed = None
     frequency_penalty: _Penalty | None = Field(
         default=0.0, description="Subtracted from a token's logit for each of its occurrences in the output."
     )
     presence_penalty: _Penalty | None = Field(
         default=0.0, description="Subtracted once from the logit of each token that occurs in the output."
     )
-    logit_bias: (
-        dict[Annotated[int, Field(strict=False, ge=0)], Annotated[float, Field(ge=-100, le=100), NUMBER]] | None
-    ) = Field(default=None, description="Token id (as a string) -> number that is added to the token's logit.")
+    logit_bias: LogitBias = None
     stream: bool | None = Field(default=False, description="Answer with server-sent events.")
     stream_options: StreamOptions | None = Field(
         default=None, description="Further content of the stream; only with `stream`."
     )
-    user: Text | None = Field(default=None, description="Accepted without effect.")
+    user: IgnoredText = None
     # fields that OpenAI does not have
-    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1), WHOLE] | None = Field(
-        default=None, description="Keep the k most likely tokens; -1, 0 or null keeps all."
-    )
+    top_k: TopK = None
     min_p: Annotated[float, Field(ge=0, le=1), NUMBER] | None = Field(
         default=0.0,
         description="Keep tokens whose probability is at least this share of the most likely token's probability.",
@@ -252,23 +254,17 @@ class SamplingFields(OpenAIModel):
     logits_processors: LogitsProcessors | None = Field(
         default=None, description="Name of a logits processor that a plugin provides -> its options."
     )
-    cache_salt: Annotated[str, Field(max_length=1024), UNICODE] | None = Field(
-        default=None, description="Requests share cached prefixes only if they have the same salt."
-    )
-    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1), WHOLE] | None = Field(
-        default=0, description="Requests with a higher priority are admitted first and retracted last."
-    )
-    timeout_s: Annotated[float, Field(gt=0, le=1e9), NUMBER] | None = Field(
-        default=None, description="Abort the request after this number of seconds."
-    )
-    request_id: _Id | None = Field(
+    cache_salt: CacheSalt = None
+    priority: Priority = 0
+    timeout_s: TimeoutS = None
+    request_id: RequestId = Field(
         default=None,
         description="The answer's `id`, for /abort_request; null: the server creates one. `rid` is another name.",
     )
     extra_key: Annotated[str, Field(max_length=1024), UNICODE] | None = Field(
         default=None, description="As `cache_salt`. If both are given, together they are the salt."
     )
-    lora_path: _Id | None = Field(
+    lora_path: Name | None = Field(
         default=None, description="The name of a loaded adapter. It may also be given in `model`, as `model:adapter`."
     )
     return_cached_tokens_details: bool | None = Field(
@@ -432,7 +428,7 @@ class EmbeddingRequest(OpenAIModel):
         default=None,
         description="Keep only this number of elements at the start of each vector; for models trained for it.",
     )
-    user: Text | None = Field(default=None, description="Accepted without effect.")
+    user: IgnoredText = None
     truncate_prompt_tokens: _Truncation = None
     pooling: Literal["mean", "last"] | None = Field(
         default=None,
@@ -442,12 +438,8 @@ class EmbeddingRequest(OpenAIModel):
     normalize: bool | None = Field(
         default=None, description="Scale vectors to unit length; null: the checkpoint's setting, or true."
     )
-    cache_salt: Annotated[str, Field(max_length=1024), UNICODE] | None = Field(
-        default=None, description="Requests share cached prefixes only if they have the same salt."
-    )
-    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1), WHOLE] | None = Field(
-        default=0, description="Requests with a higher priority are admitted first and retracted last."
-    )
+    cache_salt: CacheSalt = None
+    priority: Priority = 0
 
 
 class TokenizeRequest(OpenAIModel):

@@ -5,7 +5,8 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from graftlm.server.openai.requests import OpenAIModel
-from graftlm.server.wire import MAX_PROMPTS, UNICODE, WHOLE, OneOrMany, Text, TokenIdList, Unsupported
+from graftlm.server.shared_fields import CacheSalt, IgnoredText, Priority
+from graftlm.server.wire import MAX_PROMPTS, WHOLE, OneOrMany, Text, TokenIdList, Unsupported
 
 __all__ = ["DocumentObject", "RerankRequest", "ScoreRequest"]
 
@@ -52,13 +53,9 @@ class _Shared(OpenAIModel):
         default=True,
         description="Map a reranker's score to 0 to 1 with the logistic function; false: return the score of its head.",
     )
-    cache_salt: Annotated[str, Field(max_length=1024), UNICODE] | None = Field(
-        default=None, description="Requests share cached prefixes only if they have the same salt."
-    )
-    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1), WHOLE] | None = Field(
-        default=0, description="Requests with a higher priority are admitted first and retracted last."
-    )
-    user: Text | None = Field(default=None, description="Accepted without effect.")
+    cache_salt: CacheSalt = None
+    priority: Priority = 0
+    user: IgnoredText = None
 
 
 class ScoreRequest(_Shared):

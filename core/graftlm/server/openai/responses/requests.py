@@ -6,7 +6,19 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from graftlm.sampling_params import MAX_LOGPROBS
 from graftlm.server.openai.requests import OpenAIModel
-from graftlm.server.wire import NUMBER, UNICODE, WHOLE, Text, Unsupported, one_or_many
+from graftlm.server.shared_fields import (
+    CacheSalt,
+    IgnoredText,
+    LogitBias,
+    Priority,
+    RequestId,
+    Seed,
+    Temperature,
+    TimeoutS,
+    TopK,
+    TopP,
+)
+from graftlm.server.wire import UNICODE, WHOLE, Text, Unsupported, one_or_many
 
 __all__ = [
     "AllowedToolsChoice",
@@ -274,12 +286,8 @@ class ResponsesRequest(PromptFields):
     max_output_tokens: Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE] | None = Field(
         default=None, description="Tokens to generate at most; null: until the context is full."
     )
-    temperature: Annotated[float, Field(ge=0, le=2), NUMBER] | None = Field(
-        default=1.0, description="0 takes the most likely token."
-    )
-    top_p: Annotated[float, Field(ge=0, le=1), NUMBER] | None = Field(
-        default=1.0, description="Keep the smallest set of tokens whose probability reaches this."
-    )
+    temperature: Temperature = 1.0
+    top_p: TopP = 1.0
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = Field(
         default=None, description="Report log-probabilities, of this many most likely tokens too."
     )
@@ -288,7 +296,7 @@ class ResponsesRequest(PromptFields):
         description="`message.output_text.logprobs` reports log-probabilities; others are accepted without effect.",
     )
     metadata: dict[str, Any] | None = Field(default=None, description="Repeated in the response.")
-    user: Text | None = Field(default=None, description="Accepted; nothing depends on it.")
+    user: IgnoredText = None
     safety_identifier: Text | None = Field(default=None, description="Accepted; nothing depends on it.")
     prompt_cache_key: Text | None = Field(default=None, description="Accepted; prefixes are found by their content.")
     prompt_cache_retention: Text | None = Field(default=None, description="Accepted; nothing depends on it.")
@@ -302,9 +310,7 @@ class ResponsesRequest(PromptFields):
     context_management: Unsupported = None
     moderation: Unsupported = None
     # fields that OpenAI does not have
-    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1), WHOLE] | None = Field(
-        default=None, description="Keep the k most likely tokens; -1, 0 or null keeps all."
-    )
+    top_k: TopK = None
     stop: (
         Annotated[
             Annotated[str, Field(min_length=1, max_length=1024), UNICODE, Tag("one")]
@@ -315,21 +321,9 @@ class ResponsesRequest(PromptFields):
         ]
         | None
     ) = Field(default=None, description="Strings that end the output.")
-    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1), WHOLE] | None = Field(
-        default=None, description="Makes sampling reproducible, alone or in any batch."
-    )
-    logit_bias: (
-        dict[Annotated[int, Field(strict=False, ge=0)], Annotated[float, Field(ge=-100, le=100), NUMBER]] | None
-    ) = Field(default=None, description="Token id (as a string) -> number added to its logit.")
-    cache_salt: Annotated[str, Field(max_length=1024), UNICODE] | None = Field(
-        default=None, description="Cached prefixes are shared only between requests of one salt."
-    )
-    priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1), WHOLE] | None = Field(
-        default=0, description="Higher is admitted first and retracted last."
-    )
-    timeout_s: Annotated[float, Field(gt=0, le=1e9), NUMBER] | None = Field(
-        default=None, description="Give up after this many seconds."
-    )
-    request_id: Annotated[str, Field(min_length=1, max_length=256), UNICODE] | None = Field(
-        default=None, description="The response's `id`, for /abort_request; drawn when absent."
-    )
+    seed: Seed = None
+    logit_bias: LogitBias = None
+    cache_salt: CacheSalt = None
+    priority: Priority = 0
+    timeout_s: TimeoutS = None
+    request_id: RequestId = None

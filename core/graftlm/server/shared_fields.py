@@ -1,0 +1,61 @@
+"""The types of fields that requests of several APIs share, with their bounds and descriptions."""
+
+from typing import Annotated, TypeAlias
+
+from pydantic import Field
+
+from graftlm.server.wire import NUMBER, UNICODE, WHOLE, Text
+
+__all__ = [
+    "CacheSalt",
+    "IgnoredText",
+    "LogitBias",
+    "Name",
+    "Priority",
+    "RequestId",
+    "Seed",
+    "Temperature",
+    "TimeoutS",
+    "TopK",
+    "TopP",
+]
+
+#: A request's id or an adapter's name.
+Name: TypeAlias = Annotated[str, Field(min_length=1, max_length=256), UNICODE]
+
+Temperature: TypeAlias = Annotated[
+    Annotated[float, Field(ge=0, le=2), NUMBER] | None,
+    Field(description="Temperature of sampling; 0 selects the most likely token."),
+]
+TopP: TypeAlias = Annotated[
+    Annotated[float, Field(ge=0, le=1), NUMBER] | None,
+    Field(description="Keep the smallest set of the most likely tokens whose total probability reaches this."),
+]
+TopK: TypeAlias = Annotated[
+    Annotated[int, Field(ge=-1, le=2**31 - 1), WHOLE] | None,
+    Field(description="Keep the k most likely tokens; -1, 0 or null keeps all."),
+]
+Seed: TypeAlias = Annotated[
+    Annotated[int, Field(ge=-(2**63), le=2**63 - 1), WHOLE] | None,
+    Field(description="Makes sampling reproducible, whatever other requests are in the batch."),
+]
+LogitBias: TypeAlias = Annotated[
+    dict[Annotated[int, Field(strict=False, ge=0)], Annotated[float, Field(ge=-100, le=100), NUMBER]] | None,
+    Field(description="Token id (as a string) -> number that is added to the token's logit."),
+]
+CacheSalt: TypeAlias = Annotated[
+    Annotated[str, Field(max_length=1024), UNICODE] | None,
+    Field(description="Requests share cached prefixes only if they have the same salt."),
+]
+Priority: TypeAlias = Annotated[
+    Annotated[int, Field(ge=-(2**31), le=2**31 - 1), WHOLE] | None,
+    Field(description="Requests with a higher priority are admitted first and retracted last."),
+]
+TimeoutS: TypeAlias = Annotated[
+    Annotated[float, Field(gt=0, le=1e9), NUMBER] | None,
+    Field(description="Abort the request after this number of seconds."),
+]
+RequestId: TypeAlias = Annotated[
+    Name | None, Field(description="The answer's `id`, for /abort_request; null: the server creates one.")
+]
+IgnoredText: TypeAlias = Annotated[Text | None, Field(description="Accepted without effect.")]
