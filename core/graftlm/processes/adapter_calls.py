@@ -1,4 +1,5 @@
-"""The calls that load and unload a replica's adapters. Threads read the files; weights are installed between steps."""
+"""The calls that load and unload a replica's adapters. Threads read the files, and the weights are installed between
+steps."""
 
 import logging
 import threading
@@ -39,7 +40,7 @@ class AdapterCalls:
         self._readings: list[_Reading] = []
 
     def begin_load(self, call: Call) -> None:
-        """Start to read an adapter. `take_read` returns the call when the adapter has been read.
+        """Start to read an adapter in a thread. `take_read` returns the call after the adapter has been read.
 
         Args:
             call: the call, whose arguments are the `name` and the `path` of the adapter.
@@ -53,20 +54,20 @@ class AdapterCalls:
         weights.add_done_callback(lambda done: self._wake())
 
     def take_read(self) -> list[tuple[Call, Callable[[], str]]]:
-        """Return the calls whose adapter has been read. Each call is returned once.
+        """Return the calls whose adapter has been read. Each call is returned only once.
 
-        Returns: pairs of a call and a function, which installs the adapter and returns its digest. The function raises
-            AdapterError if the adapter does not fit the model.
+        Returns: pairs of a call and a function. The function installs the adapter and returns the adapter's digest. It
+            raises AdapterError if the adapter does not fit the model.
         """
         done = [reading for reading in self._readings if reading.weights.done()]
         self._readings = [reading for reading in self._readings if reading not in done]
         return [(reading.call, partial(self._install, reading)) for reading in done]
 
     def unload(self, name: str) -> int:
-        """Refuse new requests for an adapter. An adapter that is still being read will not be installed.
+        """Refuse new requests for an adapter. If the adapter is still being read, it is not installed.
 
-        Returns: the number of requests that still use the adapter; 0 if this replica does not have it, for example
-            because it could not load the adapter after a restart.
+        Returns: the number of requests that still use the adapter; 0 if this replica does not have the adapter, for
+            example because loading failed after a restart.
 
         Raises:
             AdapterError: the server does not support adapters.
@@ -76,10 +77,10 @@ class AdapterCalls:
         return loader.unload(name) if name in loader.loaded else 0
 
     def set_all(self, adapters: Mapping[str, Mapping[str, str | None]]) -> None:
-        """Load these adapters, and unload all others. A restarted replica gets this call before its first request.
+        """Load these adapters and unload all others. Main sends this call to a restarted replica before any request.
 
-        An adapter is left out if it cannot be loaded, or if its content differs from that in the other replicas. This
-        replica then refuses requests for the adapter.
+        If an adapter cannot be loaded, or its content differs from the content in the other replicas, this replica
+        refuses requests for the adapter.
 
         Args:
             adapters: name -> {"path", "digest"}. A digest of None accepts any content.

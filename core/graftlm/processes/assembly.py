@@ -36,7 +36,7 @@ async def assemble_manager(
     metrics: RequestMetrics,
     recorder: TraceRecorder | None = None,
 ) -> TokenizerManager:
-    """Return a manager when the tokenizer is loaded and the processes have loaded the model.
+    """Load the tokenizer, wait until the processes have loaded the model, and return a manager for them.
 
     Args:
         launcher: the launcher, which has started the processes.
@@ -57,7 +57,7 @@ async def assemble_manager(
     intake = Intake(limits, lambda params: TextStream(tokenizer, params), time.monotonic, grammars)
     replicas = ReplicaSet(launcher.scheduler_names, can_recover=config.server.restart)
     formats = choose_chat_formats(config, registry, tokenizer.chat_template)
-    # The schedulers choose the plugins that depend on the model. Main adds the other families and the reasons.
+    # The schedulers choose plugins for the families that depend on the model. Main adds the choices of other families.
     resolved = infos[0]["resolved"] | resolve_plugins(config, registry, formats, "the chat template")
     logger.info("%s", resolved_line(resolved))
     model = _served_model(config, model_config, path, infos[0] | {"resolved": resolved}, limits, tokenizer)
@@ -88,7 +88,7 @@ async def assemble_manager(
 
 
 def _limits(infos: Sequence[dict[str, Any]]) -> IntakeLimits:
-    """Return limits that are valid in every replica, for the smallest KV memory."""
+    """Return the limits of requests that every replica can serve. They depend on the smallest KV memory."""
     limits = dict(infos[0]["limits"])
     limits["memory_tokens"] = min(info["limits"]["memory_tokens"] for info in infos)
     limits["eos_token_ids"] = tuple(limits["eos_token_ids"])

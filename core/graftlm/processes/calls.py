@@ -14,7 +14,7 @@ __all__ = ["ProcessCalls", "Send"]
 #: Seconds to wait for the reply to a Call.
 CALL_TIMEOUT_S = 60.0
 
-#: Queues a message for a process by name. The message is dropped if the process is not running.
+#: Queues a message for the process with a given name. The message is dropped if the process is not running.
 Send = Callable[[str, Message], None]
 
 
@@ -101,7 +101,7 @@ class ProcessCalls:
             future.set_exception(RequestError(reply.error))
 
     def process_died(self, name: str, text: str) -> None:
-        """Fail the open calls of a dead process with an error that has this text."""
+        """Fail the unanswered calls of a dead process with an error that has this text."""
         for process, future in list(self._waiting.values()):
             if process == name and not future.done():
                 future.set_exception(UnavailableError(text))

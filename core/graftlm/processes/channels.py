@@ -26,9 +26,9 @@ def deliver_all() -> None:
 
 
 class Outbox:
-    """The sending end, used by one thread. It never blocks, because messages are queued until the receiver reads them.
+    """The sending end, used by one thread. Sending never blocks, because messages are queued for the receiver.
 
-    The queue has no explicit limit. Its length is bounded, since the number of messages of running requests is bounded.
+    The queue has no explicit limit. The limit on running requests also bounds the number of messages.
     """
 
     def __init__(self, endpoint: str) -> None:
@@ -83,7 +83,7 @@ class Inbox:
             MessageError: a message cannot be decoded.
         """
         if wait_s != 0.0:
-            # Rounded up, because a wait that ends too early would find nothing to do and start again.
+            # Rounded up: after a wait that is too short, the caller would find no work and only wait again.
             events = self._poller.poll(None if wait_s is None else int(wait_s * 1000) + 1)
             if len(events) and self._wake_end in dict(events):
                 os.read(self._wake_end, 4096)

@@ -1,4 +1,4 @@
-"""Threads for calls into plugins that may never return."""
+"""Threads for checks of grammars. A check may hang in a plugin."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,21 +14,23 @@ T = TypeVar("T")
 
 #: Maximum number of checks that run at the same time, including those that hang.
 _MAX_THREADS: Final = 8
-#: Nearly all checks take less than this number of seconds, except the first check of a backend, which loads it.
+#: Checks that have run for more than this number of seconds do not count towards `num_threads`. Nearly all checks take
+#: less time, except the first check of a grammar backend, which includes loading the backend.
 _MAX_TURN_S: Final = 1.0
 
 
 class CheckThreads:
     """Checks grammars in threads. Used by one event loop.
 
-    At most `num_threads` checks run at the same time. A check that has run for longer than 1 s does not count, so a few
-    slow checks do not delay other checks. At most 8 checks run in total. A check that exceeds its time limit fails. Its
-    thread continues, but does not prevent the process from exiting.
+    There are two limits on concurrent checks. At most `num_threads` of them have run for less than 1 s, so a few slow
+    checks do not delay other checks. At most 8 checks run in total, slow ones included.
+
+    A check that exceeds its time limit fails. Its thread continues, but does not prevent the process from exiting.
 
     Args:
-        num_threads: maximum number of checks of up to 1 s that run at the same time.
-        timeout_s: time limit of a check in seconds, including the loading of its backend. Also the limit of the wait
-            before the check starts.
+        num_threads: maximum number of concurrent checks that have run for less than 1 s.
+        timeout_s: time limit of a check in seconds, including the loading of its grammar backend. The wait before the
+            check starts has the same limit.
     """
 
     def __init__(self, num_threads: int, timeout_s: float) -> None:
@@ -42,7 +44,7 @@ class CheckThreads:
         Raises:
             GrammarError: the check exceeds its time limit.
             UnavailableError: the check could not start in time, because other checks hang.
-            Exception: the error of the check.
+            Exception: `check` raised this error.
         """
         try:
             async with asyncio.timeout(self._timeout_s):

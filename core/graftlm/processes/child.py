@@ -29,7 +29,7 @@ class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
     """The setup of a child process, which main sends as one line of JSON.
 
     Attributes:
-        name: "detokenizer", or "scheduler-0" and so on.
+        name: name of the process: "detokenizer", "scheduler-0", "scheduler-1" and so on.
         endpoint: address at which the process receives messages.
         main, detokenizer: addresses to which the process sends messages.
         config: the configuration, in the form that `EngineConfig.load` accepts, without secrets.
@@ -147,7 +147,7 @@ def _run_scheduler(setup: ChildSetup, to_main: Outbox) -> None:
     early: list[AnyMessage] = []
 
     def await_tokenizer() -> Tokenizer:
-        """Return the tokenizer when main has sent it, so that the checkpoint's tokenizer is read only once."""
+        """Wait until main sends the tokenizer, and return it. Only main reads the tokenizer from the checkpoint."""
         on_stage("waiting for the tokenizer")
         while True:
             for message in inbox.receive(None):

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class DetokenizerProcess:
-    """Converts tokens to text, and keeps the text state of each running completion.
+    """Converts tokens to text. It stores the state of the conversion for each running completion.
 
     Args:
         load_tokenizer: creates a decoder from JSON of the `tokenizers` library.
@@ -48,7 +48,7 @@ class DetokenizerProcess:
         self._closing = False
 
     def run(self) -> None:
-        """Handle messages until Shutdown."""
+        """Handle messages until a Shutdown message arrives."""
         while not self._closing:
             for message in self._inbox.receive(None):
                 self._handle(message)
@@ -80,7 +80,7 @@ class DetokenizerProcess:
             self._texts[completion_id] = CompletionText(TextStream(self._tokenizer, params), params.include_stop)
 
     def _with_texts(self, updates: list[RequestUpdate]) -> TextBatch:
-        """Return updates with their texts. If a conversion fails, only its request fails."""
+        """Return updates with their texts. If the conversion of one completion fails, only this completion fails."""
         texts = [""] * len(updates)
         for i, update in enumerate(updates):
             text = self._texts.get(update.request_id)

@@ -45,7 +45,7 @@ class CompletionDelta:
         text: new text, possibly "".
         token_ids: new tokens, possibly none.
         logprobs: one value per new token if requested, else empty.
-        num_dropped: number of earlier tokens at the end that the new tokens replace. This does not change the text.
+        num_dropped: number of the completion's last tokens that the new tokens replace. Earlier text does not change.
         finish_reason, matched_stop: set only in the completion's last delta.
     """
 
@@ -59,10 +59,11 @@ class CompletionDelta:
 
 
 class Generation(AsyncIterator[list[CompletionDelta]]):
-    """The output of a prompt so far, and its new parts. Used by one event loop, and by one reader in it.
+    """The output of one running prompt. It must be read by only one reader, in one event loop.
 
-    Iterate over it to get deltas when they arrive, or await `result`. If a completion is aborted, its finish_reason is
-    "abort". If a completion fails, both ways of reading raise an error after the deltas before it:
+    Iterate over this object to get deltas when they arrive, or await `result`. If a completion is aborted, its
+    finish_reason is "abort". If a completion fails, the iteration yields the earlier deltas and then raises an error;
+    `result` raises the same error:
 
         RequestError: the request is not valid, or uses an unsupported feature.
         RequestTimeoutError: the request exceeded its time limit.
@@ -76,7 +77,7 @@ class Generation(AsyncIterator[list[CompletionDelta]]):
 
     Attributes:
         request: the prompt.
-        accepted: done when a replica has queued or refused the prompt.
+        accepted: future that is done when a replica has queued or refused the prompt.
         num_output_tokens: number of tokens of all completions so far.
         num_unfinished: number of completions that have not ended.
         outcome: a finish reason or the name of a failure, for metrics.
@@ -140,11 +141,14 @@ class Generation(AsyncIterator[list[CompletionDelta]]):
         return self._builder.gathered()
 
     def snapshot(self) -> RequestOutput:
-        """Return all output so far, with the prompt's token ids as a tuple. Takes milliseconds for a long prompt."""
+        """Return all output so far, and the prompt's token ids as a tuple. For a long prompt, this takes milliseconds.
+
+        Use `gathered` if the prompt's token ids are not needed.
+        """
         return self._builder.output()
 
     async def ended(self) -> GatheredOutput:
-        """Wait for the end and return all output. Raises the errors in the docstring of the class."""
+        """Wait for the end and return all output. Raises the errors that the docstring of the class lists."""
         async for _ in self:
             pass
         return self.gathered()
@@ -179,7 +183,7 @@ class Generation(AsyncIterator[list[CompletionDelta]]):
         if self._error is not None:
             return
         if not self.accepted.done():
-            self.accepted.set_result(None)  # the update, which came through the detokenizer, arrived before Accepted
+            self.accepted.set_result(None)  # the update, sent through the detokenizer, was faster than Accepted
         self._builder.apply(update, text)
         finish = update.finish
         self.num_output_tokens += len(update.token_ids) - update.num_dropped
@@ -214,7 +218,7 @@ class Generation(AsyncIterator[list[CompletionDelta]]):
 
 
 def _merged(deltas: list[CompletionDelta]) -> list[CompletionDelta]:
-    """Return one delta per completion, which joins all deltas of the completion."""
+    """Return one delta per completion. It contains all deltas of the completion."""
     by_index: dict[int, list[CompletionDelta]] = {}
     for delta in deltas:
         by_index.setdefault(delta.index, []).append(delta)

@@ -18,7 +18,7 @@ class InFlight:
 
     Attributes:
         arrived_s: time of the prompt's arrival, in seconds of the monotonic clock.
-        last_token_s: time of the arrival of its latest tokens, on the same clock; None before the first token.
+        last_token_s: time at which its latest tokens arrived, on the same clock; None before the first token.
     """
 
     prompt_id: PromptId
@@ -60,7 +60,7 @@ class InFlightRequests:
         return self._by_request_id.get(request_id)
 
     def add(self, item: InFlight) -> None:
-        """Add a prompt, and count it in its replica."""
+        """Add a prompt, and add it to the counts of its replica."""
         self._is_empty.clear()
         self._by_prompt_id[item.prompt_id] = item
         self._by_request_id[item.generation.request_id] = item

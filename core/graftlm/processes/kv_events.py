@@ -26,7 +26,7 @@ _QUEUED_BATCHES = 500
 
 
 class WireCacheEvent(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A `graftlm.records.CacheEvent` in a message. `token_ids` are int32, little-endian."""
+    """The form of a `graftlm.records.CacheEvent` in a message. `token_ids` are int32, little-endian."""
 
     kind: str
     num_tokens: int
@@ -42,8 +42,8 @@ class KVEventBatch(msgspec.Struct, frozen=True):
     Attributes:
         version: version of this format.
         replica: name of the replica's process.
-        seq: number of the batch, which increases by 1. If a number is missing or is smaller than the last one, the
-            subscriber has to read the whole cache again (`GET /cache_snapshot`).
+        seq: number of the batch, which increases by 1. If a number is missing or is smaller than the previous one, the
+            subscriber has missed events, and has to read the whole cache again (`GET /cache_snapshot`).
         time_s: Unix time in seconds.
         events: the events, oldest first.
     """
@@ -56,7 +56,7 @@ class KVEventBatch(msgspec.Struct, frozen=True):
 
 
 class KVEventPublisher:
-    """A plugin with a hook that collects the cache's events, and publishes the events of a step in one batch.
+    """A plugin that collects the cache's events through a hook, and publishes the events of each step as one batch.
 
     Publishing does not block, so subscribers cannot delay a step.
     """

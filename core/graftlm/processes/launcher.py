@@ -41,14 +41,14 @@ __all__ = ["Launcher", "ProcessListener"]
 
 logger = logging.getLogger(__name__)
 
-#: A process that has died this many times in a row before it was ready is not restarted.
+#: A process is not restarted after this number of consecutive deaths before it was ready.
 MAX_FAILED_STARTS = 3
 #: Time limit in seconds for starting a process, and again for the process to read its setup. A process that exceeds the
 #: second limit is killed.
 START_TIMEOUT_S = 60.0
 #: Seconds to wait for the last messages of a process that has ended.
 _LAST_MESSAGES_S = 0.2
-#: Maximum length of an `ipc://` path.
+#: Maximum number of characters in an `ipc://` path.
 _MAX_SOCKET_PATH = 100
 
 #: Starts a process. Arguments: the command, the environment, the first line of its standard input.
@@ -92,7 +92,7 @@ class Launcher:
     Args:
         clock: a monotonic clock, in seconds.
         start_process: starts a process.
-        start_timeout_s: time limit with the meaning of `START_TIMEOUT_S`.
+        start_timeout_s: time limit that replaces `START_TIMEOUT_S`.
 
     Attributes:
         folder: the folder of the sockets.
@@ -131,7 +131,7 @@ class Launcher:
         return {c.name: c.process.pid for c in self._children.values() if c.process is not None}
 
     async def start(self) -> None:
-        """Start every process. This does not wait until the processes are ready; `ready` does.
+        """Start every process. Call `ready` to wait until the processes are ready.
 
         Raises:
             EngineError: a process cannot be started.
@@ -232,7 +232,7 @@ class Launcher:
         self._spawn_task(self._wait_for_end(child, child.process)).add_done_callback(self._watch_ended)
 
     def _check_start(self, child: ManagedChild, process: ChildProcess) -> None:
-        """Kill a process that has not read its setup in time. The start counts as failed."""
+        """Kill a process that has not read its setup in time. This counts as a failed start."""
         is_running = child.process is process and process.returncode is None
         if is_running and not child.stacks_path.exists():  # the process creates this file after it has read its setup
             logger.error(
@@ -367,7 +367,7 @@ class Launcher:
         return task
 
     def _watch_ended(self, task: "asyncio.Task[None]") -> None:
-        """End the restarts if `_wait_for_end` has failed, since it was responsible for the restart of its process."""
+        """End the restarts if `_wait_for_end` has failed, since `_wait_for_end` restarts a process that dies."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
             logger.error("a process is no longer watched", exc_info=error)
@@ -377,8 +377,8 @@ class Launcher:
 def _config_of(child: ManagedChild, config: EngineConfig) -> dict[str, Any]:
     """Return the configuration for a child, without `server`.
 
-    For a process that replaces a dead process, the configuration contains no adapters, because main sends them with a
-    call.
+    The configuration of a process that replaces a dead process contains no adapters, because main sends a call that
+    loads the current adapters.
     """
     sections = config.model_dump(mode="json", exclude={"server"})
     if child.generation > 1 and config.lora.takes_adapters:

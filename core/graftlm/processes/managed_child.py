@@ -24,7 +24,7 @@ class ManagedChild:
         ready: future that is done when the current process is ready. Its result is the `info` of the Ready message.
         end: description of how the last process ended; None if a process runs.
         failed_starts: number of consecutive processes that ended before they were ready.
-        pinged_s: time of the watchdog's unanswered ping, in seconds of the clock; None if there is none.
+        pinged_s: time of the watchdog's unanswered ping, in seconds of the watchdog's clock; None if there is none.
         is_stuck: whether the watchdog has reported the process as stuck.
     """
 

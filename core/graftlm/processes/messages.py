@@ -1,4 +1,4 @@
-"""The messages between the server's processes, which are MessagePack structs with the protocol's version.
+"""The messages between the server's processes. Each is a MessagePack array that contains the protocol's version.
 
 main ──Generate, Abort, Call──> scheduler ──TokenBatch──> detokenizer ──TextBatch──> main
 main <──Progress, Ready, Failed, Reply, Load── scheduler, detokenizer
@@ -88,8 +88,8 @@ class Generate(Message, frozen=True, kw_only=True):
     """Queue all completions of a prompt. If one is refused, none is queued.
 
     Attributes:
-        prompt: token ids, int32 in native byte order. It is a view: of the sender's array, or of the received message.
-        params: the fields of SamplingParams that are not set to their default value.
+        prompt: token ids, int32 in native byte order, as a view of the sender's array or of the received message.
+        params: the fields of SamplingParams that differ from their default value.
         seed: the seed of all completions.
     """
 
@@ -103,7 +103,7 @@ class Generate(Message, frozen=True, kw_only=True):
 class Abort(Message, frozen=True, kw_only=True):
     """Abort waiting or running completions. Unknown ids are ignored; None means all completions.
 
-    A scheduler answers with their last updates. A detokenizer discards their texts.
+    A scheduler answers with the last updates of the completions. A detokenizer discards the texts of the completions.
     """
 
     completion_ids: list[CompletionId] | None
@@ -186,7 +186,7 @@ class Progress(Message, frozen=True, kw_only=True):
 
 
 class Ready(Message, frozen=True, kw_only=True):
-    """A process is ready for messages.
+    """A process has started and is ready for messages.
 
     Attributes:
         pid: process id, which distinguishes the process from earlier processes with the same name.
@@ -278,13 +278,13 @@ _DEFAULTS: Final = {field.name: getattr(SamplingParams(), field.name) for field 
 
 
 def params_to_wire(params: SamplingParams) -> dict[str, Any]:
-    """Return the fields that are not set to their default value."""
+    """Return the fields that differ from their default value."""
     values = {name: getattr(params, name) for name in _DEFAULTS}
     return {name: value for name, value in values.items() if value != _DEFAULTS[name]}
 
 
 def params_from_wire(values: dict[str, Any]) -> SamplingParams:
-    """Return the parameters that `params_to_wire` has converted.
+    """Return the parameters from the result of `params_to_wire`.
 
     Raises:
         SamplingParamsError: a value is out of range.

@@ -17,7 +17,7 @@ import psutil
 
 __all__ = ["ChildProcess", "command_line", "describe_end", "device_of", "end", "stacks_of"]
 
-#: Seconds that a process has to end before it is killed.
+#: Seconds to wait for the end of a process before it is killed.
 END_TIMEOUT_S = 5.0
 #: Seconds between two checks whether a process has written its stacks, and the number of checks.
 _STACKS_INTERVAL_S, _STACKS_TRIES = 0.05, 20
@@ -52,7 +52,8 @@ class ChildProcess:
 
         Args:
             environment: all environment variables of the process.
-            first_line: bytes for its standard input, which stays open until it or the current process ends.
+            first_line: bytes that are written to the standard input of the new process. The input stays open until the
+                new process or the current process ends.
 
         Raises:
             OSError: the operating system cannot start the process.
@@ -126,7 +127,8 @@ def command_line() -> list[str]:
     """Return the command line of a child.
 
     `python -m` puts the current folder first in `sys.path`, so files in this folder could hide modules with the same
-    name. The option -P prevents this. It is left out if the current folder also precedes the standard library in main.
+    name. The option -P prevents this. The option is omitted if the current folder also precedes the standard library
+    in main's `sys.path`.
     """
     library = sysconfig.get_path("stdlib")
     first = sys.path[: sys.path.index(library)] if library in sys.path else sys.path

@@ -17,7 +17,7 @@ class Profiler:
     """Records the thread that runs the forward passes, from `start` to `stop` or for a number of steps.
 
     Args:
-        run_on_device: calls a function in this thread.
+        run_on_device: calls a function in the thread that runs the forward passes.
         name: prefix of the names of the trace files.
     """
 
@@ -63,7 +63,7 @@ class Profiler:
         self._profile, self._steps_left, self._written = starting, num_steps, []
 
     def step_done(self) -> None:
-        """Count a step, and end the recording after the last step. An error in writing the trace is only logged."""
+        """Count a step, and end the recording after `num_steps` steps. An error while writing the trace is logged."""
         if self._steps_left is not None and self._profile is not None:
             self._steps_left -= 1
             if self._steps_left <= 0:
@@ -73,7 +73,7 @@ class Profiler:
                     logger.exception("the profile could not be written to %s", self._path)
 
     def stop(self) -> list[str]:
-        """Return the paths of the trace files. Ends the recording if it has not ended automatically.
+        """End the recording, unless it has ended automatically, and return the paths of the trace files.
 
         Raises:
             RequestError: no recording was started.

@@ -17,7 +17,8 @@ class PromptEncoder:
     """Tokenizes clients' prompts. All methods may be called from several threads.
 
     Args:
-        context_len: maximum number of tokens in a prompt. A text that must have more is refused before tokenization.
+        context_len: maximum number of tokens in a prompt. A text that has more characters than this number of tokens
+            can have is refused before tokenization.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, context_len: int) -> None:
@@ -77,7 +78,7 @@ class PromptEncoder:
         return _checked(lambda: self._tokenizer.encode_pair(pair.first, pair.second))
 
     def _check_length(self, text: str) -> None:
-        """Refuse a text that must have too many tokens, because tokenizing megabytes would take a minute.
+        """Refuse a text that is too long for `context_len` tokens. Tokenizing megabytes of text would take a minute.
 
         Raises:
             PromptTooLongError: the text is too long.

@@ -40,11 +40,10 @@ class Replica:
     Attributes:
         name: name of the replica's process, such as "scheduler-0".
         ready: whether the replica accepts requests.
-        queued_tokens: number of prompt tokens of its requests that have no output token yet.
-        num_requests: number of its prompts that have not ended.
+        queued_tokens: total number of prompt tokens of the replica's requests that have no output token yet.
+        num_requests: number of the replica's prompts that have not ended.
         load: the latest report of the replica; None before the first report.
-        outdated: whether the process runs, but does not have the current weights. An outdated replica accepts no
-            requests.
+        outdated: whether the process runs but does not have the current weights. Such a replica accepts no requests.
     """
 
     name: str
@@ -56,7 +55,7 @@ class Replica:
 
 
 def choose_replica(replicas: Iterable[Replica]) -> Replica | None:
-    """Return the ready replica with the fewest queued tokens; among equal replicas, the one with the fewest requests.
+    """Return the ready replica with the fewest queued tokens. If several have the fewest, their `num_requests` decides.
 
     Returns: None if no replica is ready.
     """
@@ -70,7 +69,7 @@ class _Problem:
 
     Attributes:
         text: the reason.
-        dead: whether the process has ended. If not, it runs but does not answer.
+        dead: True if the process has ended; False if the process runs but does not answer.
     """
 
     text: str
@@ -135,8 +134,8 @@ class ReplicaSet:
             timeout_s: maximum wait in seconds; None for no limit.
 
         Raises:
-            UnavailableError: no replica works and none will be restarted, the server is draining, or the time limit is
-                over.
+            UnavailableError: no replica works and none will be restarted, the server is draining, or the time limit has
+                been exceeded.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -238,7 +237,7 @@ class ReplicaSet:
         replica = choose_replica(self.replicas) if detokenizer_runs else None
         if replica is None and not self._can_recover:
             raise UnavailableError(self.why_unavailable)
-        # Outdated replicas become ready only after an update of the weights. During an update, requests wait.
+        # Outdated replicas become ready only through an update of the weights. Requests wait only during an update.
         if not self._held and all(replica.outdated for replica in self.replicas):
             raise UnavailableError(self.why_unavailable)
         return None if self._paused or self._held else replica

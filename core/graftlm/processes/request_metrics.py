@@ -28,6 +28,6 @@ class RequestMetrics(Protocol):
 
         Args:
             seconds: time since the prompt's arrival in the server.
-            outcome: a finish reason, "rejected" or "unavailable". The name of a `Failure` replaces "error".
+            outcome: a finish reason other than "error", the name of a `Failure`, "rejected" or "unavailable".
         """
         ...

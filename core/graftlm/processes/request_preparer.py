@@ -58,8 +58,8 @@ class RequestPreparer:
             options: options other than sampling parameters.
             request_id: the client's id; None to create a random one.
             template_args: further variables of the chat template.
-            adapt: called in the thread with the prompt's token ids, returns the sampling parameters. They must have a
-                grammar if and only if `params` has one.
+            adapt: function from the prompt's token ids to the sampling parameters, called in the thread. The result
+                must have a grammar if and only if `params` has one.
             keep_last: number of the prompt's last tokens to keep; -1 for the length of the context, None for all.
 
         Raises:
@@ -88,7 +88,7 @@ class RequestPreparer:
         return await self.in_thread(check, has_grammar=params.grammar_field is not None)
 
     async def check_params(self, params: SamplingParams) -> None:
-        """Check sampling parameters with the checks of `prepare`.
+        """Check sampling parameters in the same way as `prepare`.
 
         Raises:
             RequestError: the parameters are not valid.
@@ -108,11 +108,11 @@ class RequestPreparer:
         """Run a function in a thread and return its result.
 
         Args:
-            has_grammar: whether the function checks a grammar, and therefore runs in one of the threads for grammars.
+            has_grammar: whether the function checks a grammar. If so, it runs in a thread for checks of grammars.
 
         Raises:
             UnavailableError: the server is stopping, or checks of other grammars hang.
-            Exception: the error of the function.
+            Exception: the function raised this error.
         """
         if has_grammar:
             return await self._grammar_threads.run(function)

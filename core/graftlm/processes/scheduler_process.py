@@ -44,9 +44,10 @@ _LOAD_INTERVAL_S = 0.2
 
 
 class SchedulerProcess:
-    """Runs the step loop of one replica between messages.
+    """Alternately handles messages and runs steps of one replica.
 
-    All work runs in one thread, except the compilation of grammars, and forward passes, which overlap with this thread.
+    One thread does all work, except the compilation of grammars and the forward passes. Forward passes overlap with the
+    work of this thread.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class SchedulerProcess:
         }
 
     def run(self, early: Sequence[AnyMessage] = ()) -> None:
-        """Handle messages and run steps until Shutdown.
+        """Handle messages and run steps until a Shutdown message arrives.
 
         Args:
             early: messages that arrived while the engine was being assembled.
@@ -142,7 +143,7 @@ class SchedulerProcess:
         return wait_s if self._reported_idle or wait_s == 0.0 else min(wait_s or _LOAD_INTERVAL_S, _LOAD_INTERVAL_S)
 
     def _handle(self, message: AnyMessage) -> None:
-        # A request that began and ended between two reports also changes the counters.
+        # The message may change the counters, so one more report is needed, even if the process is idle afterwards.
         self._reported_idle = False
         match message:
             case Generate():
@@ -204,7 +205,7 @@ class SchedulerProcess:
         try:
             value = function()
             self._to_main.send(Reply(process=self._name, call_id=call.call_id, value=value))
-        except Exception as failure:  # also raised if the value comes from a plugin and cannot be encoded
+        except Exception as failure:  # includes a value from a plugin that cannot be encoded
             if not isinstance(failure, RequestError | AdapterError):
                 logger.exception("%s failed", call.name)
             error = str(failure) or type(failure).__name__
@@ -236,7 +237,7 @@ class SchedulerProcess:
             new = weights.checked(path) if path is not None else weights.checked_tensors(read_tensors(tensors or b""))
         except ModelError as error:
             raise RequestError(str(error)) from error
-        self._send(self._loop.settle())  # only a paused server has requests at this point
+        self._send(self._loop.settle())  # requests exist at this point only if the server is paused
         self._parts.replace_weights(new, flush_cache=flush_cache)
         self._send(self._loop.take_updates())
 

@@ -40,7 +40,7 @@ class ServedAdapters(Mapping[str, ServedAdapter]):
 
     Args:
         configured: name -> folder of the adapters that each replica loads at the server's start.
-        digests: name -> digest of the content of these adapters.
+        digests: name -> digest of the content of each configured adapter.
         calls: calls to the replicas.
         replicas: the replicas.
         send: queues a message for a replica.
@@ -60,7 +60,7 @@ class ServedAdapters(Mapping[str, ServedAdapter]):
         self._replicas = replicas
         self._send = send
         self._wall_clock = wall_clock
-        self._lock = asyncio.Lock()  # one change at a time
+        self._lock = asyncio.Lock()  # prevents concurrent loads and unloads
         now_s = int(wall_clock())
         self._by_name = {name: ServedAdapter(name, path, now_s, digests.get(name)) for name, path in configured.items()}
 
@@ -116,7 +116,7 @@ class ServedAdapters(Mapping[str, ServedAdapter]):
         """
         async with self._lock:
             self.check(name)
-            del self._by_name[name]  # before the first await, after which new requests could arrive
+            del self._by_name[name]  # must precede the first await, because requests can arrive during an await
             return int(sum(await self._calls.call_schedulers("unload_adapter", name=name)))
 
     def restarted(self, process: str) -> None:
@@ -129,7 +129,7 @@ class ServedAdapters(Mapping[str, ServedAdapter]):
     async def _load_everywhere(self, name: str, path: str) -> tuple[set[str], str]:
         """Load an adapter into all ready replicas, or into none. Raises the errors of `load`.
 
-        Returns: the names of the replicas' processes, and the digest of the adapter's content.
+        Returns: the names of the processes that have loaded the adapter, and the digest of the adapter's content.
         """
         ready = [replica.name for replica in self._replicas.ready]
         if not ready:
@@ -148,7 +148,8 @@ class ServedAdapters(Mapping[str, ServedAdapter]):
             raise
         failures = [outcome for outcome in outcomes.values() if isinstance(outcome, BaseException)]
         if failures:
-            # Replicas that did not reply may also have loaded the adapter. A replica that still reads it stops.
+            # Replicas that did not reply may also have loaded the adapter. A replica that is still reading the adapter
+            # discards it.
             loaded = [process for process in ready if not isinstance(outcomes[process], RequestError)]
             self._unload_from(name, loaded)
             raise failures[0]

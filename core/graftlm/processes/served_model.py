@@ -13,7 +13,7 @@ class ServedModel:
     """The description of the served model for clients.
 
     Attributes:
-        name: name in the API.
+        name: name of the model in the API.
         path: path of the checkpoint, as configured.
         architectures: class names from config.json.
         dtype: dtype in which the model computes.
@@ -28,7 +28,7 @@ class ServedModel:
         labels: the labels of the score head's scores; empty if the model has no score head.
         embedding: the checkpoint's settings for embeddings.
         resolved: family -> the chosen provider and the reason.
-        aliases: further names in the API.
+        aliases: further names of the model in the API.
     """
 
     name: str
@@ -49,7 +49,7 @@ class ServedModel:
     aliases: tuple[str, ...] = ()
 
     def has_name(self, name: str | None) -> bool:
-        """Return whether requests may use this name for the model. A missing name (None or "") also means the model."""
+        """Return whether this name in a request means the model. This is also true for a missing name (None or "")."""
         return name in (None, "", "default", self.name, self.path, *self.aliases)
 
     def id_with(self, adapter: str | None) -> str:

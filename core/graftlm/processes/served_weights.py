@@ -11,7 +11,7 @@ from graftlm.processes.replicas import ReplicaSet
 
 __all__ = ["ServedWeights"]
 
-#: Seconds that a replica has to replace its weights, which may be read from slow storage.
+#: Time limit in seconds for a replica to replace its weights, which may be read from slow storage.
 UPDATE_TIMEOUT_S: Final = 3600.0
 
 
@@ -20,7 +20,7 @@ class ServedWeights:
 
     Args:
         calls: calls to the replicas.
-        in_flight: the prompts for which an update waits.
+        in_flight: the prompts that have not ended. An update waits for their end.
         abort_all: aborts every prompt in flight.
 
     Attributes:
@@ -49,8 +49,8 @@ class ServedWeights:
         again, or continue with their keys and values if `flush_cache` is False.
 
         Args:
-            path: path of a checkpoint; None for tensors.
-            tensors: the content of a safetensors file; None for a checkpoint.
+            path: path of a checkpoint; None if `tensors` is given.
+            tensors: the content of a safetensors file; None if `path` is given.
             flush_cache: whether to discard the keys and values that the former weights computed.
             abort_all: whether to abort running requests instead of waiting for them.
             version: name of the new weights in answers; None keeps the name.
@@ -80,7 +80,7 @@ class ServedWeights:
         return num_paused
 
     def process_ready(self, name: str) -> None:
-        """Handle the start of a replica. It has the configured weights, so mark it outdated if they have changed."""
+        """Handle the start of a replica. It is marked as outdated if an update has replaced the configured weights."""
         if self._have_changed:
             self._replicas.mark_outdated(name)
 
@@ -96,7 +96,7 @@ class ServedWeights:
         for replica in self._replicas.up:
             if replica.name in outcomes and replica.name not in failed:
                 self._replicas.mark_current(replica.name)
-            else:  # the update failed here, or the replica was restarted during the update
+            else:  # the update of this replica failed, or the replica was restarted during the update
                 self._replicas.mark_outdated(replica.name)
         if failed:
             reasons = "; ".join(f"{name}: {error}" for name, error in failed.items())

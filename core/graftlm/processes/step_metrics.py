@@ -8,7 +8,8 @@ from graftlm.records import StepRecord
 
 __all__ = ["STEP_BUCKETS_S", "STEP_HISTOGRAMS", "Histogram", "StepMetrics"]
 
-#: Upper bounds in seconds. A step of a tiny model takes about 1 ms, a long prompt with a large model takes seconds.
+#: Upper bounds of the buckets in seconds. A step of a tiny model takes about 1 ms. A long prompt with a large model
+#: takes seconds.
 STEP_BUCKETS_S: Final = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 )  # fmt: skip
@@ -33,7 +34,7 @@ class Histogram:
         self._sum = 0.0
 
     def observe(self, value: float) -> None:
-        """Count a value in the first bucket whose bound it does not exceed."""
+        """Count a value in the first bucket whose upper bound is at least the value."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 

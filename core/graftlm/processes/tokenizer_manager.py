@@ -1,4 +1,4 @@
-"""The handling of requests in the main process, from preparation to end."""
+"""The handling of requests in the main process, from their preparation to their end."""
 
 import asyncio
 import itertools
@@ -63,7 +63,7 @@ class TokenizerManager:
         tokenizer: the tokenizer.
         replicas: the replicas, and the state of the processes.
         chat_formats: the formats of the model's tool calls and reasoning.
-        calls: calls to the processes that do not concern a request.
+        calls: sends calls to the processes, for everything except starting and aborting requests.
         preparer: tokenizes, checks and decodes texts in threads.
         adapters: the adapters that requests may name.
         weights: replaces the model's weights.
@@ -122,7 +122,7 @@ class TokenizerManager:
         return len(self._in_flight)
 
     def num_requests_above(self, priority: int) -> int:
-        """Return the number of prompts that have not ended and have a higher priority."""
+        """Return the number of prompts that have not ended and whose priority is higher than `priority`."""
         return sum(item.generation.request.options.priority > priority for item in self._in_flight)
 
     async def prepare(
@@ -136,7 +136,7 @@ class TokenizerManager:
         adapt: Callable[[TokenIds], SamplingParams] | None = None,
         keep_last: int | None = None,
     ) -> PreparedRequest:
-        """Tokenize and check a prompt. `start` then finds only errors that cannot be found earlier.
+        """Tokenize and check a prompt. After this, `start` raises only errors that cannot be detected here.
 
         Args:
             options: the options. Their timeout is reduced to `server.request_timeout_s` if this is shorter.
@@ -164,7 +164,8 @@ class TokenizerManager:
     async def start(self, request: PreparedRequest) -> Generation:
         """Send a prompt to a replica and wait until it is queued there.
 
-        Before sending, it waits while generation is paused, or while no replica is ready but one is being restarted.
+        This method waits while generation is paused, or while no replica is ready but one is being restarted. Then it
+        sends the prompt.
 
         Raises:
             QueueFullError: `scheduling.max_queued_requests` requests already wait in the replica.
@@ -202,8 +203,8 @@ class TokenizerManager:
         """Start several prompts. If one cannot be started, all are aborted.
 
         Raises:
-            RequestError: the prompts have more completions than fit into the queues, or `start` raises this error.
-            GraftlmError: `start` raises this error.
+            RequestError: the prompts have more completions than fit into the queues, or `start` raised this error.
+            GraftlmError: `start` raised this error.
         """
         self._check_number(sum(request.params.n for request in requests))
         starts = [asyncio.ensure_future(self.start(request)) for request in requests]
@@ -347,7 +348,7 @@ class TokenizerManager:
     def _apply(self, update: RequestUpdate, text: str, now: float) -> None:
         item = self._in_flight.by_completion_id(update.request_id)
         if item is None:
-            return  # the prompt was ended here before the scheduler received the Abort
+            return  # this process ended the prompt before the scheduler received the Abort
         generation = item.generation
         generation.apply(update, text)
         if update.token_ids:
@@ -372,7 +373,7 @@ class TokenizerManager:
 
     def _fail(self, items: Sequence[InFlight], text: str) -> None:
         for item in items:
-            # Each request gets its own exception object, since a raise changes the object's traceback.
+            # Each request gets its own exception object, because raising an exception changes its traceback.
             self._end(item, UnavailableError(text), "unavailable")
             self._abort_completions(item, "the server ended the request")
 

@@ -31,7 +31,7 @@ _DIGEST_BYTES: Final = 8
 
 
 def trace_block_tokens(page_size: int) -> int:
-    """Return the number of tokens in a block of a server's trace. It is the page size, but at least 16."""
+    """Return the number of tokens in a block of a server's trace: the page size, but at least 16."""
     return max(page_size, _MIN_BLOCK_TOKENS)
 
 
@@ -58,8 +58,8 @@ class TraceLines:
     """Converts requests into trace lines, with one secret key.
 
     Args:
-        key: key of the hashes, at most 64 bytes. It must not be stored, because it allows a comparison of texts with
-            the trace.
+        key: key of the hashes, at most 64 bytes. It must not be stored, because a reader who has the key can test
+            whether the trace contains a given text.
         block_tokens: number of tokens in a block.
     """
 

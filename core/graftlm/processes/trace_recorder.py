@@ -20,7 +20,7 @@ __all__ = ["TraceRecorder"]
 
 logger = logging.getLogger(__name__)
 
-#: While further requests wait, lines are collected up to this number of bytes and then written.
+#: Lines are written when no further request waits, or when the buffer has at least this number of bytes.
 _BUFFER_BYTES: Final = 2**20
 
 
@@ -71,7 +71,7 @@ class TraceRecorder:
         self._is_open = True
         self._num_waiting = 0
         self._num_dropped = 0
-        self._buffer = bytearray()  # used only by the thread
+        self._buffer = bytearray()  # used only by the thread that writes the file
 
     def record(self, request: FinishedRequest) -> None:
         """Queue a request for writing. This does not block."""
@@ -117,7 +117,7 @@ class TraceRecorder:
         except OSError as error:
             logger.error("cannot write %s: %s; no more requests are recorded", self._path, error.strerror or error)
             self._stop()
-        except Exception:  # a bug here must not stop the server, and the results of this thread are not read
+        except Exception:  # a bug must not stop the server; no caller reads this thread's result, so log the error here
             logger.exception("recording to %s failed; no more requests are recorded", self._path)
             self._stop()
 
@@ -134,7 +134,7 @@ class TraceRecorder:
             while rest:
                 rest = rest[self._file.write(rest) :]
         except OSError:
-            with contextlib.suppress(OSError):  # if this fails, the last line is incomplete; readers report its number
+            with contextlib.suppress(OSError):  # if this fails, the last line is incomplete, and readers report it
                 self._file.truncate(end)
             raise
 

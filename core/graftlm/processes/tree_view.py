@@ -7,7 +7,7 @@ from graftlm.contracts import NodeView, PrefixCache
 
 __all__ = ["tree_view"]
 
-#: Maximum number of nodes that are read. Walking a larger tree would delay the steps.
+#: Maximum number of nodes that are read. Reading more nodes would delay the steps.
 _MAX_WALKED = 5_000
 #: Maximum number of tokens that are returned per node.
 _MAX_TOKENS = 32

@@ -43,7 +43,7 @@ class Watchdog:
         self._recovered = recovered
 
     async def run(self) -> None:
-        """Ping the processes until cancelled."""
+        """Ping the processes until the task is cancelled."""
         interval_s = min(PING_INTERVAL_S, self._limit_s / 2)
         while True:
             await asyncio.sleep(interval_s)
