@@ -1,5 +1,7 @@
-"""The calls that load and unload a replica's adapters. Threads read the files, and the weights are installed between
-steps."""
+"""The calls that load and unload a replica's adapters.
+
+Threads read the files. The weights are installed between steps.
+"""
 
 import logging
 import threading
