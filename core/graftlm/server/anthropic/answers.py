@@ -41,7 +41,7 @@ class TextBlockBody(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
 
 
 class ThinkingBlockBody(msgspec.Struct, frozen=True, tag_field="type", tag="thinking"):
-    """A block of reasoning. The signature is a hash of the text; it is not checked when a client sends it back."""
+    """A block of reasoning. The signature is a hash of the text. Signatures that clients send back are not checked."""
 
     thinking: str
     signature: str
@@ -94,7 +94,7 @@ class TokenCount(msgspec.Struct, frozen=True):
 
 
 class MessageStart(msgspec.Struct, frozen=True, tag_field="type", tag="message_start"):
-    """The first event; it has the message without content."""
+    """The first event, which contains the message without its content."""
 
     message: MessageBody
 
@@ -155,7 +155,7 @@ class MessageChange(msgspec.Struct, frozen=True):
 
 
 class MessageDelta(msgspec.Struct, frozen=True, tag_field="type", tag="message_delta"):
-    """The event with the reason of the answer's end and the token counts."""
+    """The event that contains the reason why the answer ended, and the token counts."""
 
     delta: MessageChange
     usage: MessageUsage

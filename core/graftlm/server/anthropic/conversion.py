@@ -23,7 +23,7 @@ from graftlm.server.openai.translated import translated
 
 __all__ = ["ANTHROPIC_NAMES", "chat_request"]
 
-#: Part of a chat field's path -> Anthropic's name.
+#: Part of a field's path in a chat request -> its name in Anthropic's API.
 ANTHROPIC_NAMES: Final[Mapping[str, str]] = {
     ".function.parameters": ".input_schema",
     ".function.name": ".name",
@@ -158,7 +158,7 @@ def _assistant_message(index: int, turn: MessageTurn) -> list[dict[str, Any]]:
                 function = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
                 calls.append({"id": call_id, "type": "function", "function": function})
             case OtherBlock(type="redacted_thinking"):
-                pass  # encrypted for Anthropic's models
+                pass  # only Anthropic's models can decrypt this block
             case _:
                 raise _refused(block, f"messages.{index}.content.{j}", turn.role)
     message: dict[str, Any] = {"role": "assistant", "content": text}

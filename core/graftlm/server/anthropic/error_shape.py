@@ -49,13 +49,16 @@ ERROR_RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
 
 
 class AnthropicErrors:
-    """Rewrites errors on Anthropic's routes, also those of inner layers, and adds the header `request-id`."""
+    """Converts error bodies on Anthropic's routes to Anthropic's format, and adds the header `request-id`.
+
+    This includes the errors of other middleware, such as a missing API key.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request."""
+        """Pass a request on, and convert the error in the answer, if there is one."""
         if scope["type"] != "http" or not is_messages_path(scope["path"]):
             await self._app(scope, receive, send)
             return
@@ -63,7 +66,7 @@ class AnthropicErrors:
 
 
 class _Rewriter:
-    """Forwards one answer. The body of an error is buffered until it is complete."""
+    """Forwards one answer. The body of an error is buffered until it is complete, and then converted."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -71,7 +74,7 @@ class _Rewriter:
         self._body = b""
 
     async def send(self, message: Message) -> None:
-        """Handle a message from the application."""
+        """Handle a part of the answer from the application."""
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
             headers["request-id"] = headers.get("x-request-id", "")

@@ -86,7 +86,7 @@ class _Answer:
     max_tokens: int
 
     async def whole(self) -> MessageBody:
-        """Return the message when it is complete."""
+        """Wait until the answer is complete, and return the message."""
         output = await self.chat.ended()
         (completion,), (reader,) = output.completions, self.chat.readers
         reader.push(completion.text)
@@ -102,7 +102,7 @@ class _Answer:
         )
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield the events; if the iterator is closed early, the request is aborted."""
+        """Yield the events. If the iterator is closed early, the request is aborted."""
         writer = BlockWriter(self.display)
         (reader,) = self.chat.readers
         end = MessageChange(None, None)
@@ -138,7 +138,7 @@ class _Answer:
             return MessageChange("end_turn", None)
         if reason is FinishReason.LENGTH:
             num_tokens = self.chat.generation.num_output_tokens
-            is_cut = num_tokens < self.max_tokens  # the context was full first
+            is_cut = num_tokens < self.max_tokens  # the context was full before `max_tokens` was reached
             return MessageChange("model_context_window_exceeded" if is_cut else "max_tokens", None)
         return MessageChange(None if reason is None else reason.value, None)
 

@@ -15,13 +15,13 @@ __all__ = ["BatchJob"]
 
 logger = logging.getLogger(__name__)
 
-#: Statuses after which a request is sent again. They mean that the queue is full or a process is not running.
+#: HTTP statuses after which a request is sent again: the queue is full (429), or a process is not running (503).
 _RETRIED: Final = frozenset({429, 503})
 _RETRY_S: Final = 0.5
 
 
 class BatchJob:
-    """Sends the requests that have no result yet; the number of concurrent requests is limited."""
+    """Sends the requests that have no result yet. The number of concurrent requests is limited."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class BatchJob:
         self._on_result = on_result
 
     async def run(self) -> None:
-        """Answer every request. A cancellation aborts the running requests, and these get no result.
+        """Answer every request. A cancellation aborts the running requests, which then have no result.
 
         Raises:
             ExceptionGroup: contains an OSError; a result cannot be written.

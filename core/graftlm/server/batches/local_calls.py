@@ -36,7 +36,7 @@ class LocalCalls:
         Args:
             request_id: the id of the HTTP request, for logs.
         """
-        # ASCII, because a body may contain half a surrogate pair, which the endpoint refuses
+        # JSON in ASCII, because UTF-8 cannot encode half a surrogate pair. The endpoint refuses such a body.
         sent = [json.dumps(body).encode()]
         scope = {
             "type": "http",

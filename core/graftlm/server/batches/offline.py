@@ -1,4 +1,4 @@
-"""Answers a file of requests without an HTTP server; it starts the model's processes itself."""
+"""Answers a file of requests. It starts the model's processes, but no HTTP server."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ from graftlm.server.metrics import ServerMetrics
 
 __all__ = ["FileResult", "answer_file"]
 
-#: Maximum number of problems of an input that the error shows.
+#: Maximum number of input problems that an error message lists.
 _MAX_SHOWN: Final = 10
 
 
@@ -63,8 +63,9 @@ def answer_file(
     """Answer the requests of a file that have no result yet. SIGINT and SIGTERM end the run early.
 
     Args:
-        output, errors: the files of results; existing results are not changed.
-        progress: called with the number of requests to answer; its context yields a function to call after each.
+        output, errors: the files of results. Existing results are not changed.
+        progress: called with the number of requests to answer. It returns a context manager that yields a function,
+            which is called after each result.
 
     Raises:
         GraftlmError: the input, the configuration, a plugin or the checkpoint is invalid.

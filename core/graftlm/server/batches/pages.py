@@ -40,7 +40,7 @@ class Page(Generic[T]):
 
 
 def page_of(items: Sequence[T], limit: int, after: str | None) -> Page[T]:
-    """Return the page of a list that begins after an item.
+    """Return the page of a list that begins after the item with the id `after`; None means the first page.
 
     Raises:
         ApiError: 400, the list does not contain the item.

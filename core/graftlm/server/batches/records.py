@@ -1,4 +1,4 @@
-"""The records of files and batches: the stored form and the form for clients."""
+"""The records of files and batches, in the stored form and in the form for clients."""
 
 import os
 import secrets
@@ -63,7 +63,7 @@ class DeletedFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchProblem(msgspec.Struct, frozen=True):
-    """A problem in a batch's input, which may concern one line."""
+    """A problem in a batch's input. It may concern a single line or the whole input."""
 
     code: str
     message: str
@@ -79,7 +79,7 @@ class BatchProblems(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestCounts(msgspec.Struct, frozen=True):
-    """The numbers of a batch's requests."""
+    """The numbers of requests in a batch: all, completed and failed."""
 
     total: int = 0
     completed: int = 0
@@ -115,7 +115,8 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A batch in the stored form.
 
     Attributes:
-        output_id, error_id: ids of the files to which results are appended; clients get them when the batch has ended.
+        output_id, error_id: ids of the files to which results are appended. Clients can read the files only after the
+            batch has ended.
         output_seconds: seconds until the result files expire; None if they never expire.
     """
 
@@ -136,7 +137,7 @@ class BatchList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def new_record_id(prefix: str) -> str:
-    """Return a new id; ids increase with time."""
+    """Return a new id. Ids increase with time, so they can be sorted."""
     return f"{prefix}-{time.time_ns():016x}{secrets.token_hex(8)}"
 
 

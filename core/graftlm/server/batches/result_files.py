@@ -22,7 +22,7 @@ class ResultFiles:
     """
 
     def __init__(self, output: Path, errors: Path) -> None:
-        """Open or create the files, and read which requests they answer."""
+        """Open or create the files, and read the ids of the requests that have a result."""
         self._done: set[str] = set()
         self.num_completed = self.num_failed = 0
         self._output = self._open(output)
@@ -49,7 +49,7 @@ class ResultFiles:
             os.close(file)
 
     def has(self, custom_id: str) -> bool:
-        """Whether a request is answered."""
+        """Return whether a request has a result."""
         return custom_id in self._done
 
     def add(self, custom_id: str, result: Mapping[str, Any], *, is_error: bool) -> None:

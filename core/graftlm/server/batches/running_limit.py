@@ -8,18 +8,19 @@ from typing import Final
 
 __all__ = ["RunningLimit"]
 
-#: Seconds for which the lower limit applies after the last other request.
+#: Seconds for which the lower limit still applies after the end of the last request that does not belong to a batch.
 _BUSY_S: Final = 1.0
-#: With a limit of 0, one request runs after this many seconds without one. Batches then end under constant traffic.
+#: If the limit is 0, one request may start when no request of a batch has run for this number of seconds. Batches
+#: therefore end even under constant traffic.
 _MAX_WAIT_S: Final = 5.0
-#: Interval in seconds at which a waiting request checks for other requests.
+#: Interval in seconds at which a waiting request computes the limit again.
 _POLL_S: Final = 0.05
 
 
 class RunningLimit:
-    """Limits concurrent requests. The limit is lower while other requests run, and for one second afterwards.
+    """Limits the concurrent requests of batches. "Other requests" are requests that do not belong to a batch.
 
-    Running requests are not interrupted.
+    The limit is lower while other requests run, and for one second afterwards. Running requests are not interrupted.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class RunningLimit:
             alone: the limit while no other request runs.
             beside: the limit while other requests run; with 0, one request may run every five seconds.
             num_others: returns the number of other requests.
-            clock: returns monotonic seconds.
+            clock: a monotonic clock, in seconds.
         """
         self.alone = alone
         self._beside = min(alone, beside)

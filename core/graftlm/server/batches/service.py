@@ -58,7 +58,7 @@ class BatchService:
         num_others: Callable[[], int] = lambda: 0,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Initialize the service; `start` starts the work.
+        """Initialize the service. `start` starts the work.
 
         Args:
             num_others: returns the number of running requests that do not belong to a batch.
@@ -79,12 +79,12 @@ class BatchService:
     # -- start and end of the server -----------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start to run the batches that have not ended."""
+        """Start a task that runs the batches that have not ended."""
         self.folder.remove_incomplete()
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Abort the running batch, which the next server continues, and unlock the folder."""
+        """Abort the running batch and unlock the folder. The next server with this folder continues the batch."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -149,7 +149,7 @@ class BatchService:
         return self._counted(changed.body)
 
     def uses(self, file_id: str) -> bool:
-        """Whether a batch that has not ended reads a file."""
+        """Return whether a batch that has not ended uses a file as its input."""
         return any(it.body.input_file_id == file_id and it.body.status in ACTIVE for it in self.folder.batches())
 
     def _counted(self, body: BatchBody) -> BatchBody:
@@ -157,7 +157,7 @@ class BatchService:
             return body
         return msgspec.structs.replace(body, request_counts=self._counts(self._results))
 
-    # -- inside --------------------------------------------------------------------------------------------------------
+    # -- helpers -------------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         while True:
@@ -242,7 +242,7 @@ class BatchService:
         return RequestCounts(self._total, results.num_completed, results.num_failed)
 
     def _finish(self, record: BatchRecord, status: str, counts: RequestCounts) -> None:
-        """Make the results available to clients, and store the final state."""
+        """Make the result files available to clients, and store the final state."""
         now = int(self._clock())
         changes: dict[str, Any] = {"finalizing_at": now} if status == "completed" else {}
         expires_at = None if record.output_seconds is None else now + record.output_seconds
