@@ -14,7 +14,7 @@ INTERVAL_S: Final = 1.0
 _NUM_POINTS: Final = 300
 #: Number of points over which a rate is computed. A report is up to 0.2 s old, which would distort a rate over 1 s.
 _RATE_WINDOW: Final = 2
-#: Number of points over which the hit rate is computed. A shorter time contains too few prompts.
+#: Number of points over which the hit rate is computed. Fewer points would contain too few prompts.
 _HIT_WINDOW: Final = 30
 
 
@@ -25,8 +25,8 @@ class Point(NamedTuple):
         time_s: reading of the history's clock, in seconds.
         hit_rate: share of the prompt tokens of the last 30 s that were found in the prefix cache, from 0 to 1; None if
             there were no prompts.
-        tokens_per_step: mean number of tokens that a request's decode step yielded in the last 30 s, above 1 with
-            speculation or jump-forward; None if nothing was generated.
+        tokens_per_step: mean number of tokens per request and decode step in the last 30 s. It exceeds 1 with
+            speculation or jump-forward. None if no token was generated.
     """
 
     time_s: float
@@ -50,7 +50,7 @@ class _Sums(NamedTuple):
     prompt_tokens: int
     cached_tokens: int
     generated_tokens: int
-    unsampled_tokens: int  # generated without a step of their own: accepted drafts and jump-forward
+    unsampled_tokens: int  # generated tokens that needed no additional step: accepted drafts and jump-forward
 
 
 class History:
@@ -69,7 +69,7 @@ class History:
         self._sums.append(self._add_up(_Sums(clock(), 0, 0, 0, 0)))
 
     async def run(self) -> None:
-        """Take a point every second, until cancelled."""
+        """Append a point every second, until the task is cancelled."""
         while True:
             await asyncio.sleep(INTERVAL_S)
             self.sample()
@@ -98,11 +98,11 @@ class History:
         self._points.append(point)
 
     def after(self, time_s: float) -> list[Point]:
-        """Return the points taken after `time_s` (a reading of the clock, in seconds), oldest first."""
+        """Return the points that are newer than `time_s`, oldest first. `time_s` is in seconds of the clock."""
         return [point for point in self._points if point.time_s > time_s]
 
     def _add_up(self, last: _Sums) -> _Sums:
-        """Return `last` plus the increase of the replicas' counters since then. A restarted replica counts from 0."""
+        """Return `last` plus the increase of the replicas' counters since `last`. Restarted replicas count from 0."""
         prompt_tokens, cached_tokens, generated_tokens, unsampled_tokens = last[1:]
         for replica in self._replicas:
             if replica.load is None:

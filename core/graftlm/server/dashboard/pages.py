@@ -15,7 +15,7 @@ _CONTENT_TYPES: Final = {
     ".js": "text/javascript; charset=utf-8",
 }
 
-#: Path -> file.
+#: Path of the URL -> name of the file.
 _FILES: Final = {
     "/": "index.html",
     "/dashboard/dashboard.css": "dashboard.css",
@@ -31,7 +31,7 @@ _FILES: Final = {
 #: Paths that a browser loads before the user can enter an API key. The files contain no server data.
 PAGE_PATHS: Final = frozenset(_FILES)
 
-#: The page may load its own files and call its own server. Scripts in texts of clients, which it shows, must not run.
+#: The page may load its own files and call its own server. It shows texts of clients; scripts in them must not run.
 _HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",

@@ -8,7 +8,7 @@ from graftlm.processes.tokenizer_manager import TokenizerManager
 
 __all__ = ["TreeReader"]
 
-#: Seconds for which a result is reused, so that more viewers do not make a scheduler walk its tree more often.
+#: Seconds for which a result is reused, so that additional viewers cause no additional work in the schedulers.
 _MAX_AGE_S: Final = 2.0
 
 

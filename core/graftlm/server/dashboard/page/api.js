@@ -15,7 +15,7 @@ export class ApiError extends Error {
 /**
  * Send a request. While the server answers 401, ask the user for a key and repeat the request. Throws ApiError.
  *
- * After the user has declined, only `askForKey` asks again.
+ * If the user has closed the dialog without a key, this function does not show the dialog again; it throws.
  */
 export async function request(path, options = {}) {
   for (;;) {

@@ -11,7 +11,8 @@ export class Chart {
    * @param {{title: string, series: {name: string, label: string, colour: string}[], stacked?: boolean,
    *   unit?: string, top?: number, exact?: boolean, format?: (value: number) => string,
    *   formatTick?: (value: number) => string}} options
-   *   `top` is the least upper end of the scale; `exact` has it end at the highest value, not at a round one.
+   *   `top` is the minimum of the scale's upper end. With `exact`, the scale ends at the highest value instead of a
+   *   round number.
    */
   constructor(options) {
     const defaults = { format: count, formatTick: shortCount, unit: "", top: 1, exact: false, stacked: false };
@@ -159,7 +160,7 @@ export class Chart {
   }
 }
 
-/** Return the intervals without a gap, as lists of [time, bottom, top]. */
+/** Return the intervals without missing values, as lists of [time, bottom, top]. */
 function runs(points, { bottoms, tops }) {
   const found = [];
   let run = null;

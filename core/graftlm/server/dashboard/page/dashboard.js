@@ -71,7 +71,7 @@ async function readState() {
     run = state.about.run;
     points = [];
     chat.use(state.about);
-    if (!isFirst) return; // the server was restarted and has another clock
+    if (!isFirst) return; // after a restart, the server has another clock, so request all points again
   }
   const read = state.points.map((row) => Object.fromEntries(state.fields.map((name, i) => [name, row[i]])));
   points = [...points, ...read].filter((point) => point.time_s > state.now_s - SPAN_S);
@@ -91,7 +91,7 @@ function showAbout({ about, health, now_s: nowS }) {
 
 function showHealth(kind, text) {
   byId("health").className = kind;
-  // A screen reader would read out a repeated text every second.
+  // If the same text were set every second, a screen reader would read it out every second.
   if (byId("health-text").textContent !== text) byId("health-text").textContent = text;
 }
 

@@ -19,7 +19,7 @@ export class Tree {
   constructor() {
     this.trees = [];
     this.chosen = null; // name of the shown replica
-    this.focused = null; // the id of the node that takes the focus
+    this.focused = null; // the id of the node that the Tab key reaches
     this.pointed = null; // the id of the node under the pointer
     this.nodes = new Map();
     this.container = byId("tree-nodes");
@@ -131,7 +131,7 @@ export class Tree {
   }
 }
 
-/** Return the nodes with their positions: `start` in tokens, `row` and `rows`, `level`, `up`, `children`. */
+/** Return the nodes with their positions (`start` in tokens, `row`, number of `rows`, `level`) and relatives. */
 function place(plain) {
   const nodes = new Map(plain.map((node) => [node.id, { ...node, children: [] }]));
   const roots = [];
