@@ -110,7 +110,7 @@ class ApiKeyAuth:
         await self._app(scope, receive, send)
 
     def _role(self, scope: Scope) -> Role | None:
-        """Return the role of a request; None if it is refused. Every wrong token takes the same time."""
+        """Return the role of a request; None if it is refused. The check takes the same time for every wrong token."""
         token = self._token(scope)
         is_admin = _matches(token, self._admin_api_key)
         is_client = _matches(token, self._api_key)
@@ -150,7 +150,7 @@ class ApiKeyAuth:
 
 
 def require_admin(request: Request) -> None:
-    """Refuse requests that do not come from an administrator; a dependency of routes.
+    """Refuse requests that do not come from an administrator. Used as a dependency of routes.
 
     Raises:
         HTTPException: 403, the request has another role.
@@ -159,7 +159,7 @@ def require_admin(request: Request) -> None:
 
 
 def require_operator(request: Request) -> None:
-    """Refuse requests that come from neither an operator nor an administrator; a dependency of routes.
+    """Refuse requests that come from neither an operator nor an administrator. Used as a dependency of routes.
 
     Raises:
         HTTPException: 403, the request has the role CLIENT.

@@ -10,7 +10,7 @@ from graftlm.server.errors import error_response
 
 __all__ = ["BodyLimit"]
 
-#: Closes the connection. It cannot be reused, because the rest of the body is not read.
+#: Header that closes the connection. The connection cannot be reused, because the rest of the body is not read.
 _CLOSE = {"Connection": "close"}
 
 
@@ -31,7 +31,7 @@ class BodyLimit:
         self._other_limits = other_limits or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or answer 413."""
+        """Pass a request on, or answer 413 if its body is too large."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -26,9 +26,10 @@ class HostGuard:
     | loopback          | loopback names and `host`  | loopback names, `host` and `allowed_hosts`        |
     | other addresses   | any                        | loopback names, `host` and `allowed_hosts`        |
 
-    Loopback names are localhost, *.localhost, 127.0.0.0/8 and ::1. The port is ignored. A server on other addresses
-    also answers health checks whose `Host` is an IP address. Kubernetes sends the pod's address, and rebinding needs a
-    name.
+    Loopback names are localhost, *.localhost, 127.0.0.0/8 and ::1. The port is ignored.
+
+    A server on other addresses also answers health checks whose `Host` is an IP address, because Kubernetes sends the
+    pod's address. This is safe, because DNS rebinding needs a name.
     """
 
     def __init__(
@@ -42,8 +43,8 @@ class HostGuard:
 
         Args:
             host: the address on which the server listens.
-            allowed: further names. "*.example.org" allows all names below example.org, "*" allows all names. For None,
-                see the table above.
+            allowed: further names; "*.example.org" allows all names below example.org, and "*" allows all names. The
+                table in the docstring of the class shows the meaning of None.
             probe_paths: the paths of health checks.
         """
         self._app = app
@@ -55,7 +56,7 @@ class HostGuard:
         self._probe_paths = frozenset() if is_loopback(host) else frozenset(probe_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on if it is for this server, else answer 400 or 403."""
+        """Pass a request on if its `Host` is valid and allowed, else answer 400 or 403."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -92,7 +93,7 @@ def host_of(authority: str) -> str | None:
 
 
 def _problem(hosts: list[str], target: str | None, version: str) -> str | None:
-    """Return the problem of a request whose host is missing or ambiguous; None if the host is clear.
+    """Return the problem of a request whose host is missing, invalid or ambiguous; None if there is no problem.
 
     Args:
         hosts: the values of all `Host` header fields.

@@ -58,7 +58,8 @@ class OriginGuard:
         if "*" in self._allowed or origin in self._allowed:
             return True
         own = _site(f"{scheme}://{host}", scheme)
-        # Behind a proxy with https, the page's scheme differs from the server's. So only host and port are compared.
+        # Behind a proxy with https, the page's scheme differs from the server's scheme. Therefore only the host and the
+        # port are compared.
         page = _site(origin, origin.partition(":")[0])
         if own is None or page is None:
             return False
@@ -80,6 +81,7 @@ def _site(url: str, scheme: str) -> tuple[str, int | None] | None:
 def _has_default_port(origin: str, host: str) -> bool:
     """Return whether neither the origin nor the host contains a port.
 
-    Behind a proxy, the page was loaded over https, but the request arrives over http, and the default ports differ.
+    Behind a proxy, the page may be loaded over https while the server gets http requests. The default ports of the two
+    schemes differ, but the page and the server have the same site.
     """
     return urlsplit(origin).port is None and urlsplit(f"//{host}").port is None

@@ -19,7 +19,7 @@ __all__ = ["RequestLog"]
 logger = logging.getLogger("graftlm.server.access")
 
 _MAX_ID_LEN: Final = 128
-#: Maximum number of characters that the log contains of the reason for a refusal.
+#: Maximum length of the reason for a refusal in the log, in characters.
 _MAX_PROBLEM_LEN: Final = 300
 _MAX_PATH_LEN: Final = 300
 _PRINTABLE: Final = frozenset(string.ascii_letters + string.digits + string.punctuation)
@@ -64,7 +64,7 @@ class RequestLog:
         try:
             await self._app(scope, receive, send_with_id)
         except ClientDisconnect:
-            pass  # no answer is needed, and this is not an error of the server
+            pass  # the client cannot get an answer, and this is not an error of the server
         except Exception:
             logger.exception("%s %s failed", scope["method"], _path(scope))
             if status is not None:
@@ -93,7 +93,7 @@ class RequestLog:
 
 
 def _valid_id(request_id: str | None) -> str | None:
-    """Return the id if it may be written to a log and a header, else None."""
+    """Return the id if it can safely be written to a log and a header, else None."""
     if request_id and len(request_id) <= _MAX_ID_LEN and _PRINTABLE.issuperset(request_id):
         return request_id
     return None

@@ -16,7 +16,7 @@ _Entry = list[Any]
 
 
 class AnswerWriter:
-    """Writes the answers of one prompt. Each contains everything that was generated so far."""
+    """Writes the answers of one prompt. Each answer contains everything that was generated so far."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class AnswerWriter:
             meta["e2e_latency"] = self._seconds()
         if completion.logprobs is not None:
             meta |= self._input_logprobs(output)
-            # Without output, the log-probabilities are those of the next token.
+            # If the client requests no output, these are still the log-probabilities of the first generated token.
             meta |= self._outputs[index].write(completion.logprobs, self._num_top)
         return {"text": "" if hides_output else completion.text, "output_ids": token_ids, "meta_info": meta}
 
@@ -94,12 +94,12 @@ class AnswerWriter:
         return self._prompt.params.logprobs or 0
 
     def _input_logprobs(self, output: GatheredOutput) -> dict[str, Any]:
-        """Return the log-probabilities of the prompt, which are complete when the first token is generated."""
+        """Return the fields with the prompt's log-probabilities, which are complete at the first generated token."""
         if self._input is None:
             start = self._prompt.logprob_start
             ids = () if start is None else self._request.prompt_token_ids[start:].tolist()
-            # The first entry has no log-probability, even if it is not the prompt's first token; SGLang's clients
-            # expect that. After an abort, some log-probabilities may be missing.
+            # The first entry has no log-probability, even if it is not the prompt's first token, because SGLang's
+            # clients expect this. After an abort, the last entries may be missing.
             known = list(zip(ids, (output.prompt_logprobs or ())[start:], strict=False))
             self._input = {
                 "input_token_logprobs": [
@@ -117,7 +117,7 @@ class AnswerWriter:
 
 
 class _OutputLogprobs:
-    """The log-probabilities of one completion. Each is converted once, although every answer contains all."""
+    """The log-probabilities of one completion. Every answer contains all of them, but each is converted only once."""
 
     def __init__(self, entry: Callable[[int, float | None], _Entry]) -> None:
         self._entry = entry

@@ -12,7 +12,7 @@ __all__ = ["CheckpointPaths"]
 class CheckpointPaths:
     """Accepts paths inside `server.checkpoint_roots`, and the configured paths of the model and the adapters.
 
-    Links are resolved before the comparison. A `~` in a client's path is not expanded.
+    Symbolic links are resolved before the comparison. A `~` in a client's path is not expanded.
     """
 
     def __init__(self, config: EngineConfig) -> None:

@@ -52,8 +52,8 @@ def make_router(manager: TokenizerManager) -> APIRouter:
 
     @router.post("/concate_and_append_request", summary="Accepted without effect", include_in_schema=False)
     async def concatenate() -> dict[str, bool]:
-        # SGLang's frontend calls this after it has joined the texts of forks. Their tokens are in the prefix cache, and
-        # the next request contains the joined text, so there is nothing to do.
+        # SGLang's frontend calls this route after it has joined the texts of forks. Nothing has to be done, because the
+        # next request contains the joined text, and the tokens of the forks are in the prefix cache.
         return {"success": True}
 
     return router
@@ -144,7 +144,7 @@ class _Call:
             self._abort()
 
     async def _write(self, writer: AnswerWriter, write: Callable[[], T]) -> T:
-        """Write answers in this thread, or in another thread if the texts of thousands of tokens may be decoded."""
+        """Write answers. Another thread does this if the texts of thousands of tokens may have to be decoded."""
         return await self._manager.preparer.in_thread(write) if writer.has_token_texts else write()
 
     def _abort(self) -> None:

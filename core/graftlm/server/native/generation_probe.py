@@ -14,9 +14,9 @@ from graftlm.types import SamplingParams
 
 __all__ = ["GenerationProbe"]
 
-#: Time limit for the token.
+#: Time limit for generating the token, in seconds.
 _TIMEOUT_S: Final = 10.0
-#: A result is reused for this long.
+#: Number of seconds for which a result is reused.
 _REUSE_S: Final = 1.0
 
 
@@ -41,8 +41,8 @@ class GenerationProbe:
     async def problem(self) -> str | None:
         """Return the reason why no token was generated; None if one was generated or the server is overloaded.
 
-        Callers share the result of a running probe, or of one that ended within the last second. If one caller is
-        cancelled, the probe continues for the rest.
+        Callers share the result of a running probe, or of a probe that ended within the last second. If one caller is
+        cancelled, the probe continues for the other callers.
         """
         if self._manager.health.paused:
             return "generation is paused"
@@ -57,9 +57,9 @@ class GenerationProbe:
             async with asyncio.timeout(_TIMEOUT_S):
                 await self._generate()
         except QueueFullError:
-            return None  # the server works, and has many requests
+            return None  # the server works, but its queue is full
         except (TimeoutError, RequestTimeoutError):
-            # The probe may have waited in a long queue. Then tokens of other requests show that the server works.
+            # The probe may have waited in a long queue. If other requests got tokens meanwhile, the server works.
             if self._num_generated() > generated:
                 return None
             return f"no token was generated within {_TIMEOUT_S:.0f} s"

@@ -1,4 +1,4 @@
-"""The native routes for information: health, model, configuration, load."""
+"""The native routes that return information: health, model, configuration, load."""
 
 import time
 from dataclasses import asdict

@@ -99,7 +99,7 @@ def _prompts(body: GenerateRequest) -> list[str | TokenIds]:
 
 
 class _PerPrompt:
-    """Converts a field, which has one value for all prompts or a list of one value per prompt, into such a list."""
+    """Converts a field into a list of one value per prompt. The field has one value for all prompts, or such a list."""
 
     def __init__(self, num_prompts: int) -> None:
         self.num_prompts = num_prompts
@@ -158,7 +158,7 @@ def _prompt(
 def _sampling_fields(sampling: SamplingRequest) -> dict[str, Any]:
     fields = {_RENAMED.get(name, name): _CONVERT.get(name, _as_is)(value) for name, value in sampling.given().items()}
     if "max_new_tokens" in sampling.model_fields_set and sampling.max_new_tokens is None:
-        fields["max_tokens"] = None  # the only field in which null differs from a missing field
+        fields["max_tokens"] = None  # in all other fields, null has the same meaning as a missing field
     return {name: value for name, value in fields.items() if name not in _WITHOUT_EFFECT}
 
 
@@ -168,7 +168,8 @@ def _as_is(value: Any) -> Any:
 
 _CONVERT: dict[str, Callable[[Any], Any]] = {
     "top_k": lambda k: None if k == -1 else k,
-    # As text, so that a value that messages between processes cannot contain is refused as a bad schema.
+    # Converted to text, because messages between processes cannot contain every JSON value. An unusual value is then
+    # refused later, as a bad schema.
     "json_schema": lambda schema: schema if isinstance(schema, str) else json.dumps(schema),
     "structural_tag": lambda tag: tag if isinstance(tag, str) else json.dumps(tag),
     "stop_token_ids": lambda ids: tuple(dict.fromkeys(ids)),

@@ -47,7 +47,8 @@ _Id = Annotated[str, Field(min_length=1, max_length=256), UNICODE]
 _Adapter = Annotated[str, Field(min_length=1, max_length=256), UNICODE]
 _Salt = Annotated[str, Field(max_length=1024), UNICODE]
 _StopString = Annotated[str, Field(min_length=1, max_length=1024), UNICODE]
-# The number is limited because each string is compared with every character of the output, which delays all requests.
+# The number of stop strings is limited, because each string is searched in the output of every step. This search delays
+# all requests.
 _Stops = Annotated[
     Annotated[_StopString, Tag("one")] | Annotated[list[_StopString], Field(max_length=64), Tag("many")],
     Discriminator(one_or_many),

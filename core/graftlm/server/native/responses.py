@@ -226,7 +226,7 @@ class ClassifyBody(_Body):
 
 
 class WeightsNamed(_Body):
-    """The answer after the weights were renamed."""
+    """The answer after the name of the weights was changed."""
 
     success: bool = True
     message: str
