@@ -1,4 +1,4 @@
-"""Messages whose beginning the client sends, and which the model continues."""
+"""Messages that the model continues. The client sends their beginning."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ def begun_text(messages: Sequence[Any]) -> str:
 
 
 def is_within_reasoning(reasoning: ReasoningFormat, begun: str) -> bool:
-    """Return whether the text after the beginning of a message belongs to its reasoning.
+    """Return whether the text that follows the beginning of a message belongs to the message's reasoning.
 
     Args:
         begun: the beginning of the message.
@@ -30,10 +30,11 @@ def is_within_reasoning(reasoning: ReasoningFormat, begun: str) -> bool:
 
 
 class ContinuingParser(ReasoningParser):
-    """Parses the rest of a message whose beginning the client has sent. It returns only text of the rest.
+    """Parses the continuation of a message whose beginning the client has sent.
 
-    The format's parser may hold back the end of the beginning, because it may be part of a tag or trailing white space.
-    It returns this text together with the following text. This class removes it.
+    The format's parser gets the beginning first. The parser may hold back the end of the beginning, since this text may
+    be part of a tag or trailing white space. It then returns this text together with the text that follows. This class
+    removes the text of the beginning, so only text of the continuation is returned.
 
     Args:
         begun: the beginning of the message.
@@ -67,8 +68,8 @@ class ContinuingParser(ReasoningParser):
         held_back, self._held_back = self._held_back, ""
         first = deltas[0]
         if not isinstance(first, self._kind):
-            return deltas  # the parser held back a tag, or white space around a tag
-        # Parsers remove white space at both ends of the reasoning.
+            return deltas  # the text that was held back is a tag, or white space around a tag
+        # The parser may have removed white space at the ends of the text, because it does so at the ends of reasoning.
         variants = (held_back, held_back.lstrip(), held_back.strip())
         known = next((text for text in variants if first.text.startswith(text)), "")
         text = first.text[len(known) :]

@@ -55,7 +55,7 @@ def make_router(manager: TokenizerManager) -> APIRouter:
 
 
 class _Answer:
-    """The answer to one call. It contains the completions of the first prompt, then those of the second, and so on."""
+    """The answer to one call. The completions are in the order of their prompts."""
 
     def __init__(self, manager: TokenizerManager, body: CompletionRequest) -> None:
         self._manager = manager
@@ -140,7 +140,7 @@ class _Answer:
             _abort(generations)
 
     async def _echoes(self, generations: Sequence[Generation]) -> list[str]:
-        """Return the text at the start of the answers, for each prompt. It is the prompt if `echo` is set, else ""."""
+        """Return the text at the start of the answers to each prompt: the prompt if `echo` is set, else ""."""
         if not self._body.echo:
             return [""] * len(generations)
         ids = [generation.request.prompt_token_ids for generation in generations]
@@ -178,7 +178,7 @@ class _Answer:
 
 
 class _Pieces:
-    """The parts of one prompt's completions in a stream. The first part of each begins with the echo."""
+    """The parts of one prompt's completions in a stream. The first part of each completion begins with `echo`."""
 
     def __init__(self, manager: TokenizerManager, body: CompletionRequest, generation: Generation, echo: str) -> None:
         self._generation = generation

@@ -1,4 +1,4 @@
-"""The answers in the OpenAPI document, as JSON schemas of their structs."""
+"""The descriptions of answers in the OpenAPI document, which contain the JSON schemas of the answers' structs."""
 
 from types import UnionType
 from typing import Any
@@ -31,7 +31,7 @@ def described(
 
 
 def _schema(kind: type[msgspec.Struct] | UnionType) -> Any:
-    """Return a JSON schema without references, because FastAPI has no place for further components."""
+    """Return a JSON schema without references, because FastAPI cannot add their targets to the OpenAPI document."""
     (schema,), components = msgspec.json.schema_components([kind], ref_template=_REF)
     return _inlined(schema, {_REF.format(name=name): part for name, part in components.items()})
 

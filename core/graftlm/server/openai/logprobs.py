@@ -42,11 +42,11 @@ def _top_token(tokenizer: Tokenizer, token_id: int, logprob: float) -> TokenBody
 class CompletionLogprobs:
     """Writes the `logprobs` of one completion's choice, in one or several parts.
 
-    It records the length of the text between the parts, because the offsets of tokens depend on the length.
+    It stores the length of the text so far, because the offsets of the next tokens depend on this length.
     """
 
     def __init__(self, tokenizer: Tokenizer, skips_special: bool) -> None:
-        """Begin with an empty text.
+        """Initialize the writer for a completion without text.
 
         Args:
             skips_special: whether special tokens are left out of the text.

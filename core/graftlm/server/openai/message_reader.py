@@ -34,9 +34,9 @@ class MessageReader:
         """Start with an empty message.
 
         Args:
-            use: the tools whose calls are parsed; None leaves calls in the content.
+            use: the tools whose calls are parsed. If None, calls remain in the content as text.
             enforced: passed to `ToolCallFormat.parser`.
-            reasoning: parser of the reasoning; None leaves the reasoning in the content.
+            reasoning: parser of the reasoning. If None, the reasoning remains in the content.
         """
         self._use = use
         self._calls_parser = None if use is None else use.format.parser(use.tools, enforced=enforced)
@@ -56,7 +56,7 @@ class MessageReader:
 
         Args:
             reason: why the completion ended.
-            matched_stop: the stop string or token id that ended it.
+            matched_stop: the stop string or token id that ended the completion.
         """
         deltas = [] if self._reasoning_parser is None else self._to_calls(self._reasoning_parser.finish())
         if self._calls_parser is not None:
@@ -67,8 +67,8 @@ class MessageReader:
     def finish_name(self, reason: FinishReason | None, matched_stop: str | int | None = None) -> str | None:
         """Return OpenAI's name of a finish reason.
 
-        The name is "tool_calls" for an answer with calls that was not cut off. If a stop string ended the answer, the
-        last call may be incomplete, and the name is "stop".
+        The name is "tool_calls" if the answer has calls and was not cut off. If a stop string ended the answer, the
+        name is "stop", because the last call may be incomplete.
         """
         if reason is FinishReason.STOP and self._calls and not isinstance(matched_stop, str):
             return "tool_calls"

@@ -9,7 +9,8 @@ from graftlm.server.errors import FOREIGN_FIELD
 
 __all__ = ["with_own_names"]
 
-#: Another server's field -> graftlm's field with the same meaning. The first two are SGLang's, the rest vLLM's.
+#: Another server's field -> graftlm's field with the same meaning. The first two are SGLang's fields, the others are
+#: vLLM's fields.
 _OWN_NAMES: Final[Mapping[str, str]] = {
     "rid": "request_id",
     "no_stop_trim": "include_stop_str_in_output",

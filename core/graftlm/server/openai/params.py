@@ -83,7 +83,7 @@ _FORMAT_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "structural_tag": ("structures", "triggers", "at_least_one", "stop_after_first"),
 }
 
-#: Replaces top_p 0, so that only the most likely token is kept.
+#: Value of `top_p` that replaces 0. With this value, only the most likely token can be sampled.
 _LEAST_TOP_P: Final = 1e-9
 
 
@@ -165,7 +165,7 @@ def chat_params(body: ChatRequest, calls: Mapping[str, Any] | None = None) -> Sa
 
 
 def grammar_field(body: SamplingFields) -> str | None:
-    """Return the name of the field with the request's grammar, None if there is none. `tools` is not considered."""
+    """Return the name of the field with the request's grammar, except `tools`; None if there is no such field."""
     if body.response_format is not None and body.response_format.type != "text":
         return "response_format"
     return next((name for name in GRAMMAR_FIELDS if getattr(body, name) is not None), None)
@@ -237,7 +237,7 @@ def _grammar(body: SamplingFields) -> dict[str, Any]:
 
 
 def _check_fields(response_format: ResponseFormat) -> None:
-    """Refuse fields of other types of response formats, because they would have no effect.
+    """Refuse fields that belong to another type of response format, because they would have no effect.
 
     Raises:
         ApiError: 400, there is such a field.

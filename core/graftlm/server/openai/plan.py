@@ -16,7 +16,7 @@ from graftlm.types import Message, SamplingParams
 
 __all__ = ["NUM_LAST_TOKENS", "AnswerPlan", "plan_answer", "settled"]
 
-#: Number of tokens at the prompt's end that are enough to find whether the chat template has opened the reasoning.
+#: Number of tokens at the prompt's end that show whether the chat template has opened the reasoning.
 NUM_LAST_TOKENS: Final = 16
 
 
@@ -30,7 +30,7 @@ class AnswerPlan:
         template_args: variables of the chat template.
         use: the tools that may be called; None if the answer cannot call tools.
         calls: the grammar that enforces the format of calls; None if the format is not enforced.
-        reasoning: the format of the reasoning; None leaves the reasoning in the content.
+        reasoning: the format of the reasoning. If None, the reasoning remains in the content.
         field: name of the request's field with the grammar; None if there is no grammar.
         begun: the text of the message that the answer continues; "" if it begins a new message. Set by `settled`.
         is_open: whether the prompt opens the reasoning. Set by `settled`.
@@ -115,9 +115,9 @@ def settled(plan: AnswerPlan, prompt_end: str, is_token: Callable[[str], bool]) 
 
 
 def _has_free_text(params: SamplingParams) -> bool:
-    """Return whether a grammar permits free text before its constrained parts; True for a malformed one.
+    """Return whether a grammar permits free text before its constrained parts.
 
-    A malformed grammar is refused later.
+    Returns True for a malformed grammar, which is refused later.
     """
     tag = params.structural_tag
     try:

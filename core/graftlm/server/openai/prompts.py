@@ -1,4 +1,4 @@
-"""The prompts of a request; a request may contain several."""
+"""The prompts of a request. A request may contain several prompts."""
 
 from typing import Any
 
@@ -11,10 +11,10 @@ __all__ = ["split_prompts"]
 
 
 def split_prompts(value: Any) -> list[str | TokenIds]:
-    """Return the prompts of one text, one array of token ids, or a list of either.
+    """Return the prompts in the value of a field: a text, an array of token ids, or a list of texts or arrays.
 
     Raises:
-        InvalidPromptError: there is no prompt, or it is an empty list.
+        InvalidPromptError: the list or the array is empty.
     """
     if isinstance(value, str):
         return [value]

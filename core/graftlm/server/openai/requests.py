@@ -58,10 +58,10 @@ __all__ = [
     "TokenizeRequest",
 ]
 
-#: Number of characters of an unknown field's name that are compared with the names of known fields.
+#: Maximum number of characters of an unknown field's name that are compared with the names of known fields.
 _MAX_NAME_LEN: Final = 64
 
-#: Number of unknown fields that are compared with known ones.
+#: Maximum number of unknown fields that are compared with known fields.
 _MAX_HINTS: Final = 8
 
 _StopString = Annotated[str, Field(min_length=1, max_length=1024), UNICODE]
@@ -72,7 +72,7 @@ _Stops = Annotated[
 
 
 def _shape_of_prompts(value: Any) -> str:
-    """Return the tag for a text, a list of texts, token ids, or a list of token ids. The first element decides."""
+    """Return the tag for a text, a list of texts, token ids, or a list of token ids. Only the first element is read."""
     if not isinstance(value, list):
         return "one"
     first = value[0] if value else ""
@@ -110,13 +110,16 @@ class OpenAIModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
     #: Path for `known_fields`. Fields that other servers have at this path are accepted if they have their default
-    #: value. None: such fields are refused.
+    #: value. If the path is None, such fields are refused.
     known_at: ClassVar[str | None] = None
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_misspelt(cls, value: Any) -> Any:
-        """Refuse an unknown field whose name is similar to a known one, with a hint. pydantic refuses the rest."""
+        """Refuse an unknown field whose name is similar to a known one, with a hint.
+
+        pydantic refuses the other unknown fields.
+        """
         if cls.known_at is not None and isinstance(value, Mapping):
             value = without_defaults(without_empty(value), cls.model_fields, cls.known_at)
         known = [field.alias or name for name, field in cls.model_fields.items()]

@@ -170,7 +170,7 @@ def _rerank_prompt(body: RerankRequest, text: str, pooling: Pooling) -> Prompt |
 
 
 def _joined(first: Piece, second: Piece, pooling: Pooling) -> Prompt | TextPair:
-    """Return a pair as one prompt. For a score head, the checkpoint's tokenizer joins two texts."""
+    """Return a pair as one prompt. If the model has a score head, the checkpoint's tokenizer joins two texts."""
     if pooling == SCORES and isinstance(first, str) and isinstance(second, str):
         return TextPair(first, second)
     return joined(first, second, item_first=False)

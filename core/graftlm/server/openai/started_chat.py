@@ -21,7 +21,7 @@ __all__ = ["StartedChat", "count_prompt_tokens", "start_chat"]
 
 @dataclass(frozen=True, slots=True)
 class StartedChat:
-    """A running chat. Chat completions, responses and messages all use this class to generate.
+    """A running chat. The routes for chat completions, responses and messages all use this class to generate.
 
     Attributes:
         model: name of the model in the answer, including the adapter.
@@ -69,7 +69,7 @@ async def start_chat(
     """Check a chat request and queue it.
 
     Args:
-        clips: whether an output limit that exceeds the context is reduced, as with `server.clip_max_tokens`.
+        clips: whether to reduce an output limit that exceeds the context, even without `server.clip_max_tokens`.
 
     Raises:
         GraftlmError: the request is invalid, or no replica accepts it.

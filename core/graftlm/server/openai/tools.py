@@ -72,7 +72,7 @@ class ToolUse:
         Returns: their paths in the request, such as `tools[0].function.parameters.properties.a.minimum`.
 
         Raises:
-            ApiError: 400, the schema of a strict tool can be enforced alone, but not together with the other tools.
+            ApiError: 400, the schema of a strict tool can be enforced separately, but not in a grammar for all tools.
         """
         names = []
         for i, path in grammar.left_out(paths):
@@ -130,8 +130,8 @@ def _index_of(tools: Sequence[Tool], name: str, where: str) -> int:
 async def check_tools(use: ToolUse, body: ChatRequest, manager: TokenizerManager) -> bool:
     """Check the schema of each tool separately, so that an error names the tool.
 
-    Returns: whether the format of calls is enforced. It is not enforced if there is no backend for structural tags.
-        This is accepted only if the model need not call a tool and no tool is strict. Calls are then only parsed.
+    Returns: whether the format of calls is enforced. If no grammar backend supports structural tags, the format is not
+        enforced, and calls are only parsed. This is accepted only if no call is required and no tool is strict.
 
     Raises:
         ApiError: 400, a schema is malformed, or the schema of a strict tool cannot be enforced.
@@ -183,7 +183,7 @@ def _check_names(tools: Sequence[ToolRequest]) -> None:
 
 
 def _tool(tool: ToolRequest, *, strict: bool = False) -> Tool:
-    """Return a tool. `strict` is used if the tool does not specify it."""
+    """Return a tool. The argument `strict` is used if the request does not set the tool's `strict`."""
     function = tool.function
     schema = function.parameters or _NO_PARAMETERS
     is_strict = strict if function.strict is None else function.strict

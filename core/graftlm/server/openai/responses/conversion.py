@@ -26,7 +26,7 @@ __all__ = ["RESPONSES_NAMES", "chat_request"]
 
 LOGPROBS: Final = "message.output_text.logprobs"
 
-#: Part of a chat field's path -> its name in /v1/responses.
+#: Part of a field's path in a chat request -> its name in /v1/responses.
 RESPONSES_NAMES: Final[Mapping[str, str]] = {
     ".function.parameters": ".parameters",
     ".function.name": ".name",
@@ -155,7 +155,7 @@ class _Conversation:
             self.list.append({"role": role, "content": text})
 
     def _answer(self, *absent: str) -> dict[str, Any]:
-        """Return the last message if it is the assistant's and has none of the fields `absent`, else a new one."""
+        """Return the last message if it is the assistant's and lacks the fields `absent`; else append a new message."""
         last = self.list[-1] if self.list else {}
         if last.get("role") != "assistant" or any(last.get(name) for name in absent):
             last = {"role": "assistant", "content": ""}

@@ -174,7 +174,7 @@ class FunctionChoice(OpenAIModel):
 
 
 class AllowedToolsChoice(OpenAIModel):
-    """A `tool_choice` that limits calls to some functions; the prompt still contains all."""
+    """A `tool_choice` that limits calls to some functions. The prompt still describes all functions."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]

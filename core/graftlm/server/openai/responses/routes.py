@@ -215,7 +215,7 @@ class _Answer:
     writer: ItemWriter = field(default_factory=ItemWriter)
 
     async def whole(self) -> ResponseBody:
-        """Return the response when it is complete."""
+        """Wait until the response is complete, and return it."""
         output = await self.chat.ended()
         (completion,), (reader,) = output.completions, self.chat.readers
         parts = reader.push(completion.text) + reader.finish(completion.finish_reason, completion.matched_stop)
@@ -229,7 +229,7 @@ class _Answer:
         return await self._ended(completion.finish_reason, output.usage)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield the events; if the iterator is closed early, the request is aborted."""
+        """Yield the events. If the iterator is closed early, the request is aborted."""
         writer, (reader,) = self.writer, self.chat.readers
         reason: FinishReason | None = None
         is_started = False

@@ -51,7 +51,7 @@ class SqliteFile:
         return None if row is None else (bytes(row[0]), bytes(row[1]))
 
     def write(self, response_id: str, body: bytes, items: bytes) -> None:
-        """Store a response, and remove the oldest ones while a limit is exceeded."""
+        """Store a response, and remove the oldest responses until no limit is exceeded."""
         with self._connection() as connection:
             connection.execute(
                 "INSERT OR REPLACE INTO responses (id, body, items, num_bytes) VALUES (?, ?, ?, ?)",

@@ -31,7 +31,7 @@ class StoredResponse:
 
 
 class ResponseStore(ABC):
-    """Stores responses by id, up to a number and a total size. The oldest are removed first."""
+    """Stores responses by id. If their number or total size exceeds a limit, the oldest responses are removed."""
 
     @abstractmethod
     async def get(self, response_id: str) -> StoredResponse | None:
