@@ -1,4 +1,4 @@
-"""Limits on the number of open HTTP connections, and on the time that each may wait for its client."""
+"""Limits on the number of open HTTP connections, and on the time for which a connection may wait for its client."""
 
 import asyncio
 import time
@@ -9,12 +9,12 @@ from typing import Final, Protocol
 
 __all__ = ["Connection", "ConnectionLimits", "ConnectionTable", "Phase"]
 
-#: Minimum average rate at which a body must arrive after `stall_timeout_s`.
+#: Minimum average rate at which a body must arrive after the first `stall_timeout_s` seconds.
 _MIN_BODY_BYTES_PER_S: Final = 1024
 
 
 class Phase(Enum):
-    """The state of a connection: what it waits for."""
+    """The event or the party for which a connection waits."""
 
     IDLE = "the first byte of another request"
     HEAD = "the end of a request's header fields"
@@ -26,7 +26,8 @@ class Phase(Enum):
 
 #: Phases in which the server waits for the client to read.
 _UNREAD: Final = (Phase.STALLED, Phase.CLOSING)
-#: Connections in these phases may be closed for a new one. The phases are tried in this order, oldest connection first.
+#: Connections in these phases may be closed to admit a new connection. The phases are tried in this order, and in each
+#: phase the oldest connection first.
 _EVICTABLE: Final = (Phase.CLOSING, Phase.BODY, Phase.STALLED)
 
 
@@ -39,7 +40,7 @@ class Connection(Protocol):
 
     @property
     def is_read_paused(self) -> bool:
-        """Whether the server does not read from the client at the moment."""
+        """Whether the server has paused reading from the client."""
 
     @property
     def unsent_bytes(self) -> int:
@@ -62,8 +63,8 @@ class ConnectionLimits:
             to the trailer fields, and to the extensions of one chunk.
         header_timeout_s: maximum number of seconds until the header fields are complete, counted from the opening of
             the connection or from the first byte of a later request.
-        stall_timeout_s: maximum number of seconds that a body may take. Each KiB that has arrived adds one second. Also
-            the maximum number of seconds in which a client reads nothing of its answer.
+        stall_timeout_s: maximum number of seconds for receiving a body. Each KiB that has arrived adds one second. This
+            is also the maximum number of seconds for which a client may read nothing of its answer.
     """
 
     max_connections: int = 1024
@@ -73,7 +74,9 @@ class ConnectionLimits:
 
 
 class ConnectionTable:
-    """Records the phase of every connection, ends late connections, and closes one if the table is full.
+    """Records the phase of every connection, and ends connections that exceed a time limit.
+
+    If the table is full, it may close an old connection to admit a new one.
 
     All methods are called in the event loop's thread.
 
@@ -130,7 +133,7 @@ class ConnectionTable:
         now_s, limits = self._clock(), self.limits
         for connection, since_s in list(self._since[Phase.HEAD].items()):
             if now_s - since_s < limits.header_timeout_s:
-                break  # the rest is younger
+                break  # the remaining connections entered the phase later
             connection.expire(Phase.HEAD)
         for connection, since_s in list(self._since[Phase.BODY].items()):
             if connection.is_read_paused:
@@ -148,7 +151,7 @@ class ConnectionTable:
                     connection.expire(phase)
 
     async def run(self) -> None:
-        """Sweep until cancelled."""
+        """Sweep periodically until the task is cancelled."""
         interval_s = min(1.0, self.limits.header_timeout_s / 4, self.limits.stall_timeout_s / 4)
         while True:
             await asyncio.sleep(interval_s)

@@ -168,7 +168,7 @@ def code_of(error: BaseException) -> str | None:
 
 
 def message_of(error: BaseException) -> str:
-    """Return the message of an error for clients. Errors inside the server are not described."""
+    """Return the message of an error for clients. It does not describe internal errors of the server."""
     is_told = isinstance(error, GraftlmError) and (status_of(error) != 500 or isinstance(error, RequestFailedError))
     return str(error) if is_told else "the server failed to handle the request"
 
@@ -200,7 +200,7 @@ def grammar_of(param: str | None) -> Iterator[None]:
         param: the field's name.
 
     Raises:
-        ApiError: 400, replaces a GrammarError that the block raises.
+        ApiError: 400, the block raised a GrammarError, which this error replaces.
     """
     try:
         yield

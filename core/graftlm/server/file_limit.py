@@ -5,13 +5,13 @@ from typing import Final
 
 __all__ = ["connections_under", "num_open_files", "raise_file_limit"]
 
-#: The soft limit is not raised above this, even if the hard limit is higher or unlimited.
+#: The soft limit is not raised above this number, even if the hard limit is higher or unlimited.
 _MOST_FILES: Final = 2**20
-#: Used on Windows, where a process cannot read a limit, and sockets are not files of the C library.
+#: The limit that is assumed on Windows. There, a process cannot read its limit, and sockets do not count as files.
 _WINDOWS_FILES: Final = 8192
 #: Files reserved for weights, adapters, traces, sockets between the processes, and connections that are being closed.
 _RESERVED_FILES: Final = 256
-#: With this limit, the memory of connections that send no request stays below 400 MiB.
+#: With this number of connections, the memory of connections that send no request stays below 400 MiB.
 _MOST_CONNECTIONS: Final = 4096
 _FEWEST_CONNECTIONS: Final = 16
 
@@ -33,7 +33,7 @@ def raise_file_limit() -> int:
         return _MOST_FILES if soft == resource.RLIM_INFINITY else soft
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
-    except (OSError, ValueError):  # macOS has another limit per process
+    except (OSError, ValueError):  # macOS may refuse the hard limit, because it has a further limit per process
         return soft
     return target
 

@@ -16,18 +16,19 @@ from graftlm.server.errors import error_response
 
 __all__ = ["TARGET_AUTHORITY", "HttpProtocol"]
 
-#: Key in a request's `scope["state"]`: host and port of a target in absolute form, `GET http://host:port/path`.
+#: Key in a request's `scope["state"]`. The value is "host:port" from a target in absolute form, as in
+#: `GET http://host:port/path`.
 TARGET_AUTHORITY: Final = "target_authority"
 
-#: Maximum number of bytes per call of the parser. After each piece, the protocol checks for pipelined requests.
+#: Maximum number of bytes per call of the parser. After each call, the protocol checks for pipelined requests.
 _PIECE_BYTES: Final = 8192
 _MAX_HEADER_FIELDS: Final = 256
 #: Maximum number of raw bytes that are kept while a pipelined request waits. If more arrive, the connection is aborted.
 #: One read from the socket returns fewer bytes than this.
 _MAX_HELD_BYTES: Final = 2**20
 
-#: Maximum number of unsent bytes of an answer that the system buffers. By default it buffers up to 4 MiB, and then
-#: accepts nothing until the client has read a third. A slow client would show no progress for `stall_timeout_s`.
+#: Maximum number of unsent bytes of an answer that the operating system buffers. By default, it buffers up to 4 MiB,
+#: and then accepts no bytes until the client has read a third. A slow client would seem to be stalled during this time.
 _MAX_NOT_SENT_BYTES: Final = 2**17
 
 _ABSOLUTE_FORM: Final = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")
@@ -136,7 +137,7 @@ class HttpProtocol(HttpToolsProtocol):
     # -- called by the parser ------------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """Begin a request."""
+        """Reset the state for a new request."""
         self._in_head = True
         super().on_message_begin()
 
@@ -269,7 +270,7 @@ class HttpProtocol(HttpToolsProtocol):
         return line + b"".join(fields) + b"\r\n"
 
     def _hold(self, data: bytes | bytearray | memoryview) -> None:
-        """Store bytes for later, and pause reading until then."""
+        """Store bytes until they can be parsed, and pause reading until then."""
         self._held += data
         self.flow.pause_reading()
         if len(self._held) > _MAX_HELD_BYTES:

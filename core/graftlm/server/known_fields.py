@@ -1,9 +1,10 @@
-"""Fields of other servers' requests, which clients send with their default values.
+"""Fields of other servers' requests. Clients send these fields with their default values.
 
-`known_fields.json` lists the fields: path of the endpoint -> server or client -> field -> default. A "#" in a path
-starts the name of a field of the body; the listed fields belong to the object in this field. A field that graftlm does
-not have is accepted if it has its default value, or null, false, "", [] or {}. Such a value requests nothing. The same
-rule applies to fields of graftlm that name something, such as an adapter.
+`known_fields.json` lists the fields: path of the endpoint -> server or client -> field -> default. A path may end with
+"#" and the name of a field of the body. The listed fields then belong to the object in this field.
+
+A field that graftlm does not have is accepted if its value is the default, null, false, "", [] or {}, because such a
+value has no effect. Fields of graftlm that contain a name, such as an adapter's, also accept these empty values.
 """
 
 import json
@@ -21,7 +22,7 @@ __all__ = ["KnownField", "is_empty", "known_fields", "without_defaults", "withou
 
 _FILE = Path(__file__).with_name("known_fields.json")
 
-#: Fields of requests that contain names. They request nothing if they are empty.
+#: Fields of graftlm's requests that contain names or specifications. They have no effect if they are empty.
 _NAMING: Final = frozenset(
     {
         "cache_salt",
@@ -80,7 +81,7 @@ class KnownField:
     defaults: tuple[Any, ...]
 
     def is_default(self, value: Any) -> bool:
-        """Return whether a value requests nothing."""
+        """Return whether a value has no effect, because it is empty or a default value."""
         return is_empty(value) or any(_is_equal(value, default) for default in self.defaults)
 
 
@@ -89,7 +90,7 @@ def known_fields(path: str) -> Mapping[str, KnownField]:
     """Return the fields of other servers by name.
 
     Args:
-        path: path of an endpoint. A field that is known only at other endpoints has neither servers nor defaults.
+        path: path of an endpoint. The result includes fields of other endpoints, without servers and defaults.
     """
     table: dict[str, dict[str, dict[str, Any]]] = json.loads(_FILE.read_text(encoding="utf-8"))
     fields: dict[str, KnownField] = {}
@@ -104,7 +105,7 @@ def known_fields(path: str) -> Mapping[str, KnownField]:
 
 
 def without_defaults(body: Mapping[str, Any], own: Collection[str], path: str) -> Mapping[str, Any]:
-    """Return a request's fields without other servers' fields that have their default values.
+    """Return a request's fields, except other servers' fields that have their default values.
 
     Args:
         body: the request, or an object in it.
@@ -128,7 +129,7 @@ def without_defaults(body: Mapping[str, Any], own: Collection[str], path: str) -
 
 
 def without_empty(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a request's fields without the ones that contain names and are "", [], {} or false.
+    """Return a request's fields, except fields in `_NAMING` whose value is "", [], {} or false.
 
     A JSON schema may be {} or false.
     """

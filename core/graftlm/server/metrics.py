@@ -99,7 +99,7 @@ class ServerMetrics:
         )
 
     def watch(self, replicas: ReplicaSet) -> None:
-        """Include the reports of these replicas from now on."""
+        """Include the reports of these replicas in the metrics from now on."""
         self.registry.register(_ReplicaCollector(replicas.replicas))
 
     def first_token(self, seconds: float) -> None:
@@ -122,7 +122,7 @@ class ServerMetrics:
 
         Args:
             seconds: time from the request's arrival to its end.
-            outcome: label of the metric, such as a finish reason.
+            outcome: value of the metric's label, such as a finish reason.
         """
         self._finished.labels(outcome).inc()
         self._whole.observe(seconds)

@@ -11,7 +11,7 @@ def check_output_room(manager: TokenizerManager, prompt_len: int, max_tokens: in
 
     Args:
         prompt_len: number of tokens in the prompt.
-        max_tokens: the client's limit; None if the client set no limit. The context may reduce a default limit.
+        max_tokens: the client's limit. None means the default limit, which is never refused.
         param: name of the client's field.
 
     Raises:

@@ -47,10 +47,10 @@ async def prepare_pooled(
 
 
 async def pooled_vectors(manager: TokenizerManager, prepared: Sequence[PreparedRequest]) -> list[NDArray[np.float32]]:
-    """Return one vector, float32 [n], per prompt. If one prompt fails, the remaining ones are aborted.
+    """Return one vector, float32 [n], per prompt. If one prompt fails, the remaining prompts are aborted.
 
-    Clients may send thousands of texts in one call. Only some of them are queued at a time, so that other clients are
-    not delayed.
+    Clients may send thousands of texts in one call. Only a limited number of them wait or run at the same time, so that
+    other clients are not delayed.
 
     Raises:
         GraftlmError: the error of the first prompt that failed.

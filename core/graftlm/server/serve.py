@@ -40,7 +40,7 @@ __all__ = ["dry_run", "serve"]
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that clients have to read the rest of their answers after the last request has ended.
+#: Number of seconds for which clients can read the rest of their answers after the last request has ended.
 _LAST_BYTES_S = 5.0
 #: Seconds for which /health reports the death of a process before the server exits, so that a load balancer notices.
 _REPORT_DEATH_S = 5.0
@@ -76,7 +76,8 @@ def serve(
     findings = check(config, registry)
     for warning in findings.warnings:
         logger.warning("%s", warning)
-    # Without this check, another process would find these errors later, without the line of the configuration.
+    # Without this check, another process would find these errors later, and the messages would lack the line number in
+    # the configuration.
     errors = findings.errors + check_files(config, registry)
     if errors:
         raise ConfigError("\n".join(errors))
@@ -281,11 +282,11 @@ class _Server(uvicorn.Server):
         yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Do nothing; never called."""
+        """Do nothing. This method is never called, because no signal handlers are installed."""
 
 
 def _connection_limits(config: EngineConfig) -> ConnectionLimits:
-    """Return the limits of connections, from the configuration and the limit of open files."""
+    """Return the limits of connections. They depend on the configuration and on the limit of open files."""
     server, scheduling = config.server, config.scheduling
     num_requests = config.parallel.data * (scheduling.max_running_requests + scheduling.max_queued_requests)
     file_limit, num_open = raise_file_limit(), num_open_files()
@@ -315,7 +316,8 @@ def _uvicorn_config(app: FastAPI, table: ConnectionTable) -> uvicorn.Config:
         log_config=None,  # uvicorn's messages are written to graftlm's log
         access_log=False,  # `RequestLog` logs requests, with their ids
         server_header=False,
-        # Load balancers close idle connections after a shorter time. They therefore close first, which avoids a race.
+        # Longer than the usual idle timeout of load balancers. If the server closed an idle connection first, the load
+        # balancer might send a request on this connection at the same moment.
         timeout_keep_alive=75,
     )
 

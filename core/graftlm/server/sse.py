@@ -53,8 +53,8 @@ OPENAI_EVENTS: Final = EventFormat(_data_of, lambda error: _data_of(error_json(e
 class EventStream(Response):
     """Sends each event of a source when it arrives.
 
-    The answer begins with the first event. An earlier error is raised, so the answer has an error status and clients
-    can repeat the request. A later error is sent as the last event before `[DONE]`.
+    The answer begins with the first event. An error before the first event is raised, so the answer has an error status
+    and clients can repeat the request. A later error is sent as the last event before `[DONE]`.
 
     If the client disconnects, the source is closed immediately, not only at the next event. The source's `finally` can
     then abort the request.
@@ -72,7 +72,8 @@ class EventStream(Response):
 
         Args:
             events: the source of events.
-            close: always called at the end, even if the client disconnects before the first event is requested.
+            close: function that is always called at the end, even if the client disconnects before the first event is
+                requested from the source.
         """
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
@@ -85,7 +86,7 @@ class EventStream(Response):
 
         Raises:
             ClientDisconnect: an event could not be sent, because the client has disconnected.
-            Exception: the source's error, if the source has yielded no event before.
+            Exception: the source raised this error before its first event.
         """
         sending = asyncio.ensure_future(self._send(send))
         disconnecting = asyncio.ensure_future(_disconnected(receive))
@@ -97,7 +98,7 @@ class EventStream(Response):
             try:
                 await asyncio.wait({sending})
                 await self._events.aclose()
-            finally:  # even if the server exits and cancels this wait
+            finally:  # runs even if the server exits and cancels this task
                 self._close()
         if not sending.cancelled():
             sending.result()
@@ -115,7 +116,7 @@ class EventStream(Response):
             raise ClientDisconnect from error
 
     async def _next(self) -> bytes | None:
-        """Return the bytes of the next event; the event may describe an error. None at the end."""
+        """Return the bytes of the next event, which may describe an error of the source; None at the end."""
         try:
             event = await anext(self._events, None)
         except Exception as error:

@@ -55,7 +55,7 @@ class WireModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
     #: Path for `known_fields`. Fields that other servers have at this path are accepted if they have their default
-    #: value. None: such fields are refused.
+    #: value. If the path is None, such fields are refused.
     known_at: ClassVar[str | None] = None
 
     @model_validator(mode="before")
@@ -112,7 +112,8 @@ Unsupported: TypeAlias = Annotated[
     None, BeforeValidator(_refuse), Field(description="Not supported; must be absent, null, false or empty.")
 ]
 
-#: Must be last, as in `Annotated[int, Field(ge=0), WHOLE]`. Otherwise the OpenAPI document lacks the bounds.
+#: Must be the last annotation, as in `Annotated[int, Field(ge=0), WHOLE]`. Otherwise the OpenAPI document lacks the
+#: bounds.
 WHOLE: Final = BeforeValidator(_to_whole)
 NUMBER: Final = BeforeValidator(_to_float)
 
@@ -120,7 +121,7 @@ NUMBER: Final = BeforeValidator(_to_float)
 UNICODE: Final = AfterValidator(_check_unicode)
 Text: TypeAlias = Annotated[str, UNICODE]
 
-#: The values that options of logits processors may have. Messages between processes can contain all of them.
+#: The types that options of logits processors may have. Messages between processes can contain all of these types.
 _Scalar: TypeAlias = (
     bool | Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | Annotated[float, Field(allow_inf_nan=False)] | Text | None
 )
@@ -133,7 +134,10 @@ TokenIdList: TypeAlias = Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)
 
 
 class _AsArray:
-    """Validates a value as `TokenIdList` and returns an array. Array operations check valid lists."""
+    """Validates a value as `TokenIdList` and returns an array.
+
+    For speed, NumPy checks the ids. pydantic validates only the lists that this check does not accept.
+    """
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_wrap_validator_function(_as_token_ids, handler.generate_schema(TokenIdList))
@@ -194,7 +198,7 @@ def _as_text(value: str | dict[str, Any] | bool) -> str | dict[str, Any]:
     return json.dumps(value) if isinstance(value, bool) else value
 
 
-# The value's shape selects the union member. An error then concerns only this member.
+# A function selects the union member by the value's type. Errors then concern only this member.
 OneOrMany: TypeAlias = Annotated[
     Annotated[T, Tag("one")] | Annotated[list[T], Field(fail_fast=True, max_length=MAX_PROMPTS), Tag("many")],
     Discriminator(one_or_many),
