@@ -79,7 +79,7 @@ class AdapterCalls:
         return loader.unload(name) if name in loader.loaded else 0
 
     def set_all(self, adapters: Mapping[str, Mapping[str, str | None]]) -> None:
-        """Load these adapters and unload all others. Main sends this call to a restarted replica before any request.
+        """Load these adapters and unload all others. A restarted replica gets this call before its first request.
 
         If an adapter cannot be loaded, or its content differs from the content in the other replicas, this replica
         refuses requests for the adapter.

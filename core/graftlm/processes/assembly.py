@@ -57,7 +57,7 @@ async def assemble_manager(
     intake = Intake(limits, lambda params: TextStream(tokenizer, params), time.monotonic, grammars)
     replicas = ReplicaSet(launcher.scheduler_names, can_recover=config.server.restart)
     formats = choose_chat_formats(config, registry, tokenizer.chat_template)
-    # The schedulers choose plugins for the families that depend on the model. Main adds the choices of other families.
+    # The schedulers choose plugins for the families that depend on the model. Here, the other families are added.
     resolved = infos[0]["resolved"] | resolve_plugins(config, registry, formats, "the chat template")
     logger.info("%s", resolved_line(resolved))
     model = _served_model(config, model_config, path, infos[0] | {"resolved": resolved}, limits, tokenizer)
@@ -88,7 +88,7 @@ async def assemble_manager(
 
 
 def _limits(infos: Sequence[dict[str, Any]]) -> IntakeLimits:
-    """Return the limits of requests that every replica can serve. They depend on the smallest KV memory."""
+    """Return limits that hold for every replica. `memory_tokens` is the minimum over the replicas."""
     limits = dict(infos[0]["limits"])
     limits["memory_tokens"] = min(info["limits"]["memory_tokens"] for info in infos)
     limits["eos_token_ids"] = tuple(limits["eos_token_ids"])

@@ -13,12 +13,12 @@ from graftlm.processes.messages import AnyMessage, Message, decode, encode
 
 __all__ = ["AsyncInbox", "Inbox", "Outbox", "deliver_all"]
 
-#: Milliseconds for which a closed end still tries to deliver queued messages.
+#: Milliseconds for which a closed outbox still tries to deliver queued messages.
 _LINGER_MS = 1000
 
 
 def deliver_all() -> None:
-    """Close every end in this process, and wait up to 1 s for the delivery of queued messages.
+    """Close every channel in this process, and wait up to 1 s for the delivery of queued messages.
 
     `Outbox.close` does not wait, so queued messages would be lost if the process ended directly afterwards.
     """
@@ -26,7 +26,7 @@ def deliver_all() -> None:
 
 
 class Outbox:
-    """The sending end, used by one thread. Sending never blocks, because messages are queued for the receiver.
+    """The sending end of a channel, used by one thread. Sending never blocks, because messages are queued.
 
     The queue has no explicit limit. The limit on running requests also bounds the number of messages.
     """
@@ -55,7 +55,7 @@ class Outbox:
 
 
 class Inbox:
-    """The receiving end, used by one thread. Other threads can wake this thread."""
+    """The receiving end of a channel, used by one thread. Other threads can wake this thread."""
 
     def __init__(self, endpoint: str) -> None:
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PULL)
@@ -102,7 +102,7 @@ class Inbox:
 
 
 class AsyncInbox:
-    """The receiving end, used by an event loop."""
+    """The receiving end of a channel, used by an event loop."""
 
     def __init__(self, endpoint: str) -> None:
         self._socket = zmq.asyncio.Context.instance().socket(zmq.PULL)

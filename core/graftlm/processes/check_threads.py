@@ -20,7 +20,7 @@ _MAX_TURN_S: Final = 1.0
 
 
 class CheckThreads:
-    """Checks grammars in threads. Used by one event loop.
+    """Checks grammars in threads. All methods are called in one event loop.
 
     There are two limits on concurrent checks. At most `num_threads` of them have run for less than 1 s, so a few slow
     checks do not delay other checks. At most 8 checks run in total, slow ones included.

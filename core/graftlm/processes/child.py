@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """The setup of a child process, which main sends as one line of JSON.
+    """The setup of a child process. The main process ("main" in this package) sends it as one line of JSON.
 
     Attributes:
         name: name of the process: "detokenizer", "scheduler-0", "scheduler-1" and so on.
@@ -147,7 +147,7 @@ def _run_scheduler(setup: ChildSetup, to_main: Outbox) -> None:
     early: list[AnyMessage] = []
 
     def await_tokenizer() -> Tokenizer:
-        """Wait until main sends the tokenizer, and return it. Only main reads the tokenizer from the checkpoint."""
+        """Wait for the tokenizer from the main process, and return it. Children do not read it from files."""
         on_stage("waiting for the tokenizer")
         while True:
             for message in inbox.receive(None):

@@ -59,7 +59,7 @@ class CompletionDelta:
 
 
 class Generation(AsyncIterator[list[CompletionDelta]]):
-    """The output of one running prompt. It must be read by only one reader, in one event loop.
+    """The output of one running prompt. Only one reader may read it, in the manager's event loop.
 
     Iterate over this object to get deltas when they arrive, or await `result`. If a completion is aborted, its
     finish_reason is "abort". If a completion fails, the iteration yields the earlier deltas and then raises an error;
@@ -72,7 +72,7 @@ class Generation(AsyncIterator[list[CompletionDelta]]):
 
     Args:
         request: the prompt.
-        prompt_id: main's id of the prompt.
+        prompt_id: the prompt's id in messages between processes.
         abort: called to abort this generation.
 
     Attributes:

@@ -48,7 +48,7 @@ class InFlightRequests:
         return request_id in self._by_request_id
 
     def by_prompt_id(self, prompt_id: PromptId) -> InFlight | None:
-        """Return the prompt with main's id `prompt_id`; None if it is not in flight."""
+        """Return the prompt with the prompt id `prompt_id`; None if it is not in flight."""
         return self._by_prompt_id.get(prompt_id)
 
     def by_completion_id(self, completion_id: CompletionId) -> InFlight | None:

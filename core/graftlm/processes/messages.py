@@ -1,5 +1,7 @@
 """The messages between the server's processes. Each is a MessagePack array that contains the protocol's version.
 
+"main" is the main process, which serves HTTP.
+
 main ──Generate, Abort, Call──> scheduler ──TokenBatch──> detokenizer ──TextBatch──> main
 main <──Progress, Ready, Failed, Reply, Load── scheduler, detokenizer
 
@@ -67,7 +69,7 @@ PROTOCOL_VERSION: Final = 1
 PING_ID: Final = 0
 
 
-#: Main's id of a prompt; see this module's docstring.
+#: An id of a prompt that main creates; see this module's docstring.
 PromptId = NewType("PromptId", str)
 
 
@@ -190,7 +192,7 @@ class Ready(Message, frozen=True, kw_only=True):
 
     Attributes:
         pid: process id, which distinguishes the process from earlier processes with the same name.
-        info: information for main; empty for a detokenizer.
+        info: information for the main process; empty for a detokenizer.
     """
 
     process: str

@@ -27,12 +27,12 @@ class ChildProcess:
     """A child process that is started without fork handlers. An event loop can wait for its end.
 
     fork() runs the handlers that libraries have registered with pthread_atfork and os.register_at_fork. The handler of
-    an OpenMP runtime (libiomp) waits in the child for threads that the child does not have, so the child never reaches
-    exec, and the parent waits for it in fork_exec. asyncio and uvloop start processes with fork(). `subprocess.Popen`
-    without preexec_fn, user, group and umask uses vfork on Linux, which runs no handlers.
+    an OpenMP runtime (libiomp) waits in the child for threads that the child does not have. The child then never calls
+    exec, and the parent hangs in fork_exec. asyncio and uvloop start processes with fork(). `subprocess.Popen` without
+    preexec_fn, user, group and umask uses vfork on Linux, which runs no handlers.
 
     One thread per process runs all operations that may block. It starts the process, writes to the process's standard
-    input, and waits for the end. Until exec, the kernel suspends this thread, which holds the GIL.
+    input, and waits for the end. The kernel suspends this thread, which holds the GIL, until the child has called exec.
 
     Attributes:
         pid: process id. The process is the leader of a new session.
@@ -128,7 +128,7 @@ def command_line() -> list[str]:
 
     `python -m` puts the current folder first in `sys.path`, so files in this folder could hide modules with the same
     name. The option -P prevents this. The option is omitted if the current folder also precedes the standard library
-    in main's `sys.path`.
+    in the `sys.path` of this process.
     """
     library = sysconfig.get_path("stdlib")
     first = sys.path[: sys.path.index(library)] if library in sys.path else sys.path

@@ -23,7 +23,7 @@ _GRAMMAR_CHECK_TIMEOUT_S: Final = 60.0
 
 
 class RequestPreparer:
-    """Calls the tokenizer and the intake in threads. Used by one event loop.
+    """Calls the tokenizer and the intake in threads. All methods are called in one event loop.
 
     Grammars are checked in separate threads, because a check may take seconds or never return.
 

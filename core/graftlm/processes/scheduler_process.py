@@ -163,7 +163,7 @@ class SchedulerProcess:
                 logger.error("%s cannot handle a message of type %s", self._name, type(message).__name__)
 
     def _generate(self, message: Generate) -> None:
-        """Queue all completions of a prompt, or refuse the prompt, and report to main."""
+        """Queue all completions of a prompt, or refuse the prompt, and report to the main process."""
         intake = self._parts.intake
         try:
             params = params_from_wire(message.params)
@@ -269,7 +269,7 @@ class SchedulerProcess:
             del self._num_unfinished[prompt_id]
 
     def _report_load(self) -> None:
-        """Send the load to main every 0.2 s while there is work, and once when there is none."""
+        """Send the load to the main process every 0.2 s while there is work, and once when the work has ended."""
         now, idle = self._clock(), not self._loop.scheduler.has_work
         if (idle and self._reported_idle) or (not idle and now < self._next_load_s):
             return

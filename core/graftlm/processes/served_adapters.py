@@ -36,7 +36,9 @@ class ServedAdapter:
 
 
 class ServedAdapters(Mapping[str, ServedAdapter]):
-    """The loaded adapters by name. An adapter is loaded into all replicas or into none. Used by one event loop.
+    """The loaded adapters by name. An adapter is loaded into all replicas or into none.
+
+    All methods are called in one event loop.
 
     Args:
         configured: name -> folder of the adapters that each replica loads at the server's start.

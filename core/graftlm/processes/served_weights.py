@@ -16,7 +16,7 @@ UPDATE_TIMEOUT_S: Final = 3600.0
 
 
 class ServedWeights:
-    """Replaces the weights of all replicas, one update at a time. Used by one event loop.
+    """Replaces the weights of all replicas. Updates do not run concurrently. Used in one event loop.
 
     Args:
         calls: calls to the replicas.

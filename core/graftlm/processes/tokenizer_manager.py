@@ -55,7 +55,7 @@ __all__ = ["TokenizerManager"]
 class TokenizerManager:
     """Sends the requests of HTTP handlers to the scheduler processes, and passes the output to `Generation` objects.
 
-    Used by one event loop.
+    All methods are called in one event loop.
 
     Attributes:
         config: the configuration.

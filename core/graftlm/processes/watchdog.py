@@ -18,7 +18,7 @@ PING_INTERVAL_S: Final = 2.0
 
 
 class Watchdog:
-    """Detects stuck child processes. Used by one event loop.
+    """Detects stuck child processes. All methods are called in one event loop.
 
     Args:
         children: the processes.

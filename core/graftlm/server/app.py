@@ -23,10 +23,10 @@ _HEALTH_PATHS: Final = frozenset({"/health", "/health_generate", "/ready", "/pin
 #: Paths that need no API key: health checks of load balancers, and the page in which users enter the key.
 OPEN_PATHS: Final = _HEALTH_PATHS | PAGE_PATHS
 
-#: Paths whose GET has an effect, as SGLang's clients expect.
+#: Paths where a GET request has an effect. SGLang's clients send GET requests to these paths.
 _CHANGING_GETS: Final = frozenset({"/flush_cache", "/start_profile", "/stop_profile"})
 
-#: Maximum number of bytes that the form around an uploaded file adds.
+#: Maximum number of bytes that the form of an upload adds to the size of the file.
 _FORM_BYTES: Final = 1 << 16
 
 _TAGS: Final = [

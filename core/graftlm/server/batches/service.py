@@ -41,7 +41,7 @@ _TIMES: Final = {
 
 
 class BatchService:
-    """Answers the batches in a folder. Used by one event loop.
+    """Answers the batches in a folder. All methods are called in one event loop.
 
     A batch is `validating`, then `in_progress`, and ends as `completed`, `failed` (its input is wrong), `expired` or
     `cancelled`. Each result is appended immediately, so a server that is killed loses only running requests.

@@ -1,6 +1,6 @@
 """The layers that every HTTP request passes before its handler.
 
-The layers are plain ASGI applications, which do not change streams and disconnects.
+The layers are plain ASGI applications, so that streams and disconnects pass through them unchanged.
 """
 
 from graftlm.server.middleware.auth import ApiKeyAuth, require_admin, require_operator

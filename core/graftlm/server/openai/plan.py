@@ -33,7 +33,7 @@ class AnswerPlan:
         reasoning: the format of the reasoning. If None, the reasoning remains in the content.
         field: name of the request's field with the grammar; None if there is no grammar.
         begun: the text of the message that the answer continues; "" if it begins a new message. Set by `settled`.
-        is_open: whether the prompt opens the reasoning. Set by `settled`.
+        is_open: whether the prompt opens the reasoning, so that the answer begins with reasoning. Set by `settled`.
     """
 
     messages: Sequence[Message]
