@@ -98,7 +98,10 @@ class KVEventPublisher:
 
 
 def replica_endpoint(address: str, index: int) -> str:
-    """Return the address of the replica `index`. For TCP, the index is added to the port, else it is appended."""
+    """Return the address of the replica `index`.
+
+    In a TCP address, the index is added to the port. To other addresses, "-" and the index are appended if it is not 0.
+    """
     if not address.startswith("tcp://"):
         return f"{address}-{index}" if index else address
     host, _, port = address.rpartition(":")

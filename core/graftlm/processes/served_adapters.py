@@ -150,8 +150,8 @@ class ServedAdapters(Mapping[str, ServedAdapter]):
             raise
         failures = [outcome for outcome in outcomes.values() if isinstance(outcome, BaseException)]
         if failures:
-            # Replicas that did not reply may also have loaded the adapter. A replica that is still reading the adapter
-            # discards it.
+            # Replicas that did not reply may also have loaded the adapter. Replicas that are still reading the adapter
+            # will not install it.
             loaded = [process for process in ready if not isinstance(outcomes[process], RequestError)]
             self._unload_from(name, loaded)
             raise failures[0]

@@ -141,7 +141,7 @@ class TokenizerManager:
         Args:
             options: the options. Their timeout is reduced to `server.request_timeout_s` if this is shorter.
 
-        The other arguments are those of `RequestPreparer.prepare`.
+        `RequestPreparer.prepare` describes the other arguments.
 
         Raises:
             AdapterNotFoundError: the adapter does not exist.

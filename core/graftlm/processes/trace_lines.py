@@ -55,7 +55,7 @@ class FinishedRequest:
 
 
 class TraceLines:
-    """Converts requests into trace lines, with one secret key.
+    """Converts requests into trace lines, whose ids are hashes with a secret key.
 
     Args:
         key: key of the hashes, at most 64 bytes. It must not be stored, because a reader who has the key can test

@@ -27,8 +27,8 @@ _BUFFER_BYTES: Final = 2**20
 class TraceRecorder:
     """Appends finished requests to a file. If writing fails, the recording ends, but the server continues.
 
-    The key of the hashes is random and only in memory. Therefore a reader of the file cannot test whether it contains a
-    given text, and two runs of a server have no common ids.
+    The key of the hashes is random and only in memory. Therefore a reader cannot test whether the file contains a given
+    text, and two runs of a server have no common ids.
     """
 
     def __init__(

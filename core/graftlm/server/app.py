@@ -76,7 +76,10 @@ def create_app(
 
 
 def create_local_app(api: APIRouter) -> FastAPI:
-    """Return an application with these routes for calls within this process. It checks no keys, hosts or origins."""
+    """Return an application with the routes of `api`, for calls within this process.
+
+    The application does not check keys, hosts or origins.
+    """
     app = FastAPI(openapi_url=None)
     install_error_handlers(app)
     app.include_router(api)

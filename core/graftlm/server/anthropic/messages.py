@@ -40,7 +40,7 @@ _EVENTS = EventFormat(frame=bytes, error=error_event)
 
 
 def make_router(manager: TokenizerManager) -> APIRouter:
-    """Return a router with these routes."""
+    """Return a router with the routes of this module."""
     router = APIRouter(tags=["anthropic"], responses=ERROR_RESPONSES)
 
     @router.post(

@@ -44,7 +44,7 @@ _UPLOAD: Final[dict[str, Any]] = {
 
 
 def make_router(service: BatchService, settings: FileSettings) -> APIRouter:
-    """Return a router with these routes."""
+    """Return a router with the routes of this module."""
     router = APIRouter()
     folder = service.folder
 

@@ -53,7 +53,7 @@ class AnswerWriter:
         return self._token_text is not None
 
     def answers(self, output: GatheredOutput, weight_version: str = "default") -> list[dict[str, Any]]:
-        """Return the answers of all completions. The arguments are those of `answer`."""
+        """Return the answers of all completions. `answer` describes the arguments."""
         return [self.answer(output, index, weight_version) for index in range(len(output.completions))]
 
     def answer(self, output: GatheredOutput, index: int, weight_version: str = "default") -> dict[str, Any]:

@@ -23,7 +23,7 @@ __all__ = ["make_router"]
 
 
 def make_router(manager: TokenizerManager) -> APIRouter:
-    """Return a router with the route."""
+    """Return a router with the route of this module."""
     router = APIRouter(tags=["generate"], responses={status: ERROR_RESPONSES[status] for status in (400, 429, 503)})
 
     @router.post("/classify", summary="Score one text or several with the model's score head")

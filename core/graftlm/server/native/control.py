@@ -18,7 +18,7 @@ _OPERATOR = [Depends(require_operator)]
 
 
 def make_router(manager: TokenizerManager) -> APIRouter:
-    """Return a router with these routes. All are for operators, except the abort of single requests."""
+    """Return a router with the routes of this module. All are for operators, except the abort of single requests."""
     router = APIRouter(tags=["control"], responses={status: ERROR_RESPONSES[status] for status in (400, 403, 503)})
 
     @router.post("/abort_request", summary="End requests; unknown ids are ignored")

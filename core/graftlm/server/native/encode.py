@@ -47,7 +47,7 @@ class EncodeBody(BaseModel):
 
 
 def make_router(manager: TokenizerManager) -> APIRouter:
-    """Return a router with the route."""
+    """Return a router with the route of this module."""
     router = APIRouter(tags=["generate"], responses={status: ERROR_RESPONSES[status] for status in (400, 429, 503)})
 
     @router.post("/encode", summary="Embed one text or several, as /v1/embeddings does")

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def make_router(manager: TokenizerManager) -> APIRouter:
-    """Return a router with the route."""
+    """Return a router with the route of this module."""
     router = APIRouter(
         tags=["generate"], responses={status: ERROR_RESPONSES[status] for status in (400, 404, 408, 429, 503)}
     )

@@ -29,7 +29,7 @@ _UNHEALTHY_RESPONSE: dict[int | str, dict[str, Any]] = {
 
 
 def make_router(manager: TokenizerManager) -> APIRouter:
-    """Return a router with these routes. They have no effects, except that /health_generate generates a token."""
+    """Return a router with the routes of this module. Only /health_generate has an effect: it generates a token."""
     router = APIRouter(tags=["information"])
     probe = GenerationProbe(manager)
     start_s = time.monotonic()

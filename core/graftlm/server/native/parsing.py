@@ -82,7 +82,7 @@ class Separated(_Body):
 
 
 def make_router(manager: TokenizerManager) -> APIRouter:
-    """Return a router with these routes."""
+    """Return a router with the routes of this module."""
     router = APIRouter(tags=["information"], responses={400: ERROR_RESPONSES[400]})
 
     @router.post("/parse_function_call", summary="Read a text for tool calls")

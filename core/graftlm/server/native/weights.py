@@ -24,7 +24,7 @@ _SAFETENSORS: Final = {
 
 
 def make_router(manager: TokenizerManager) -> APIRouter:
-    """Return a router with these routes. All are for administrators."""
+    """Return a router with the routes of this module. All are for administrators."""
     paths = CheckpointPaths(manager.config)
     router = APIRouter(
         tags=["weights"],

@@ -33,7 +33,7 @@ __all__ = ["make_router"]
 
 
 def make_router(manager: TokenizerManager) -> APIRouter:
-    """Return a router with the route."""
+    """Return a router with the route of this module."""
     router = APIRouter()
 
     @router.post("/v1/chat/completions", summary="Answer a chat", responses=described(Chat, ChatChunk))

@@ -61,7 +61,7 @@ class ClassificationList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_router(manager: TokenizerManager) -> APIRouter:
-    """Return a router with the route."""
+    """Return a router with the route of this module."""
     router = APIRouter()
 
     @router.post("/v1/classify", summary="Classify one text or several", responses=described(ClassificationList))

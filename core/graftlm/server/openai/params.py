@@ -145,8 +145,8 @@ def chat_params(body: ChatRequest, calls: Mapping[str, Any] | None = None) -> Sa
     """Return the sampling parameters of a chat request.
 
     Args:
-        calls: grammar parameters that enforce the format of tool calls; they replace the request's grammar. None if
-            the answer cannot contain calls.
+        calls: grammar parameters that enforce the format of tool calls. These parameters replace the request's grammar.
+            None if the answer cannot contain calls.
 
     Raises:
         RequestError: fields contradict each other, or request an unsupported feature.

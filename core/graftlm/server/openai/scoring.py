@@ -36,7 +36,7 @@ __all__ = ["make_router"]
 
 
 def make_router(manager: TokenizerManager) -> APIRouter:
-    """Return a router with the routes. Each also has the paths that clients of other servers use."""
+    """Return a router with the routes of this module. Each also has the paths that clients of other servers use."""
     router = APIRouter()
 
     @router.post("/v1/score", summary="Score pairs of texts, or items for a query", responses=described(ScoreList))

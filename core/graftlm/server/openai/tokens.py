@@ -13,7 +13,7 @@ __all__ = ["make_router"]
 
 
 def make_router(manager: TokenizerManager) -> APIRouter:
-    """Return a router with the routes."""
+    """Return a router with the routes of this module."""
     router = APIRouter()
 
     @router.post("/tokenize", include_in_schema=False)

@@ -48,7 +48,7 @@ _STREAM = "events, each with a name and a `sequence_number`"
 
 
 def make_router(manager: TokenizerManager) -> APIRouter:
-    """Return a router with these routes."""
+    """Return a router with the routes of this module."""
     router = APIRouter()
     store = make_response_store(manager.config.server.response_store)
 
