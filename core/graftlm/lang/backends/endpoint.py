@@ -42,7 +42,8 @@ class RuntimeEndpoint:
         base_url: URL of the server.
         api_key: sent with each request. `flush_cache` and the profile need the server's admin key, unless the server
             runs on this machine without keys.
-        verify: file of certificates of the authorities that may sign the server's certificate; None: the system's.
+        verify: file with the certificates of the authorities that may sign the server's certificate; None: the system's
+            authorities.
         chat_template_name: SGLang's name of `chat_template`.
         chat_template: name of one of `CHAT_TEMPLATES`; needed if the server does not report its template and no
             template matches the model's name.
@@ -203,7 +204,7 @@ class RuntimeEndpoint:
     # -- HTTP ----------------------------------------------------------------------------------------------------------
 
     async def _answers(self, body: Mapping[str, Any], number: int) -> list[dict[str, Any]]:
-        """Return the answers of one call of /generate; checks their number and that none failed."""
+        """Call /generate and return its answers. Raises an error if their number is wrong or one of them failed."""
         async with self._limit.permit():
             answers = await self._limit.retry(lambda: self._http.json("POST", "/generate", {**body, **self._adapter}))
         answers = answers if isinstance(answers, list) else [answers]
@@ -228,7 +229,7 @@ class RuntimeEndpoint:
     async def _tokenize(self, texts: list[str]) -> list[list[int]]:
         """Return the token ids of texts, with the tokens that the model needs before each prompt.
 
-        A server without /v1/tokenize has to compute the texts: its log-probabilities contain the token ids.
+        A server without /v1/tokenize must compute the texts; the token ids are then read from their log-probabilities.
         """
         if self._tokenizes:
             try:
@@ -241,20 +242,23 @@ class RuntimeEndpoint:
         return [prompt_token_ids(answer["meta_info"], self._source("/generate")) for answer in answers]
 
     def _source(self, path: str) -> str:
-        """Return the URL of an answer, for errors."""
+        """Return the URL that errors name as the source of an answer."""
         return f"{self._http.url}{path}"
 
 
 _JSON_NAMES: Final[Mapping[type, str]] = {str: "string", dict: "object"}
 
-#: Computes the prompt and generates nothing.
+#: Sampling parameters of a request that computes the prompt and generates nothing.
 _PROMPT_ONLY: Final = {"max_new_tokens": 0, "temperature": 0.0}
 
 
 async def _started(
     events: AsyncGenerator[dict[str, Any], None],
 ) -> tuple[dict[str, Any], AsyncGenerator[dict[str, Any], None]]:
-    """Return a stream's first event, which shows that the request was accepted, and the rest."""
+    """Return a stream's first event and a generator of the other events.
+
+    The first event shows that the request was accepted.
+    """
     try:
         return await anext(events), events
     except StopAsyncIteration:

@@ -31,7 +31,7 @@ class EngineTokenizer(Protocol):
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether it has a chat template."""
+        """Whether the tokenizer has a chat template."""
 
     @property
     def prompt_prefix(self) -> str:
@@ -53,11 +53,11 @@ class InProcessEngine(Protocol):
 
     @property
     def config(self) -> Any:
-        """Its configuration."""
+        """The engine's configuration."""
 
     @property
     def tokenizer(self) -> Any:
-        """An EngineTokenizer."""
+        """The engine's tokenizer, an EngineTokenizer."""
 
     async def agenerate(self, prompts: Any, sampling_params: Any = None, *, adapter: Any = None) -> list[RequestOutput]:
         """Complete prompts; cancelling the coroutine aborts them."""
@@ -197,7 +197,10 @@ class EngineBackend:
 async def _started(
     outputs: AsyncGenerator[RequestOutput, None],
 ) -> tuple[RequestOutput, AsyncGenerator[RequestOutput, None]]:
-    """Return a stream's first output, which shows that the request was accepted, and the rest."""
+    """Return a stream's first output and a generator of the other outputs.
+
+    The first output shows that the request was accepted.
+    """
     return await anext(outputs), outputs
 
 
@@ -232,7 +235,7 @@ def _check_max_tokens(value: object) -> None:
 def _without_output(completion: Completion) -> Completion:
     """Return a completion without tokens, as a server returns it for `max_new_tokens=0`.
 
-    Its log-probabilities do not change: they are those of the next token.
+    Its log-probabilities do not change; they belong to the token that would come next.
     """
     ended = None if completion.finish_reason is None else FinishReason.LENGTH
     return replace(completion, text="", token_ids=(), finish_reason=ended, matched_stop=None)

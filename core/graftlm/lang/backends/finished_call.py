@@ -23,7 +23,7 @@ def run_unless_in_loop(coroutine: Coroutine[Any, Any, T]) -> Coroutine[Any, Any,
 
 
 class _FinishedCall(Coroutine[Any, Any, T], Generic[T]):
-    """A coroutine that has a result from the beginning. Unlike a native one, it causes no warning if not awaited."""
+    """A coroutine that already has its result. Unlike a native coroutine, it causes no warning if it is not awaited."""
 
     def __init__(self, result: T) -> None:
         self._result = result

@@ -51,7 +51,7 @@ _ERRORS: Final[Mapping[int, type[GraftlmError]]] = {
     504: UnavailableError,
 }
 
-#: The code in an error's body takes precedence over the HTTP status.
+#: Code in an error's body -> error class; it takes precedence over the class for the HTTP status.
 _ERRORS_OF_CODES: Final[Mapping[Any, type[GraftlmError]]] = {
     "context_length_exceeded": PromptTooLongError,
     "invalid_grammar": GrammarError,
@@ -59,7 +59,7 @@ _ERRORS_OF_CODES: Final[Mapping[Any, type[GraftlmError]]] = {
     "unsupported": UnsupportedFeatureError,
 }
 
-#: The HTTP status for the type of an error event in a stream.
+#: Type of an error event in a stream -> HTTP status.
 _STATUSES_OF_TYPES: Final[Mapping[Any, int]] = {
     "invalid_request_error": 400,
     "timeout_error": 408,
@@ -90,7 +90,8 @@ class HttpClient:
             api_key: sent with each request.
             timeout_s: a request is aborted after this number of seconds without a byte from the server; None: no limit.
             hint: a possible error in the URL; it becomes part of the message for a missing page.
-            ca_file: file of certificates of the authorities that may sign the server's certificate; None: the system's.
+            ca_file: file with the certificates of the authorities that may sign the server's certificate; None: the
+                system's authorities.
 
         Raises:
             ConfigError: the URL or `timeout_s` is invalid.
@@ -171,7 +172,7 @@ class HttpClient:
             raise UnavailableError(f"cannot talk to {self.url}: {type(error).__name__}: {error}") from error
 
     def _about(self, status: int, path: str) -> str:
-        """Return an addition to an error's message: for a missing page, its URL, because the URL may be wrong."""
+        """Return text to append to an error's message: the URL of a missing page, because the URL may be wrong."""
         if status not in (404, 405):
             return ""
         return f" ({self.url}{path}{'; ' if self._hint else ''}{self._hint})"

@@ -12,7 +12,7 @@ __all__ = ["ScoringBatch", "check_choices", "first_difference"]
 
 @dataclass(frozen=True, slots=True)
 class ScoringBatch:
-    """Prompts that are computed together; the scores of each begin at an index of its own prompt.
+    """Prompts that are computed together. Each prompt is scored from its own start index on.
 
         prompt | choice 0          Only the tokens after the bar are scored. The tokens before it are equal,
         prompt | choice 1          except those that merge with a choice, and are computed once.
@@ -51,7 +51,7 @@ class ScoringBatch:
         """Return the choices' scores.
 
         Args:
-            logprobs: log-probabilities of each prompt's tokens from its start on.
+            logprobs: log-probabilities of each prompt's tokens, from the prompt's start index on.
             cached_tokens: number of reused tokens of each prompt.
         """
         n = self.num_choices
@@ -75,7 +75,7 @@ def check_choices(choices: Sequence[str], lens: Sequence[int], starts: Sequence[
     """Check that each choice can be scored.
 
     Raises:
-        InvalidPromptError: a choice has no token of its own, or no token before it.
+        InvalidPromptError: a choice adds no token to the prompt, or no token precedes the choice.
     """
     for choice, length, start in zip(choices, lens, starts, strict=True):
         if length <= start:

@@ -1,16 +1,16 @@
 r"""API speculative execution: one longer completion answers several `gen`s of one state.
 
-The known text is a call's prompt with its completion: the model has written the completion after this prompt. The
-prompt of a later `gen` is the state's text so far. If the known text starts with this prompt, its next part, up to the
-`gen`'s stop string, is the answer.
+The known text is a call's prompt followed by its completion. The prompt of a later `gen` is the state's text so far. If
+the known text starts with this prompt, the part of the known text after the prompt, up to the `gen`'s stop string, is
+the answer.
 
     known text  Name: Ana\nJob: cook\n
                 |-------|              the first gen's prompt and answer; it was requested without its stop string "\n"
                          |-----|       constant text of the program; it is equal, so the known text remains usable
                                 |--|   the second gen's answer, without a call
 
-This needs greedy sampling, where a second request gives the same text. At higher temperatures, the sampled text decides
-whether the end of a `gen` is in it. If a text without this end were sampled again, short texts would be favoured.
+This needs greedy sampling, because a second request must give the same text. At higher temperatures, a sampled text may
+lack the end of a `gen`. If such a text were sampled again, short texts would be favoured.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -28,7 +28,7 @@ from graftlm.types import Message
 
 __all__ = ["SpeculativeBackend"]
 
-#: A `gen` with one of these parameters makes a separate call: its answer differs from the text of another completion.
+#: A `gen` with one of these parameters makes a separate call, because its answer is not part of another completion.
 _NEEDS_CALL: Final = (
     "regex", "json_schema", "return_logprob", "stop_token_ids", "stop_regex", "min_tokens", "ignore_eos",
 )  # fmt: skip
@@ -70,7 +70,7 @@ class _Known:
         return -(-len(part) * int(total) // length)
 
     def most_tokens(self, part: str) -> int:
-        """Return an upper bound of a part's tokens: its bytes (a token has at least one), or all tokens if fewer."""
+        """Return an upper bound of a part's number of tokens: the smaller of its bytes and the completion's tokens."""
         total = self.meta_info.get("completion_tokens") or self.max_tokens
         return min(len(part.encode()), int(total), self.max_tokens)
 
@@ -80,8 +80,8 @@ class _Known:
         """Return the text that follows a prompt, up to the end of the `gen`; None if its end is not in the known text.
 
         Args:
-            is_estimate: whether to compare `max_tokens` with an estimate of the answer's tokens, not with an upper
-                bound.
+            is_estimate: whether to compare `max_tokens` with an estimate of the answer's number of tokens instead of an
+                upper bound.
         """
         rest = self.text[len(prompt) :]
         found = [(at, stop) for stop in sampling.stop or () if (at := rest.find(stop)) >= 0]
@@ -99,13 +99,13 @@ class SpeculativeBackend:
     """A view of a backend for one state. Two states must not share it, because each must sample separate texts.
 
     A greedy `gen` with a stop string is requested without this string, and with more tokens. If a later text of the
-    program differs from the known text, only these tokens are lost: the later `gen` makes a separate call. One case
-    costs a call: the longer completion does not contain the end of the first `gen`. Then the `gen` is requested again
-    without speculation, and so is every later `gen`.
+    program differs from the known text, only these tokens are lost: the later `gen` makes a separate call. If the
+    longer completion does not contain the end of the first `gen`, this costs one more call: the `gen` is requested
+    again without speculation, and so is every later `gen`.
 
     Some chat endpoints can only write whole messages. Such a message is sampled once, at any temperature. No call can
-    continue a part of it. So if the message does not contain the end of a `gen`, this is an error, unless a second
-    request is certain to give the same text.
+    continue a part of such a message. If the message does not contain the end of a `gen`, a second request is made only
+    if it is certain to give the same text; otherwise this is an error.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class SpeculativeBackend:
         return [await self._request_longer(request)]
 
     async def stream(self, request: GenerationRequest) -> AsyncGenerator[Generation, None]:
-        """Answer like `generate`; speculated text is yielded in one piece; see Backend."""
+        """Answer like `generate`; text from the known text is yielded in one piece; see Backend."""
         if (known := self._from_known(request)) is not None:
             yield known
         elif self._may_speculate(request):
@@ -238,7 +238,7 @@ def _needs_call(sampling: Sampling) -> bool:
 
 
 def _is_certain(sampling: Sampling) -> bool:
-    """Whether every call writes the same text after a prompt, even a call that wrote a part of that prompt."""
+    """Whether the text is the same if it is generated in one call or in several calls."""
     return sampling.temperature == 0 and not any(getattr(sampling, name) for name in _PENALTIES)
 
 

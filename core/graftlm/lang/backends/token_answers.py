@@ -9,7 +9,8 @@ from graftlm.errors import EngineError
 
 __all__ = ["cached_tokens_of", "prompt_token_ids", "scored_logprobs", "tokenized"]
 
-#: A log-probability up to this value counts as 0: rounding can make that of a certain token positive.
+#: A log-probability up to this value counts as 0: rounding can make the log-probability of a token with probability 1
+#: positive.
 _ROUNDING: Final = 1e-3
 
 
@@ -39,11 +40,11 @@ def prompt_token_ids(meta_info: dict[str, Any], source: str) -> list[int]:
 
 
 def scored_logprobs(meta_info: dict[str, Any], num_tokens: int, start: int, source: str) -> list[float]:
-    """Return [num_tokens - start], the log-probabilities of a prompt's tokens from index `start` on.
+    """Return the log-probabilities of a prompt's tokens from index `start` on: [num_tokens - start].
 
     Args:
         meta_info: meta information of a request whose logprob_start_len was `start - 1`, or 0 if `start` is 0. The
-            first reported token has no log-probability. If this is the prompt's first token, it counts as 0.
+            first reported token has no log-probability. For the prompt's first token, it counts as 0.
         num_tokens: number of tokens of the prompt.
 
     Raises:

@@ -1,4 +1,5 @@
-"""Counts the calls and tokens of an endpoint that charges by the token, and those that speculation saved."""
+"""Counts calls and tokens of an endpoint that charges by the token, and the calls and tokens that speculation saves.
+"""
 
 from dataclasses import dataclass, fields, replace
 from typing import Self
@@ -8,7 +9,7 @@ __all__ = ["ApiUsage", "TokenUsage", "UsageMeter"]
 
 @dataclass(frozen=True, slots=True)
 class ApiUsage:
-    """The numbers of calls and tokens; the difference of two objects is the usage between them.
+    """Numbers of calls and tokens; the difference of two objects is the usage between the two times.
 
     Attributes:
         calls: number of answered calls.

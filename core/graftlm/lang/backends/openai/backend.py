@@ -24,10 +24,11 @@ __all__ = ["OpenAI"]
 
 _OPENAI: Final = "https://api.openai.com/v1"
 
-#: Names of models that complete text. All other models use the chat endpoint.
+#: Part of the names of models that complete text. All other models use the chat endpoint.
 _COMPLETION_MODELS: Final = re.compile(r"instruct|davinci|babbage|-base\b", re.IGNORECASE)
 
-#: The format of chats in a program's text on a chat endpoint. The endpoint itself only gets messages.
+#: The template that formats chats in a program's text if the endpoint is a chat endpoint. The endpoint gets messages,
+#: not this text.
 _CHAT_TEXT_FORMAT: Final = "chatml"
 
 
@@ -92,7 +93,7 @@ class OpenAI:
 
     @property
     def usage(self) -> ApiUsage:
-        """Calls and tokens so far, and those that speculation has saved."""
+        """Numbers of calls and tokens so far, and of those that speculation has saved."""
         return self._meter.usage
 
     @property
@@ -149,7 +150,7 @@ class OpenAI:
 
         If the endpoint echoes prompts with their log-probabilities, the result has all tokens of each choice. Other
         endpoints, and chat endpoints, generate one answer at temperature 0 with the most likely tokens at each
-        position; the result then has the first tokens of each choice, as far as they were reported.
+        position; the result then has those first tokens of each choice that the endpoint reported.
         """
         if unconditional:
             raise UnsupportedFeatureError(
@@ -231,7 +232,10 @@ def _hint(base_url: str) -> str:
 async def _started(
     events: AsyncGenerator[dict[str, Any], None],
 ) -> tuple[dict[str, Any], AsyncGenerator[dict[str, Any], None]]:
-    """Return a stream's first event, which shows that the request was accepted, and the rest."""
+    """Return a stream's first event and a generator of the other events.
+
+    The first event shows that the request was accepted.
+    """
     try:
         return await anext(events), events
     except StopAsyncIteration:

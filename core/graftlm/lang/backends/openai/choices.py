@@ -63,12 +63,12 @@ def path_scores(
 ) -> list[ChoiceScore]:
     """Return the scores of the choices' first tokens, taken from the model's own answer at temperature 0.
 
-    A choice is compared with the answer token by token. At the first difference, the most likely reported token that
-    continues the choice counts. It is the last known token of this choice.
+    A choice is compared with the answer token by token. At the first difference, the choice gets the log-probability of
+    the most likely reported token with which it can continue. No later token of the choice is scored.
 
     Args:
-        tokens: [log-probability, None, text] of each token of the answer.
-        top: the same for the most likely tokens at each position.
+        tokens: [log-probability, None, text] for each token of the answer.
+        top: for each position, such entries for the most likely tokens.
 
     Raises:
         RequestFailedError: none of the reported tokens begins a choice.

@@ -31,7 +31,7 @@ __all__ = ["ChatDialect", "CompletionDialect", "Dialect", "Growing", "Piece"]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A completion, or one event's part of it.
+    """A completion, or the part of a completion that one event contains.
 
     Attributes:
         tokens: [log-probability, token id, text] of each token.
@@ -66,8 +66,8 @@ class Dialect(ABC):
 
     Attributes:
         path: path of the endpoint after the base URL.
-        max_top_logprobs: maximum number of most likely tokens that it reports for each position.
-        writes_whole_messages: whether it can only write whole messages.
+        max_top_logprobs: maximum number of most likely tokens that the endpoint reports for each position.
+        writes_whole_messages: whether the endpoint can only write whole messages.
     """
 
     path: str
@@ -91,13 +91,13 @@ class Dialect(ABC):
 
     @abstractmethod
     def _piece(self, choice: Mapping[str, Any]) -> Piece:
-        """Return the text of a choice of an answer or of an event."""
+        """Return the Piece that one choice of an answer or event contains."""
 
     def generations(self, request: GenerationRequest, answer: Any) -> list[Generation]:
         """Return the completions of an answer.
 
         Raises:
-            EngineError: the number of completions differs from the request, or one has no text.
+            EngineError: the number of completions differs from the requested number, or a completion has no text.
             UnsupportedFeatureError: the answer has one completion, but several were requested.
             RequestFailedError: a completion does not start with the program's text.
         """
@@ -120,14 +120,14 @@ class Dialect(ABC):
 
     @abstractmethod
     def _check_whole(self, choice: Mapping[str, Any]) -> None:
-        """Raise EngineError for a choice without text. Only for whole answers: events of a stream may have no text."""
+        """Raise EngineError for a choice without text. Not called for a stream, whose events may have no text."""
 
     def growing(self) -> Growing:
         """Return an empty streamed completion."""
         return Growing()
 
     def grown(self, request: GenerationRequest, growing: Growing, event: Any) -> Generation:
-        """Add an event of a stream; returns the completion so far."""
+        """Add an event of a stream and return the completion so far."""
         for choice in choices_of(event)[:1]:  # the last event has token counts, but no choice
             growing.piece += self._piece(choice)
             growing.last = choice if choice.get("finish_reason") is not None else growing.last
@@ -220,7 +220,7 @@ class ChatDialect(Dialect):
         Args:
             template: format of chats in the program's text; the endpoint does not see it.
             continues: whether the endpoint supports `continue_final_message`.
-            limit_name: name of the field that limits the tokens.
+            limit_name: name of the body's field with the maximum number of tokens.
         """
         super().__init__(model)
         self._template = template

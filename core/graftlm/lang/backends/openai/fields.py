@@ -26,7 +26,7 @@ DEFAULT_MAX_TOKENS: Final = 128
 _SAME: Final = ("n", "temperature", "top_p", "frequency_penalty", "presence_penalty")
 _ELSEWHERE: Final = ("max_tokens", "stop", "return_logprob", "top_logprobs_num", "return_text_in_logprobs")
 
-#: Fields that such endpoints lack -> their value without effect, which is accepted.
+#: Field that such endpoints lack -> the value that has no effect and is therefore accepted.
 _NEUTRAL: Final[Mapping[str, Any]] = {
     "top_k": -1, "min_p": 0.0, "min_tokens": 0, "ignore_eos": False, "logprob_start_len": -1, "stop_token_ids": (),
     "stop_regex": (),
@@ -35,7 +35,7 @@ _NEUTRAL: Final[Mapping[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class CallTokens:
-    """The tokens of one call."""
+    """The token counts of one call."""
 
     prompt: int = 0
     completion: int = 0
@@ -80,7 +80,7 @@ def choices_of(answer: Any) -> list[dict[str, Any]]:
 
 
 def call_tokens(answer: Mapping[str, Any]) -> CallTokens:
-    """Return the tokens of an answer; 0 if the endpoint does not report them."""
+    """Return the token counts of an answer; a count that the endpoint does not report is 0."""
     usage = answer.get("usage") or {}
     details = usage.get("prompt_tokens_details") or {}
     counts = (usage.get("prompt_tokens"), usage.get("completion_tokens"), details.get("cached_tokens"))
@@ -88,7 +88,7 @@ def call_tokens(answer: Mapping[str, Any]) -> CallTokens:
 
 
 def max_tokens_of(sampling: Sampling) -> int:
-    """Return the limit of a completion's tokens."""
+    """Return the maximum number of tokens of a completion."""
     return DEFAULT_MAX_TOKENS if sampling.max_tokens is None else sampling.max_tokens
 
 
