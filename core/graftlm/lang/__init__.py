@@ -108,7 +108,7 @@ global_config = REFUSED_NAMES["global_config"]
 
 
 def __getattr__(name: str) -> Any:
-    """Return names of graftlm that are not part of the language, but that SGLang's programs import with it."""
+    """Return a name of graftlm that SGLang's programs import from the language, although it is not part of it."""
     if name not in ("Engine", "__version__"):
         raise AttributeError(f"module 'graftlm.lang' has no attribute {name!r}")
     return getattr(import_module("graftlm"), name)

@@ -1,9 +1,9 @@
 """The contract of backends, which run the requests of programs.
 
-A backend is a small object with six methods. They run in the language's event loop and must not block it. Cancelling a
-method must free the request's resources where it runs. `graftlm.lang.backends` has three backends: for an engine in
-this process, for a graftlm or SGLang server, and for an OpenAI-compatible endpoint.
-`graftlm.testing.BackendConformance` checks this contract.
+A backend is a small object with six methods. They run in the language's event loop and must not block it. If a call of
+a method is cancelled, the backend must free the request's resources in the engine or server. `graftlm.lang.backends`
+has three backends: for an engine in this process, for a graftlm or SGLang server, and for an OpenAI-compatible
+endpoint. `graftlm.testing.BackendConformance` checks this contract.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -27,7 +27,7 @@ class GenerationRequest:
             token.
         sampling: sampling parameters; `dtype` is None, because it has been replaced by a `regex`.
         messages: the messages of the chat in the prompt, oldest first, for backends with a chat API. The last message
-            is open; it has its text so far. Empty if the prompt has no open chat message.
+            is open: its content is the text so far. Empty if the prompt has no open chat message.
     """
 
     prompt: str
@@ -37,7 +37,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One completion; in a stream, the whole text so far.
+    """One completion; in a stream, the completion so far.
 
     Attributes:
         meta_info: id, finish_reason, prompt_tokens, completion_tokens, cached_tokens and, if requested,
@@ -57,21 +57,22 @@ class Backend(Protocol):
     """
 
     async def generate(self, request: GenerationRequest) -> list[Generation]:
-        """Complete a prompt; returns its `n` completions, in order.
+        """Complete a prompt and return its `n` completions, in order.
 
         The text of a completion does not contain the stop string that ended it. Requests beyond the backend's capacity
         wait in this method.
         """
 
     def stream(self, request: GenerationRequest) -> AsyncGenerator[Generation, None]:
-        """Complete a prompt once (`n` is 1); yields a completion whose text grows. The last one is complete."""
+        """Complete a prompt with `n` = 1 and yield the growing completion; the last one is complete."""
 
     async def score(
         self, prompt: str, choices: Sequence[str], *, unconditional: bool, messages: Sequence[Message] = ()
     ) -> list[ChoiceScore]:
-        """Return the log-probabilities of each choice after the prompt; all choices are one batch.
+        """Return the log-probabilities of each choice after the prompt; all choices are computed in one batch.
 
-        A choice's tokens are the tokens of `prompt + choice` after the longest common prefix with those of `prompt`.
+        A choice's tokens are the tokens of `prompt + choice` after the longest prefix that they share with the tokens
+        of `prompt`.
 
         Args:
             unconditional: also return the log-probabilities of the choices' tokens without the prompt.

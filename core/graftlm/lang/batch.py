@@ -14,15 +14,16 @@ __all__ = ["as_runs", "run_batch"]
 
 T = TypeVar("T")
 
-#: Maximum number of active runs. They wait in the event loop, so this limits memory, not threads.
+#: Maximum number of active runs. An active run waits in the event loop and needs no thread, so this number limits
+#: memory, not threads.
 _MAX_ACTIVE_RUNS: Final = 2048
 
 
 def as_runs(batch_kwargs: Any) -> list[Any]:
-    """Return the entries of a batch.
+    """Return a batch as a list with one entry per run.
 
     Raises:
-        RequestError: the value is no list of entries, for example because it has the arguments of a single run.
+        RequestError: the value is not a list of entries; for example, it is the arguments of a single run.
     """
     if isinstance(batch_kwargs, Mapping | str | bytes) or not isinstance(batch_kwargs, Iterable):
         raise RequestError(
@@ -43,7 +44,8 @@ def run_batch(
     Args:
         start: creates a run from its entry of `runs`; returns its empty state and a function that runs the program on
             it.
-        num_threads: number of threads that call these functions; "auto": at least 64, because most of them wait.
+        num_threads: number of threads that call these functions; "auto": at least 64, because most of the threads only
+            wait.
 
     Raises:
         RequestError: `num_threads` is neither "auto" nor a positive number.

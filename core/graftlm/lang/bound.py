@@ -25,7 +25,7 @@ class BoundFunction:
         self.__signature__ = free_signature(function, constants)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function; raises TypeError for arguments that do not match the free ones."""
+        """Call the function with the constants. Raises TypeError if the arguments do not match the free arguments."""
         bound = bind_free(self._function.__name__, self.__signature__, self._constants, *args, **kwargs)
         given = dict(bound.arguments)
         state = given.pop(next(iter(self.__signature__.parameters)))

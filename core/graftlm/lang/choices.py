@@ -49,8 +49,8 @@ class Decision:
 
     Attributes:
         index: index of the selected choice.
-        scores: [choices], one score for each choice. The highest was selected, unless the method compared token by
-            token.
+        scores: [choices], one score for each choice. The choice with the highest score is selected, except by methods
+            that compare token by token.
     """
 
     index: int
@@ -165,7 +165,7 @@ class CallableMethod:
 
     @property
     def unconditional(self) -> bool:
-        """Whether it needs the unconditional log-probabilities."""
+        """Whether the method needs the unconditional log-probabilities."""
         return bool(getattr(self.call, "requires_unconditional_logprobs", False))
 
     def select(self, choices: Sequence[str], scores: Sequence[ChoiceScore]) -> Selection:
@@ -214,7 +214,7 @@ def _entries(logprobs: Iterable[float], token_ids: Iterable[int]) -> list[list[A
 
 
 def _score(entries: Entries, unconditional: Entries | None) -> ChoiceScore:
-    """Return a score for entries in SGLang's form; a missing log-probability counts as 0."""
+    """Return the ChoiceScore for a choice's entries in SGLang's form; a missing log-probability counts as 0."""
     return ChoiceScore(
         tuple([int(entry[1]) for entry in entries]),
         tuple([float(entry[0] or 0.0) for entry in entries]),

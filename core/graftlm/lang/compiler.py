@@ -32,7 +32,7 @@ class CompiledProgram:
         *,
         num_api_spec_tokens: int | None = None,
     ) -> None:
-        """Trace a function and optimise its graph; see `Program.compile`, and `@function` for the last argument."""
+        """Trace a function and optimise its graph; `Program.compile` and `@function` describe the arguments."""
         self._num_api_spec_tokens = num_api_spec_tokens
         names = (outputs,) if isinstance(outputs, str) else outputs
         reachable = drop_dead(trace(function, constants), names)
@@ -46,7 +46,7 @@ class CompiledProgram:
 
     @property
     def graph(self) -> Graph:
-        """The optimised graph. States share no requests in runs with `stream=True` or `n`."""
+        """The optimised graph. In runs with `stream=True` or `n`, the states do not share requests."""
         return self._graph
 
     def __call__(self, *args: Any, **kwargs: Any) -> ProgramState:
@@ -65,8 +65,9 @@ class CompiledProgram:
         """Run the program once for each set of arguments; see `Program.run_batch`.
 
         If the runs fork, their common prefix is cached before the first run starts. It consists of constants, and of
-        arguments that are equal in all runs. Otherwise each run would send a request for it before its fork. Runs
-        without forks do not need this request: if they arrive together, the first one computes the prefix for all.
+        arguments that are equal in all runs. Without this, each run would send a request to cache the prefix before its
+        fork. Runs without forks do not need such a request: if they arrive together, the first run computes the prefix
+        for all runs.
         """
         runner, backend = self._runner(Start()), resolve(backend)
         runs = runner.keywords(batch_kwargs)

@@ -27,7 +27,9 @@ def default_backend() -> Backend | None:
 
 
 def as_backend(backend: Any) -> Backend:
-    """Return a Backend unchanged; return the backend of a Runtime; wrap an Engine of this process into a backend.
+    """Return the Backend for an object: a Backend itself, the endpoint of a Runtime, or an Engine of this process.
+
+    An Engine is wrapped into an EngineBackend.
 
     Raises:
         ConfigError: the object is none of these.

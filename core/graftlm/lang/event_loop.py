@@ -66,7 +66,8 @@ class _LoopOfProcess:
 
 _loop_of_process: Final = _LoopOfProcess()
 
-#: Created before every other finalizer that needs the loop, so it is called after them at the end of the process.
+#: Created before all other finalizers that need the loop. At the end of the process, finalizers are called in reverse
+#: order of their creation, so this one is called last.
 _stopper: Final = weakref.finalize(_LoopOfProcess, _loop_of_process.stop)
 
 

@@ -36,7 +36,7 @@ class Expr:
         return Sequence(_parts(as_expr(other)) + _parts(self))
 
     def __format__(self, spec: str) -> str:
-        """Refuse: a string would contain the expression's repr instead of its value.
+        """Refuse formatting, because the string would contain the expression's repr instead of its value.
 
         Raises:
             ProgramError: always, with the program's line.
@@ -57,7 +57,7 @@ class Text(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Written(Expr):
-    """Everything that a fork has appended: its text, and the chat messages in it."""
+    """Everything that a fork has appended: text, and the chat messages in this text."""
 
     text: str
     messages: tuple[dict[str, str], ...] = ()
@@ -75,7 +75,7 @@ class Gen(Expr):
     """Text that the model generates; stored as the variable `name`, unless that is None.
 
     Attributes:
-        reasoning: model type, if the reasoning is separated from the answer; None: the text contains it.
+        reasoning: model type, if the reasoning is separated from the answer; None if the reasoning remains in the text.
         may_split: if the backend refuses a request for `n` completions, `n` requests may be sent instead.
     """
 

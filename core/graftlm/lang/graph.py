@@ -19,7 +19,8 @@ class Graph:
         name: name of the program.
         arguments: names of the free arguments.
         branches: branch id -> branch. ROOT is the program's first state; each other branch belongs to one Fork.
-        variables: the first state's variables at its end: constants, Templates, and lists and mappings of them.
+        variables: the variables of the first state at the program's end. Values are constants, Templates, and lists and
+            mappings of constants and Templates.
         returned: the function's return value, in the same form as `variables`.
     """
 
@@ -39,7 +40,7 @@ class Graph:
         return fork_nodes(self.branches)
 
     def to_text(self) -> str:
-        """Return one line for each node."""
+        """Return the graph as text, with one line per node."""
         origins = self.origins()
         lines = [self._heading()]
         for branch in self.branches.values():

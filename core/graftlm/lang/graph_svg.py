@@ -11,7 +11,7 @@ from graftlm.lang.template import MetaInfo, Produced, slots_of
 
 __all__ = ["draw"]
 
-# In pixels; a monospace letter of 11 px is about 6.7 px wide.
+# Sizes in pixels; a monospace letter of 11 px is about 6.7 px wide.
 _BOX_WIDTH: Final = 200
 _BOX_HEIGHT: Final = 24
 _COLUMN: Final = 240
@@ -96,7 +96,7 @@ def draw(heading: str, branches: Mapping[int, Branch], variables: Mapping[str, A
 
 
 def _layout(branches: Mapping[int, Branch], variables: Mapping[str, Any]) -> tuple[list[_Box], list[_Edge]]:
-    """Return boxes and edges. Each branch has a column; it comes after the branch that it is forked from."""
+    """Return boxes and edges. Each branch has a column, to the right of the branch that it is forked from."""
     before = _waits_for(branches)
     rows = _rows(before)
     columns = {branch_id: i for i, branch_id in enumerate(_in_fork_order(branches))}
@@ -122,7 +122,7 @@ def _layout(branches: Mapping[int, Branch], variables: Mapping[str, Any]) -> tup
 
 
 def _waits_for(branches: Mapping[int, Branch]) -> dict[int, dict[int, bool]]:
-    """Return the nodes that each node waits for; the value is whether it only reads their value."""
+    """Return node id -> {id of a node that it waits for: whether the edge is a read of that node's value}."""
     origins = fork_nodes(branches)
     before: dict[int, dict[int, bool]] = {}
     for branch in branches.values():
@@ -168,7 +168,7 @@ def _label(node: Node) -> tuple[str, str]:
 
 def _drawn_edge(edge: _Edge) -> Iterator[str]:
     start, end = edge.start, edge.end
-    if edge.is_read:  # from side to side; within one column, the arrow leads around the boxes in between
+    if edge.is_read:  # the arrow connects the boxes' sides; in one column, it bends around other boxes
         y1, y2 = start.y + _BOX_HEIGHT // 2, end.y + _BOX_HEIGHT // 2
         x1 = start.x + (_BOX_WIDTH if start.column < end.column else 0)
         x2 = end.x + (_BOX_WIDTH if end.column < start.column else 0)

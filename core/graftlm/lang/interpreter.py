@@ -31,8 +31,8 @@ __all__ = ["Interpreter", "RunContext"]
 
 logger = logging.getLogger(__name__)
 
-#: Before a fork, the backend caches the text if at least this number of characters is new. For a shorter
-#: text, one more step, for which all forks wait, takes longer than the computation of the text in each fork.
+#: Before a fork, the backend caches the text if at least this number of characters is new. Caching takes one more step,
+#: and all forks wait for this step. For a shorter text, this takes longer than computing the text in each fork.
 _MIN_HINT_CHARACTERS = 128
 
 
@@ -74,7 +74,7 @@ class Interpreter:
     """
 
     def __init__(self, context: RunContext, origin: "Future[Snapshot] | None" = None) -> None:
-        """Begin with an empty state, or with a snapshot of another state when it is available."""
+        """Begin with an empty state; or wait for `origin`, and begin with this snapshot of another state."""
         self.feed = TextFeed()
         self._context = context
         self._backend = context.backend_of_state()
@@ -117,7 +117,7 @@ class Interpreter:
         """Return interpreters that continue from the state after all expressions that are queued now.
 
         Args:
-            is_hint: whether the backend caches the text before the forks begin, if there are several.
+            is_hint: whether the backend should cache the text before several forks begin; without effect for one fork.
         """
         taken: Future[Snapshot] = Future()
         children = [Interpreter(self._context, taken) for _ in range(number)]
@@ -139,7 +139,7 @@ class Interpreter:
         self._is_running = True
         while (step := self._next_step()) is not None:
             try:
-                if self._error is None:  # if it was cancelled before it began, it does not wait for its origin
+                if self._error is None:  # a state that was cancelled before it began does not wait for its origin
                     await self._begin()
                     await self._execute(step)
             except BaseException as error:  # includes cancellation: later expressions must fail with this error
@@ -284,7 +284,7 @@ class Interpreter:
             logger.debug("n=%s was refused; one request per completion: %s", request.sampling.n, error)
         one = replace(request, sampling=replace(request.sampling, n=None))
         try:
-            async with asyncio.TaskGroup() as group:  # not on a speculative view, which handles one text at a time
+            async with asyncio.TaskGroup() as group:  # not `self._backend`: a speculative view handles one text
                 asked = [group.create_task(self._context.backend.generate(one)) for _ in range(request.sampling.n or 1)]
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
@@ -371,7 +371,7 @@ def _reasoning_of(value: Value) -> Value:
 def _program_error(error: BaseException, site: CallSite | None) -> ProgramError:
     """Return the error that reads will raise, with the program's line."""
     if isinstance(error, ProgramError):
-        return error  # this error is from the state with whose snapshot this one begins
+        return error  # the error of the state whose snapshot should have begun this one
     if isinstance(error, asyncio.CancelledError):
         return ProgramCancelledError("this program's run was cancelled")
     what = str(error) if isinstance(error, GraftlmError) else f"{type(error).__name__}: {error}"

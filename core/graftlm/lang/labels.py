@@ -50,7 +50,7 @@ def variable_line(name: str, value: Any) -> str:
 
 
 def variable_kind(value: Any) -> str:
-    """Return "join" for a list that contains values of nodes, which a join creates; "variable" for all others."""
+    """Return "join" for a list with values of nodes, because joins create such lists; "variable" for other values."""
     return "join" if isinstance(value, list) and any(slots_of(value)) else "variable"
 
 

@@ -56,7 +56,7 @@ class Fork:
 
     Attributes:
         branches: ids of the branches.
-        is_hint: whether the backend caches the text so far before they begin.
+        is_hint: whether the backend should cache the text so far before the branches begin.
     """
 
     branches: tuple[int, ...]
@@ -111,7 +111,7 @@ class Node:
     site: CallSite
 
     def slots(self) -> Iterator[Slot]:
-        """Yield the slots that the action needs."""
+        """Yield the slots whose values the action needs."""
         match self.action:
             case Insert(slot):
                 yield slot

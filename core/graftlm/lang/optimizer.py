@@ -1,4 +1,4 @@
-"""Passes over a graph. Each returns a graph with the same text and variables that needs less work."""
+"""Passes over a graph. Each pass returns a graph that produces the same text and variables with less work."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,17 +13,17 @@ from graftlm.lang.template import MetaInfo, Produced, Slot, Template, map_slots,
 
 __all__ = ["drop_dead", "fold_constants", "merge_prefixes", "share_requests"]
 
-#: Branches are split if their texts have at least this number of first characters in common.
+#: Minimum length, in characters, of a common beginning of branches' texts; only then is it moved before the fork.
 _MIN_COMMON_CHARACTERS: Final = 16
 
 #: Maximum number of completions of one shared request. With four, each branch pays for a quarter of a prompt; a larger
-#: number saves little more. A large request may also exceed a backend's limit of `n` or its queue, where single
-#: requests would wait.
+#: number saves little more. A large request may also exceed a backend's limit of `n`, or the size of its queue. Single
+#: requests would wait for a place in the queue.
 _MAX_SHARED: Final = 4
 
 
 def fold_constants(graph: Graph) -> Graph:
-    """Replace selects with one choice, and reads of them, by constants; then join adjacent constants.
+    """Replace selects that have only one choice, and reads of these selects, by constants; join adjacent constants.
 
     A select that is a variable of the program is kept, because its scores may be read from the state.
     """
@@ -91,7 +91,8 @@ def _merged(nodes: Iterator[Node]) -> list[Node]:
 def drop_dead(graph: Graph, outputs: Collection[str] | None = None) -> Graph:
     """Drop the nodes on which no result depends.
 
-    A node depends on all earlier nodes of its state, which are its prompt, and on the nodes whose values it reads.
+    A node depends on the nodes whose values it reads, and on all earlier nodes of its state, because these nodes
+    produce its prompt.
 
     Args:
         outputs: names of the variables that are results, in addition to the returned value; None keeps all variables
@@ -202,7 +203,7 @@ class _Edit:
         self._next_node_id = 1 + max((node.node_id for node in graph.nodes()), default=0)
 
     def forks(self) -> list[tuple[int, Node, Fork]]:
-        """Return each Fork with the branch that it is in."""
+        """Return (branch id, node, Fork) for each fork."""
         nodes = [(i, node) for i, nodes in self.branches.items() for node in nodes]
         return [(i, node, node.action) for i, node in nodes if isinstance(node.action, Fork)]
 
@@ -229,7 +230,7 @@ class _Edit:
 
 
 def merge_prefixes(graph: Graph) -> Graph:
-    """Move the common first nodes of a fork's branches before the fork, so that they are cached with its text."""
+    """Move the common first nodes of a fork's branches before the fork, so that a backend caches their text once."""
     edit = _Edit(graph)
     for branch_id in list(edit.branches):
         edit.branches[branch_id] = _with_merged_forks(edit.branches[branch_id])
@@ -242,7 +243,7 @@ def merge_prefixes(graph: Graph) -> Graph:
 
 
 def _with_merged_forks(nodes: list[Node]) -> list[Node]:
-    """Merge adjacent forks into one, for example those of copies that are made one after the other."""
+    """Merge adjacent forks into one, for example the forks of copies that are made one after the other."""
     merged: list[Node] = []
     for node in nodes:
         if merged and isinstance(fork := node.action, Fork) and isinstance(before := merged[-1].action, Fork):
@@ -253,7 +254,7 @@ def _with_merged_forks(nodes: list[Node]) -> list[Node]:
 
 
 def _take_common(edit: _Edit, branches: list[list[Node]]) -> list[Node]:
-    """Remove the common first nodes from several branches; returns them."""
+    """Remove the common first nodes from several branches and return these nodes."""
     common: list[Node] = []
     if any(isinstance(node.action, ReadWritten) for nodes in branches for node in nodes):
         return common  # the node reads the whole text of its branch, so the branch must keep its first nodes
@@ -277,7 +278,7 @@ def _take_common(edit: _Edit, branches: list[list[Node]]) -> list[Node]:
 
 
 def _common_start(texts: list[str]) -> str:
-    """Return the common beginning of texts, without its last word: most tokens begin with the space before a word."""
+    """Return the common beginning of texts without its last word, because a word's first token includes the space."""
     equal = takewhile(lambda letters: len(set(letters)) == 1, zip(*texts, strict=False))
     start = "".join(letters[0] for letters in equal)
     start = start[: max(start.rfind(" "), start.rfind("\n"), 0)]
@@ -287,13 +288,13 @@ def _common_start(texts: list[str]) -> str:
 def share_requests(graph: Graph, *, speculates: bool = False) -> Graph:
     """Let branches that begin with the same `gen` share requests for several completions.
 
-    Each branch gets a separate completion, with the same distribution as from a separate request. The graph is only
-    valid for runs in which `n` is 1 by default.
+    Each branch gets its own completion, with the same distribution as that of a separate request. The graph is valid
+    only for runs that do not set a default for `n`.
 
     Args:
         speculates: whether one longer completion may answer several `gen`s of a branch. If so, branches with several
-            `gen`s are not shared: a shared completion answers only the first `gen`, so each branch would need another
-            call.
+            `gen`s do not share requests: a shared completion answers only the first `gen`, so each branch would need
+            another call.
     """
     edit = _Edit(graph)
     for branch_id, node, fork in edit.forks():
@@ -308,14 +309,14 @@ def share_requests(graph: Graph, *, speculates: bool = False) -> Graph:
             node,
             [
                 edit.new_node(Fork((*sources, *others), fork.is_hint), node),
-                replace(node, action=Fork(tuple(adopting), is_hint=False)),  # the shared requests cache the text
+                replace(node, action=Fork(tuple(adopting), is_hint=False)),  # no hint: the shared request caches it
             ],
         )
     return edit.graph()
 
 
 def _groups_with_equal_gen(edit: _Edit, fork: Fork, speculates: bool) -> list[list[int]]:
-    """Return groups of two to `_MAX_SHARED` branches of a fork that begin with a `gen` of the same sampling."""
+    """Return groups of two to `_MAX_SHARED` branches of a fork that begin with `gen`s of equal sampling parameters."""
     groups: dict[Any, list[int]] = {}
     for branch in fork.branches:
         nodes = edit.branches[branch]
@@ -334,7 +335,7 @@ def _split(group: list[int]) -> list[list[int]]:
 
 
 def _share(edit: _Edit, group: list[int]) -> int:
-    """Add a branch with one request for all branches of the group; returns its id. They adopt its completions."""
+    """Add a branch with one request for the whole group, whose branches adopt its completions; return its id."""
     first = edit.branches[group[0]][0]
     assert isinstance(first.action, Gen)
     source = edit.new_node(Gen(None, replace(first.action.sampling, n=len(group)), may_split=True), first)

@@ -21,7 +21,7 @@ _NUM_REPEATS: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class MarkKind:
-    """The format of the marks of one trace: a secret and a number in the same alphabet, between two paddings.
+    """The format of the marks of one trace: padding, secret, number, padding; number and secret share an alphabet.
 
     Attributes:
         alphabet: code points.
@@ -36,7 +36,7 @@ class MarkKind:
     after: str = ""
 
     def number(self, value: int) -> str:
-        """Return a number in the alphabet."""
+        """Return a number as text, written in the alphabet."""
         digits = []
         for _ in range(self.number_len):
             value, digit = divmod(value, len(self.alphabet))
@@ -60,11 +60,12 @@ class MarkKind:
 
 
 def mark_kinds(literals: Iterable[str]) -> tuple[MarkKind, ...]:
-    """Return kinds of marks that differ as much as possible, so that code that inspects a text behaves differently.
+    """Return kinds of marks that differ as much as possible, so that code that inspects a text reacts differently.
 
     One kind contains every printable ASCII character and the program's own strings. The other kinds consist only of
-    small letters, capitals, digits or white space. So code that splits a text, changes it, or tests its characters
-    gives different results. Code that uses the length sees marks of one character and of more than a thousand.
+    small letters, capitals, digits or white space. So code that splits a text, changes it, or tests its characters has
+    different results for different kinds. For code that uses a text's length, there are marks of one character and of
+    more than a thousand.
 
     Args:
         literals: the program's own strings; the program may search texts for them.
@@ -84,8 +85,8 @@ class Marks:
     """Writes the placeholders of one trace as marks into ordinary strings, and finds them again.
 
     An f-string creates a plain `str`, so a placeholder in it becomes a mark. Python code that processes such a text is
-    not recorded. But its result differs with marks of another kind, so the traces differ. If code changes a mark and
-    leaves its secret, `parse` raises immediately.
+    not recorded. But its result depends on the kind of marks, so the traces differ, and `trace` raises an error. If
+    code changes a mark but not its secret, `parse` raises immediately.
     """
 
     def __init__(self, filename: str, kind: MarkKind) -> None:
@@ -140,7 +141,7 @@ class Marks:
         """Return a variable or return value of a program, with its placeholders replaced by Templates.
 
         Raises:
-            TraceError: the value has an unsupported type, whose objects might contain placeholders.
+            TraceError: the value has an unsupported type; such an object might contain placeholders.
         """
         match value:
             case Placeholder():
@@ -161,7 +162,7 @@ class Marks:
                 )
 
     def stop(self, what: str, site: CallSite | None = None) -> NoReturn:
-        """Raise TraceError with the program's line. `stopped` keeps it, in case the program catches it."""
+        """Raise TraceError with the program's line; store it in `stopped`, in case the program catches it."""
         site = site or self._site()
         error = error_at(TraceError, f"the program cannot be traced: {what}", site)
         self.stopped = self.stopped or error
@@ -189,7 +190,7 @@ def _refuse(operation: str) -> Callable[..., Any]:
 class Placeholder(Expr):
     """A value that is not known yet: an argument, or generated text.
 
-    It can be appended, joined with text by `+`, formatted and indexed, and has some methods of text (`strip`, `upper`,
+    It can be appended, joined with text by `+`, formatted and indexed, and has some methods of `str` (`strip`, `upper`,
     ...). Every operation that needs the value raises TraceError.
     """
 

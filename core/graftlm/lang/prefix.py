@@ -29,8 +29,8 @@ def cache_ahead(graph: Graph, backend: Backend, arguments: Mapping[str, Any]) ->
     Args:
         arguments: arguments that are equal in all runs.
 
-    Returns: the point from which the runs continue. If the text cannot be rendered, this is the beginning of the graph,
-        so that each run raises the error with its own line.
+    Returns: the point from which the runs continue. If the text cannot be rendered, this is the beginning of the graph;
+        each run then raises the error and names its line.
     """
     leading = _leading(graph, arguments)
     try:
@@ -79,7 +79,7 @@ def _snapshot_after(
 
 
 def _leading(graph: Graph, arguments: Mapping[str, Any]) -> list[Node]:
-    """Return the first nodes of the root state, up to one that needs a model or another argument."""
+    """Return the root state's nodes before the first one that needs a model or an argument not in `arguments`."""
     leading = []
     for node in graph.branches[ROOT].nodes:
         match node.action:
@@ -105,7 +105,7 @@ def _step(node: Node, arguments: Mapping[str, Any]) -> Action:
             async def rendered() -> Expr:
                 return as_expr(slot.value(value_of))
 
-            return Later(rendered)  # its errors become ProgramErrors
+            return Later(rendered)  # Later turns its errors into ProgramErrors
         case RoleBegin() | RoleEnd() as role:
             return role
         case action:

@@ -121,8 +121,8 @@ def select(
         name: name of the variable that stores the choice.
         temperature: must be 0, because the most likely choice is selected.
         choices_method: how choices of several tokens are compared: `token_length_normalized`,
-            `greedy_token_selection`, `unconditional_likelihood_normalized`, your own ChoicesMethod, or an object that
-            is called as SGLang calls its methods.
+            `greedy_token_selection`, `unconditional_likelihood_normalized`, your own ChoicesMethod, or a callable with
+            the arguments of SGLang's choices methods.
 
     Raises:
         RequestError: there are no choices, or the method is unknown.
@@ -215,7 +215,7 @@ def image(expr: object) -> NoReturn:
     """Refuse an image.
 
     Raises:
-        UnsupportedFeatureError: always: no backend takes images.
+        UnsupportedFeatureError: always: no backend accepts images.
     """
     raise UnsupportedFeatureError("image: no backend of graftlm.lang takes images; describe it in text")
 
@@ -224,7 +224,7 @@ def video(path: object, num_frames: int = 0) -> NoReturn:
     """Refuse a video.
 
     Raises:
-        UnsupportedFeatureError: always: no backend takes videos.
+        UnsupportedFeatureError: always: no backend accepts videos.
     """
     raise UnsupportedFeatureError("video: no backend of graftlm.lang takes videos; describe it in text")
 

@@ -67,7 +67,7 @@ class Program:
 
     @property
     def func(self) -> Callable[..., Any]:
-        """The function of a state and the program's arguments."""
+        """The wrapped function; its arguments are the state and the program's arguments."""
         return self._function
 
     @property
@@ -91,7 +91,7 @@ class Program:
 
         Args:
             args, kwargs: arguments of the function, and sampling parameters (`max_tokens` or `max_new_tokens`,
-                `temperature`, `stop`, ...). The latter apply to each `gen` that does not set them itself.
+                `temperature`, `stop`, ...). A sampling parameter applies to each `gen` that does not set it itself.
             backend: an Engine, a RuntimeEndpoint or a Backend; None: the default backend.
             stream: return immediately; texts then grow token by token, and the function runs in a new thread.
             use_thread: has no effect: the expressions of a state never need a thread.
@@ -118,7 +118,8 @@ class Program:
 
         Args:
             batch_kwargs: the arguments of each run: a mapping of keyword arguments, or a list or tuple of positional
-                arguments. If the function has one argument, its plain value suffices, unless it is one of these.
+                arguments. If the function has one argument, an entry may be the plain value of this argument, unless
+                the value is itself a mapping, list or tuple.
             num_threads: number of threads that run the function. A program occupies a thread while it waits for a
                 value that it reads. A program that only writes does not wait.
             progress_bar: show a progress bar on standard error.
@@ -147,8 +148,8 @@ class Program:
     def cache(self, backend: Any = None) -> None:
         """Cache the program's prefix in a backend, and wait until the request is queued.
 
-        The prefix is the program's text up to the first part that depends on an argument or on a model. To find it, the
-        function runs once, with placeholders for its arguments.
+        The prefix is the program's text before the first part that depends on an argument or on a model. To find the
+        prefix, the function runs once, with placeholders for its arguments.
 
         Args:
             backend: see `run`.
@@ -161,8 +162,8 @@ class Program:
     def bind(self, **constants: Any) -> "Program":
         """Return the program with constants for some of its arguments.
 
-        The program's prefix is its text up to the first part that depends on another argument or on a model. The
-        default backend, if there is one, caches the prefix immediately. Another backend caches it before it runs a
+        The program's prefix is its text before the first part that depends on another argument or on a model. The
+        default backend, if there is one, caches the prefix immediately. Any other backend caches it before it runs a
         batch. To find the prefix, the function runs once, with placeholders for the other arguments.
 
         Raises:
@@ -191,13 +192,14 @@ class Program:
         """Return the program as a graph that runs without the function.
 
         Args:
-            outputs: one or more names of variables that are needed in addition to the returned value. Parts on which
-                none of these depends are left out, so the text ends early. None keeps all variables and the whole text.
-            constants: values of arguments; `run` takes the others.
+            outputs: one or more names of variables that are needed in addition to the returned value. Parts that are
+                not needed for these variables or the returned value are left out, so the text ends early. None keeps
+                all variables and the whole text.
+            constants: values of arguments; the other arguments are passed to `run`.
 
         Raises:
             TraceError: see `trace`.
-            RequestError: a constant is no argument of the program, or an output is no variable of it.
+            RequestError: a constant is no argument of the program, or an output is not a variable of the program.
         """
         return CompiledProgram(self._function, constants, outputs, num_api_spec_tokens=self._num_api_spec_tokens)
 

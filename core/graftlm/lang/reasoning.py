@@ -8,7 +8,7 @@ from graftlm.lang.backend import Generation
 
 __all__ = ["REASONING_SUFFIX", "ReasoningFilter", "check_model_type"]
 
-#: The reasoning before the text of variable `x` is the variable `x` + this suffix.
+#: The reasoning before the text of variable `x` is stored in the variable `x` + this suffix.
 REASONING_SUFFIX: Final = "_reasoning_content"
 _KEY: Final = "reasoning_content"
 
@@ -22,7 +22,7 @@ class ReasoningFilter:
     def apply(self, generation: Generation) -> Generation:
         """Return a completion without its reasoning, which is added to `meta_info` as `reasoning_content`.
 
-        A completion whose reasoning the backend has separated, as chat endpoints do, is returned unchanged.
+        If the backend has already separated the reasoning, as chat endpoints do, the completion is returned unchanged.
         """
         if _KEY in generation.meta_info:
             return generation

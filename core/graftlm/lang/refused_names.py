@@ -17,7 +17,7 @@ class RefusedName:
         return f"<{vars(self)['_name']}: not part of graftlm; {vars(self)['_replacement']}>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse."""
+        """Raise UnsupportedFeatureError."""
         self._refuse()
 
     def __getattr__(self, name: str) -> NoReturn:

@@ -37,7 +37,7 @@ class Start:
 
 
 class Replay:
-    """A graph as a program's function: takes a state and the free arguments."""
+    """A program's function that runs a graph; its arguments are a state and the free arguments."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Replay:
         self.__name__ = self.__qualname__ = graph.name
 
     def __call__(self, s: ProgramState, *args: Any, **kwargs: Any) -> Any:
-        """Submit the graph to an empty state; returns the program's return value or a promise of it."""
+        """Submit the graph to an empty state; return the program's return value or a Promise of it."""
         bound = bind_free(self.__name__, self.__signature__, self._constants, s, *args, **kwargs)
         bound.apply_defaults()
         interpreter, variables = s.parts()
@@ -83,7 +83,7 @@ class _Run:
         self._cells = {node.node_id: Cell() for node in graph.nodes() if node.produces()}
 
     def begin(self, interpreter: Interpreter, variables: Variables, start: Start) -> Any:
-        """Submit all nodes to the interpreter and its forks; returns the program's value or a promise of it."""
+        """Submit all nodes to the interpreter and its forks; return the program's return value or a Promise of it."""
         interpreter.submit(start.snapshot)
         gathered = self._set_variables(variables)
         self._submit(self._graph.branches[ROOT].nodes[start.num_nodes :], interpreter)
@@ -91,13 +91,13 @@ class _Run:
             interpreter.submit(Later(self._after(slots_of(structure), self._filling(cell, structure))), cell=cell)
         returned = self._graph.returned
         results = slots_of((dict(self._graph.variables), returned))
-        interpreter.submit(Later(self._after(results, lambda: Text(""))))  # wait for values of other states
+        interpreter.submit(Later(self._after(results, lambda: Text(""))))  # the state ends after these values
         if not self._cells_of(slots_of(returned)):
             return fill(returned, self._value_of)
         return Promise(lambda: self._result(returned))
 
     def _set_variables(self, variables: Variables) -> list[tuple[Cell, Any]]:
-        """Set the variables; returns the cells that are combined from other cells, each with its structure."""
+        """Set the variables; return (cell, structure) of those whose values must be combined from several values."""
         gathered = []
         for name, structure in self._graph.variables.items():
             cell = self._own_cell(structure) or Cell()
@@ -114,7 +114,7 @@ class _Run:
                 return None
 
     def _submit(self, nodes: Sequence[Node], interpreter: Interpreter) -> None:
-        """Submit nodes, and those of the branches that are forked from them."""
+        """Submit nodes, and the nodes of the branches that are forked from them."""
         waiting = [(nodes, interpreter)]
         while waiting:  # a list instead of recursion: forks of forks can be deeper than Python's stack
             nodes, interpreter = waiting.pop()

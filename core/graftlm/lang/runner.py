@@ -23,7 +23,7 @@ _SAMPLING_NAMES: Final = frozenset(Sampling.__dataclass_fields__) | {"max_new_to
 
 
 class Runner:
-    """Runs a function, each time with a new state, in the calling thread or in others."""
+    """Runs a function, each time with a new state, in the calling thread or in other threads."""
 
     def __init__(self, function: Callable[..., Any], *, num_api_spec_tokens: int | None = None) -> None:
         """Create a runner for a function of a state and arguments; see `@function` for `num_api_spec_tokens`."""
@@ -58,7 +58,7 @@ class Runner:
         generator_style: bool = False,
         **sampling: Any,
     ) -> list[ProgramState] | Iterator[ProgramState]:
-        """Run the function once for each result of `keywords`; see `Program.run_batch`."""
+        """Run the function once for each entry of `runs`, which `keywords` has returned; see `Program.run_batch`."""
 
         def start(arguments: Mapping[str, Any]) -> tuple[ProgramState, Callable[[], Any]]:
             state, own = self._begin(dict(arguments) | sampling, backend, False)
@@ -73,7 +73,7 @@ class Runner:
         An entry is a mapping, a list or tuple of positional arguments, or the plain value of the only argument.
 
         Raises:
-            RequestError: the batch is no list of entries, or an entry does not match the function's arguments.
+            RequestError: the batch is not a list of entries, or an entry does not match the function's arguments.
         """
         return [self._keywords_of(arguments) for arguments in as_runs(batch_kwargs)]
 
@@ -90,7 +90,7 @@ class Runner:
         return {self._argument_names[0]: arguments}
 
     def _named(self, values: Sequence[Any]) -> Mapping[str, Any]:
-        """Return positional arguments by their names."""
+        """Return positional arguments as keyword arguments."""
         try:
             bound = inspect.signature(self._function).bind(None, *values)
         except TypeError as error:

@@ -129,7 +129,7 @@ def _wait_for_url(process: "subprocess.Popen[bytes]", log: IO[bytes], timeout_s:
     """Return the URL that the server prints when it is ready.
 
     Raises:
-        EngineError: it ended, or was not ready in time.
+        EngineError: the process ended, or was not ready in time.
     """
     stdout = process.stdout
     assert stdout is not None  # it is a pipe

@@ -17,19 +17,19 @@ DTYPE_PATTERNS: Final[Mapping[str, str]] = {
     "bool": "(True|False)",
 }
 
-#: The pattern of a number is unlimited, so these stop strings end it.
+#: A number's pattern allows any number of digits, so these stop strings end the number.
 _NUMBER_STOPS: Final = (" ", "\n")
 _NUMBERS: Final = frozenset({"int", "float"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """Sampling parameters. None means: the run's default, else the backend's.
+    """Sampling parameters. A field that is None has the run's default, else the backend's default.
 
     Attributes:
         dtype: "int", "float", "str" or "bool": the text is constrained to this form.
         logprob_start_len: with `return_logprob`, also report the prompt's tokens from this position on.
-        top_logprobs_num: with `return_logprob`, also report this many most likely tokens at each position.
+        top_logprobs_num: with `return_logprob`, number of most likely tokens to report at each position.
     """
 
     max_tokens: int | None = None
@@ -54,7 +54,7 @@ class Sampling:
     json_schema: str | None = None
 
     def over(self, defaults: Self) -> Self:
-        """Return these fields; a field that is None has the value of `defaults`."""
+        """Return a copy in which each field that is None has its value in `defaults`."""
         return type(self)(**(defaults.given() | self.given()))
 
     def given(self) -> dict[str, Any]:

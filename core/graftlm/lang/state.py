@@ -40,7 +40,7 @@ class ProgramState:
     ) -> None:
         self._interpreter = interpreter
         self._variables = variables or Variables()
-        self._parent = parent  # prevents the cancellation of the parent, on whose text this state depends
+        self._parent = parent  # the parent, whose text this state needs, is not cancelled while referenced
         self._returned: Any = None
         self._finalizer = weakref.finalize(self, interpreter.fail, ProgramCancelledError(_CANCELLED))
         self._finalizer.atexit = False
@@ -51,7 +51,7 @@ class ProgramState:
         return cls(Interpreter(context), Variables(is_open=True))
 
     def parts(self) -> tuple[Stream, Variables]:
-        """Return its interpreter and its variables, for code that writes to the state instead of a program."""
+        """Return the state's interpreter and variables, for code of the language that writes to the state directly."""
         return self._interpreter, self._variables
 
     # -- writing -------------------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ class ProgramState:
 
     @contextmanager
     def copy(self, position_ids_offset: Sequence[int] | None = None) -> Iterator["ProgramState"]:
-        """Continue from here in a `with` block. Afterwards this state has the block's variables, but not its text.
+        """Yield a copy of this state for a `with` block. Afterwards this state has the block's variables, not its text.
 
         Args:
             position_ids_offset: see `fork`.
@@ -171,7 +171,7 @@ class ProgramState:
         return self[name]
 
     def get_meta_info(self, name: str) -> Any:
-        """Return a variable's meta information, such as tokens and finish reason; a list if it has `n` texts."""
+        """Return a variable's meta information, such as its finish reason; a list if the variable has `n` texts."""
         return self._value(name).meta_info
 
     def _value(self, name: str) -> Value:
@@ -203,7 +203,7 @@ class ProgramState:
         return [dict(message) for message in self._snapshot().messages]
 
     def written(self) -> Expr:
-        """Return everything a fork has appended since it began, as an expression for another state.
+        """Return everything that a fork has appended since it began, as an expression for another state.
 
         Raises:
             ProgramError: the fork failed, left a chat message open that it began, or ended its parent's message.
@@ -239,7 +239,7 @@ class ProgramState:
         return self._returned.result() if isinstance(self._returned, Promise) else self._returned
 
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
-        """Yield the text, or that of a variable, in pieces as it grows.
+        """Yield the state's text, or a variable's text, in pieces as it grows.
 
         If the variable has `n` completions, the text is the first one.
 
@@ -262,12 +262,13 @@ class ProgramState:
         """Yield like `text_iter`, without blocking the event loop.
 
         Args:
-            return_meta_data: yield pairs of a piece of the variable's text and the meta information at that point. Its
-                counts refer to the whole text so far; its log-probabilities contain only the generated tokens that no
-                earlier pair contained. No piece is empty, so `get_meta_info` may contain more than the last pair.
+            return_meta_data: yield pairs of a piece of the variable's text and the meta information at that point.
+                Counts in the meta information refer to the whole text so far. Log-probabilities are only those of
+                generated tokens that no earlier pair contained. No piece is empty, so `get_meta_info` may contain more
+                than the last pair.
 
         Raises:
-            RequestError: `return_meta_data` is set without a variable: a whole text has no meta information.
+            RequestError: `return_meta_data` is set without a variable; the text of a state has no meta information.
         """
         if return_meta_data and var_name is None:
             raise RequestError("text_async_iter(return_meta_data=True) needs the name of a variable: var_name=...")
@@ -336,7 +337,8 @@ class ProgramState:
 class ProgramStateGroup(Sequence[ProgramState]):
     """The forks of a state.
 
-    `group += ...` appends to each fork: one expression for all, a list with one for each, or a function of the index.
+    `group += ...` appends to each fork. The value is one expression for all forks, a list with one expression per fork,
+    or a function of the fork's index.
     """
 
     def __init__(self, states: Sequence[ProgramState], parent: ProgramState) -> None:

@@ -14,11 +14,11 @@ __all__ = ["Action", "End", "Later", "Snapshot", "Step", "Take", "TakeWritten"]
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A state at one point of its program. This action copies it into an empty state.
+    """A state at one point of its program; as an action, it is copied into an empty state.
 
     Attributes:
         role: role of the open message; None if no message is open.
-        cached_len: number of leading characters of `text` that the backend has computed before.
+        cached_len: number of leading characters of `text` that the backend has already computed.
     """
 
     text: str = ""
@@ -51,7 +51,7 @@ class Take:
 
 @dataclass(frozen=True, slots=True)
 class TakeWritten:
-    """Takes everything that a fork has appended since it began."""
+    """Reads everything that a fork has appended since it began."""
 
     taken: "Future[Expr]"
 

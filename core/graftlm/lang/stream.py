@@ -13,7 +13,7 @@ __all__ = ["Stream"]
 
 
 class Stream(Protocol):
-    """Implemented by Interpreter and by the tracer's recorder."""
+    """The interface that Interpreter and the tracer's recorder implement."""
 
     @property
     def feed(self) -> TextFeed:

@@ -21,7 +21,7 @@ __all__ = [
     "slots_of",
 ]
 
-#: Methods from text to text; they can be called later, when the text is known.
+#: Methods of `str` that return a text; they can be called later, when the text is known.
 TEXT_METHODS: Final = frozenset(
     {"capitalize", "lower", "lstrip", "removeprefix", "removesuffix", "replace", "rstrip", "strip", "title", "upper"}
 )
@@ -128,7 +128,7 @@ class Template:
 
 
 def fill(structure: Any, value_of: Callable[[Source], Any]) -> Any:
-    """Return lists, tuples and mappings with every Template in them rendered."""
+    """Return a copy of lists, tuples and mappings in which every Template is rendered."""
     match structure:
         case Template():
             return structure.render(value_of)

@@ -12,7 +12,7 @@ __all__ = ["TextFeed", "waker"]
 
 
 class TextFeed:
-    """A text that grows by `append` until `end`. One thread at a time may call these methods; any thread may read."""
+    """A text that grows by `append` until `end`. Only one thread at a time may change it; any thread may read it."""
 
     def __init__(self, text: str = "") -> None:
         self._now: tuple[str, Any] = (text, {})  # text and meta information, replaced together: readers need no lock

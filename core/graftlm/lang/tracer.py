@@ -25,7 +25,8 @@ from graftlm.lang.variables import Cell, Value, Variables
 
 __all__ = ["trace", "trace_prefix"]
 
-#: Real programs have fewer. A loop that waits for a certain generated text would never end in a trace.
+#: Maximum number of nodes; real programs have fewer. A loop until a certain text is generated would never end in a
+#: trace.
 _MAX_NODES: Final = 100_000
 _MAX_PREFIX_NODES: Final = 1000
 
@@ -57,9 +58,9 @@ def trace(function: Callable[..., Any], constants: Mapping[str, Any], *, max_nod
 
 
 def trace_prefix(function: Callable[..., Any], constants: Mapping[str, Any]) -> Graph:
-    """Return the graph of a program's first expressions, up to one that cannot be traced or a maximum number.
+    """Return the graph of a program's expressions before the first one that cannot be traced; its size is limited.
 
-    The function runs once. Its errors are ignored, because it will raise them again when it runs.
+    The function runs once. Its errors are ignored, because it will raise them again in a real run.
     """
     recording, _ = _record(function, constants, mark_kinds(())[0], _MAX_PREFIX_NODES)
     return recording.graph(is_whole=False)
@@ -134,7 +135,7 @@ class _Recording:
         return len(self.branches) - 1
 
     def graph(self, *, is_whole: bool = True) -> Graph:
-        """Return the recorded graph; without `is_whole`, without variables and return value."""
+        """Return the recorded graph; unless `is_whole`, it has no variables and no return value."""
         branches = {i: Branch(i, tuple(nodes)) for i, nodes in self.branches.items()}
         if not is_whole:
             return Graph(self.name, self.arguments, branches)
@@ -145,7 +146,7 @@ class _Recording:
 def _record(
     function: Callable[..., Any], constants: Mapping[str, Any], kind: MarkKind, max_nodes: int
 ) -> tuple[_Recording, ProgramError | None]:
-    """Run the function once; returns the recording, and the error that stopped it, if any."""
+    """Run the function once; return the recording, and the error that stopped it, if any."""
     arguments = list(free_signature(function, constants).parameters)[1:]
     code = getattr(inspect.unwrap(function), "__code__", None)
     filename = "" if code is None else code.co_filename  # "" for a callable object: errors then name the caller's line
@@ -186,7 +187,7 @@ class _Recorder:
 
     @property
     def feed(self) -> TextFeed:
-        """Raises TraceError: in a trace, no text grows."""
+        """Raise TraceError, because no text grows in a trace."""
         return self._marks.stop("it follows the text while it grows (text_iter)")
 
     @property
@@ -198,13 +199,13 @@ class _Recorder:
         """Do nothing: in a trace, no expression runs."""
 
     def fork(self, number: int, site: CallSite) -> "list[_Recorder]":
-        """Begin branches."""
+        """Record a fork and return a recorder for each branch."""
         branches = [self._recording.begin_branch() for _ in range(number)]
         self._add(Fork(tuple(branches)), site)
         return [_Recorder(self._recording, branch) for branch in branches]
 
     def submit(self, action: Step, site: CallSite | None = None, cell: Cell | None = None) -> None:
-        """Record an expression; its variable can immediately be read, as a placeholder."""
+        """Record an expression; the value of its variable is a placeholder."""
         site = site or call_site()
         match action:
             case Take(taken):

@@ -1,4 +1,7 @@
-"""The variables of a program's states: created when a line appends an expression, filled when it has run."""
+"""The variables of a program's states.
+
+A variable is created when its expression is appended to the state, and filled when the expression has run.
+"""
 
 import asyncio
 import threading
@@ -63,7 +66,7 @@ class Cell:
 
     Attributes:
         reasoning: the cell of the reasoning before this text, if it is separated.
-        scope: the block whose text this is, if any.
+        scope: the `var_scope` block whose text is the value, if any.
     """
 
     future: "Future[Value]" = field(default_factory=Future)
@@ -98,14 +101,14 @@ class Promise:
     """A return value that is built from variables when they are available.
 
     Attributes:
-        result: waits for the variables and returns the value; raises ProgramError if one failed.
+        result: function that waits for the variables and returns the value; raises ProgramError if one failed.
     """
 
     result: Callable[[], Any]
 
 
 class Variables:
-    """The cells of one state; each has the name of a variable.
+    """The cells of one state, by variable name.
 
     In the program's own thread, an unknown name is immediately an error, because this thread creates the variables.
     Other threads wait until the program creates the variable or ends.
@@ -205,7 +208,7 @@ class Variables:
 
 
 def result_of(future: "Future[Any]") -> Any:
-    """Wait for a future.
+    """Wait for a future and return its result.
 
     Raises:
         ProgramError: the program failed. Each call raises a new object, because several threads may read the future.
@@ -219,7 +222,7 @@ def result_of(future: "Future[Any]") -> Any:
 
 
 async def arrival(future: "Future[T]") -> T:
-    """Wait for a future that this event loop sets. Cancelling the wait does not cancel the future."""
+    """Wait for a future that code in this event loop sets. Cancelling the wait does not cancel the future."""
     ready = asyncio.Event()
     future.add_done_callback(lambda _: ready.set())
     await ready.wait()
