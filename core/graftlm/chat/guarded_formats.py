@@ -1,4 +1,4 @@
-"""Wraps chat formats of plugins, so that an exception fails the request with an error that has the plugin's name."""
+"""Wraps chat formats of plugins, so that an exception fails the request with an error that names the plugin."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -83,7 +83,7 @@ class GuardedToolCallFormat(ToolCallFormat):
         return self._guard("grammar", lambda: self.inner.grammar(tools, choice, parallel=parallel))
 
     def render(self, calls: Sequence[ToolCall]) -> str:
-        """Write calls as the model would."""
+        """Return the text that the model would generate for these calls."""
         return self._guard("render", lambda: self.inner.render(calls))
 
     def instructions(self, tools: Sequence[Tool]) -> str:

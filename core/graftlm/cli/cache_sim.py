@@ -151,7 +151,7 @@ def _choices(texts: list[str] | None, settings: EngineConfig, registry: Registry
 
 
 def _configured_page_size(settings: EngineConfig) -> int | None:
-    """Return the page size that a configuration sets; None for the default, which is for engines, not for traces."""
+    """Return the page size that a configuration sets; None if it has the default, which suits engines, not traces."""
     return settings.cache.page_size if settings.sources["cache.page_size"] != "default" else None
 
 

@@ -46,8 +46,9 @@ def load_config(
         modules: the values of `--module`.
         fields: sections that other options set.
 
-    Effects: if there are modules of plugins, the file's folder and the current folder are appended to `sys.path`, which
-    does not contain them in the script `graftlm`. They are last, so that their files do not hide installed modules.
+    Effects: if there are modules of plugins, the file's folder and the current folder are appended to `sys.path`,
+    because they are not in it if the script `graftlm` runs. They come last, so that their files do not hide installed
+    modules.
 
     Raises:
         ConfigError: the configuration is wrong.

@@ -111,7 +111,7 @@ class TextTokens:
 
 
 def check_reasoning(reasoning: Reasoning, tokenizer: Tokenizer) -> None:
-    """Check that the tokenizer can write the texts of a reasoning as tokens of text.
+    """Check that the tokenizer can encode the texts of a reasoning as text tokens.
 
     Raises:
         SamplingParamsError: `end` is a special token, or `begin` is not a single token of text.
@@ -180,7 +180,8 @@ class ReasoningTokens:
         return WithinReasoning(num_matched)
 
     def _within(self, tokens: TextTokens) -> list[NDArray[np.int32]]:
-        """Return the bitmasks of `within`: all text, except tokens that continue after the end with other text."""
+        """Return the bitmasks of `within`: all text tokens, unless text other than line ends follows the end in them.
+        """
         texts, size = tokens.texts, len(self._end)
         past = [i for i, text in enumerate(texts) if self._end[-1:] in text]
         completing = [[i for i in past if texts[i].startswith(self._end[k:])] for k in range(size)]
@@ -256,8 +257,8 @@ class DelayedMatcher(GrammarMatcher):
         self.inner = inner
         self._tokens = tokens
         self._place = place
-        #: The place before each token that `inner` has not accepted; `_before_inner` is the place before its first
-        #: token.
+        #: The place before each accepted token that was not passed to `inner`; `_before_inner` is the place before the
+        #: first token that was passed to `inner`.
         self._before: list[Place] = []
         self._before_inner = place
         self._num_inner = 0  # number of tokens that `inner` has accepted

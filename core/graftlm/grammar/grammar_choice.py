@@ -77,7 +77,7 @@ class Grammars:
 
         Raises:
             UnsupportedFeatureError: the backend is unknown.
-            GrammarError: all backends refuse the specification; the message has the reason of each.
+            GrammarError: all backends refuse the specification; the message has each backend's reason.
             GraftlmError: a backend could not be created.
         """
         if backend is not None:
@@ -99,7 +99,7 @@ class Grammars:
         """Check that a backend of this name is available.
 
         Raises:
-            UnsupportedFeatureError: the backend is not available; the message has the available backends.
+            UnsupportedFeatureError: the backend is not available; the message names the available backends.
         """
         if backend not in self._available:
             close = nearest(backend, self._available)
@@ -111,7 +111,7 @@ class Grammars:
         """Create the default backend now.
 
         Raises:
-            GraftlmError: it cannot be created.
+            GraftlmError: the backend cannot be created.
         """
         self.compiler().preload()
 

@@ -27,7 +27,7 @@ T = TypeVar("T")
 _Key: TypeAlias = tuple[GrammarSpec, Reasoning | None]
 
 _EXIT_TIMEOUT_S: Final = 5.0
-#: Minimum time of a long compilation in seconds. Only few specifications take longer.
+#: A compilation that takes longer than this number of seconds is long; few specifications take so much time.
 _LONG_S: Final = 1.0
 
 
@@ -84,7 +84,9 @@ class Compilation(Future[CompiledGrammar]):
 
 
 class GrammarCompiler:
-    """Compiles specifications, each only once at a time, and caches the most recently used grammars.
+    """Compiles specifications and caches the most recently used grammars.
+
+    A specification is never compiled by two threads at the same time.
 
     Queued specifications with short texts are compiled first. A running compilation cannot be stopped. A request stops
     waiting `timeout_s` after the compilation started; the compilation continues, and its result is cached. A queued
@@ -107,7 +109,8 @@ class GrammarCompiler:
 
     Attributes:
         timeout_s: maximum time in seconds that a request waits while its grammar is compiled.
-        hits, misses: number of calls of `compile` that found the grammar (compiled or in progress), and that did not.
+        hits, misses: numbers of calls of `compile` whose grammar was already compiled or in progress, and of all other
+            calls.
     """
 
     MAX_THREADS = 8
@@ -147,7 +150,7 @@ class GrammarCompiler:
         """Create the backend now.
 
         Raises:
-            GraftlmError: it cannot be created.
+            GraftlmError: the backend cannot be created.
         """
         self._get_backend()
 
@@ -193,8 +196,8 @@ class GrammarCompiler:
     def deadline_s(self, compilation: Compilation, since_s: float) -> float:
         """Return the clock reading at which a request that has waited since `since_s` stops waiting.
 
-        The result can increase: while the compilation is queued, its time is counted from the latest start of any
-        compilation.
+        The result can increase: while the compilation is queued, the waiting time is counted from the latest start of
+        any compilation.
         """
         began_s = self._last_began_s if compilation.began_s is None else compilation.began_s
         return max(since_s, began_s) + self.timeout_s
@@ -232,7 +235,7 @@ class GrammarCompiler:
                 del self._cache[key]
 
     def _start_thread(self) -> None:
-        """Start a thread if fewer than `num_threads` threads count, and a timer if more compilations are queued."""
+        """Start a thread if `_num_counted` is less than `num_threads`; start a timer if compilations remain queued."""
         num_started = 0
         if self._num_counted() < self._num_threads and len(self._busy_since) < self.MAX_THREADS:
             thread = threading.Thread(target=self._work, name="graftlm-grammar", daemon=True)
