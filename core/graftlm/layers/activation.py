@@ -24,7 +24,7 @@ _ACTIVATIONS: dict[str, Activation] = {
 
 
 def activation(name: str) -> Activation:
-    """Return the activation function of a name.
+    """Return the activation function with a name of config.json.
 
     Raises:
         UnsupportedArchitectureError: there is no such function.

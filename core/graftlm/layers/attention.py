@@ -25,7 +25,7 @@ class Attention(nn.Module):
         self._backend = backend
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Write k [T, H_kv, D] and v [T, H_kv, D_v], then attend with q [T, H, D]; return [T, H * D_v].
+        """Cache k [T, H_kv, D] and v [T, H_kv, D_v], then compute attention of q [T, H, D]; return [T, H * D_v].
 
         Raises:
             InvariantError: no backend was bound.

@@ -30,21 +30,21 @@ class DecoderLayer(nn.Module, ABC):
 
 
 class DecoderModel(nn.Module, Model):
-    """A token embedding, layers, a final norm and an output projection, under the checkpoint names of a Llama.
+    """A token embedding, layers, a final norm and an output projection, with the names of Llama checkpoints.
 
     This class binds attention, and loads, updates, reads and packs weights. A subclass adds `forward`.
 
     Args:
-        shape: shape of the decoder; `shape.tied` models use the token embedding as the output projection.
+        shape: shape of the decoder. If `shape.tied`, the token embedding is also the output projection.
         context: the device and the dtype of the parameters.
         layers: layers in the order of the forward pass. Each attends through `graftlm.layers.Attention`.
         norm: the final norm.
 
     Attributes:
         embed: token embedding, "model.embed_tokens" in the checkpoint.
-        layers: "model.layers.0", "model.layers.1" and so on.
-        norm: "model.norm".
-        lm_head: output projection, "lm_head"; None: the model is tied.
+        layers: the layers, "model.layers.0", "model.layers.1" and so on in the checkpoint.
+        norm: the final norm, "model.norm" in the checkpoint.
+        lm_head: output projection, "lm_head" in the checkpoint; None if the token embedding replaces it.
     """
 
     def __init__(
@@ -73,25 +73,25 @@ class DecoderModel(nn.Module, Model):
         return self.embed.logits(hidden) if self.lm_head is None else self.lm_head.forward(hidden)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy a Hugging Face checkpoint to the parameters; see the contract."""
+        """Copy a Hugging Face checkpoint to the parameters; see `Model`."""
         copy_weights(self.weight_slots(), self.convert_weights(weights), self._aliases)
 
     def update_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy some tensors to the parameters; see the contract."""
+        """Copy some tensors to the parameters; see `Model`."""
         copy_weights(self.weight_slots(), self.convert_weights(weights), self._aliases, partial=True)
 
     def read_weight(self, name: str) -> Tensor:
-        """Return a copy of one weight; see the contract."""
+        """Return a copy of one weight; see `Model`."""
         return read_weight(self.weight_slots(), name, self._aliases)
 
     def pack_weights(self) -> None:
-        """Rearrange every matrix for this CPU; see the contract."""
+        """Rearrange every matrix for this CPU; see `Model`."""
         pack_linears(self)
         if self.lm_head is None:
             self.embed.pack_output()
 
     def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
-        """Convert a checkpoint's (name, tensor) pairs to those of `weight_slots`; by default, return them unchanged.
+        """Convert a checkpoint's (name, tensor) pairs to the form of `weight_slots`; by default, change nothing.
 
         `load_weights` and `update_weights` call this method. A subclass overrides it to drop, rename or decode tensors.
         """

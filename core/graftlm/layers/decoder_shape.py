@@ -123,7 +123,7 @@ def read_flag(raw: Mapping[str, Any], name: str, default: bool = False) -> bool:
     """Read true or false; null counts as absent.
 
     Raises:
-        CheckpointError: the value is neither.
+        CheckpointError: the value is not a boolean.
     """
     value = raw.get(name)
     value = default if value is None else value

@@ -14,7 +14,7 @@ __all__ = ["TokenEmbedding"]
 
 
 class TokenEmbedding(nn.Module):
-    """One row per token.
+    """A matrix with one row per token of the vocabulary.
 
     Args:
         vocab_size: V.

@@ -1,8 +1,9 @@
 """The grouped linear layer, which multiplies each expert's matrix with the rows that are routed to that expert.
 
 On a CPU, and with quantized weights, there is one matrix product per expert with rows. Experts without rows cost
-nothing, and the Python overhead does not depend on the number of rows. On a CUDA device all experts are one operation;
-its bfloat16 kernel reads the ends of the groups on the device, so that the host does not synchronise.
+nothing, and the Python overhead does not depend on the number of rows. On a CUDA device, one operation computes all
+experts. Its bfloat16 kernel reads the ends of the groups on the device, so the host does not synchronise with the
+device.
 """
 
 from collections.abc import Iterator
@@ -51,12 +52,12 @@ class RowGroups:
 
 
 class GroupedLinear(nn.Module):
-    """Like `Linear`, with one matrix per expert.
+    """A linear layer with one matrix per expert; see `Linear`.
 
     Args:
         num_experts: E.
         in_features, out_features: sizes of each matrix.
-        parts: names in the checkpoint of the projections of a matrix, in the order of its output; for quantizations.
+        parts: names in the checkpoint of each matrix's projections, in the order of the output; read by quantizations.
         bias: whether each expert has a bias.
         device, dtype: device and dtype of the parameters.
 

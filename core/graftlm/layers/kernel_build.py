@@ -34,7 +34,8 @@ _LOOK_AGAIN_S = 0.05
 _SHOWN_ERROR_CHARS = 2000
 _MISSING = "is missing"
 _BUILD_PREFIX = "build-"
-#: More time than any compilation takes, in seconds; an older folder belongs to a process that was killed.
+#: Maximum age of a compilation's folder in seconds. No compilation takes as long, so an older folder belongs to a
+#: process that was killed.
 _DEAD_BUILD_S = 3600.0
 
 
@@ -56,8 +57,8 @@ def load_library(
 
     The library uses the OpenMP runtime that torch has already loaded.
 
-    Args, Effects and Raises are those of `build_library`. A compiled library that cannot be loaded also raises
-    KernelBuildError: it is unchanged since the compiler wrote it, so compiling it again would not help.
+    Args, Effects and Raises are those of `build_library`. KernelBuildError is also raised if a compiled library cannot
+    be loaded. Such a library is unchanged since the compiler wrote it, so compiling it again would not help.
     """
     shipped = _load_shipped(source, flags, include_dir)
     if shipped is not None:
@@ -100,7 +101,8 @@ def build_library(
         source: a C++ file. Its own headers are in its folder or below.
         compiler: compiler, as a name on PATH or a path.
         cache_dir: folder of compiled libraries; created with mode 0700 if missing.
-        flags: compiler flags in addition to `BASE_FLAGS`, those of the chosen instructions and those in the source.
+        flags: additional compiler flags. The other flags are `BASE_FLAGS`, the flags of the chosen instruction sets,
+            and the flags in the source.
         include_dir: folder of the headers that kernels share.
 
     Effects: notifies the watches of `kernel_events`; logs each compilation and its time.
@@ -169,7 +171,7 @@ def _remove_dead_builds(cache_dir: Path) -> None:
 
 @contextlib.contextmanager
 def _lock(library: Path) -> Iterator[None]:
-    """Hold the lock for compiling a library; first wait while another process or thread has it.
+    """Lock a library for compilation until the context ends; first wait while another process or thread has locked it.
 
     The operating system releases the lock of a process that dies. On a file system without locks, each process
     compiles.
@@ -186,7 +188,7 @@ def _lock(library: Path) -> Iterator[None]:
                 time.sleep(_LOOK_AGAIN_S)
         yield
     finally:
-        path.unlink(missing_ok=True)  # at worst, two processes compile the same
+        path.unlink(missing_ok=True)  # at worst, two processes compile the library
         os.close(descriptor)
 
 

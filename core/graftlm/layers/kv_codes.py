@@ -15,7 +15,7 @@ __all__ = ["KV_DTYPES", "SCALE_DTYPE", "CacheRows", "cache_rows", "encode_int8"]
 
 #: Names in `memory.kv_dtype` and `AttentionCapabilities.kv_dtypes` -> dtype of the cache. Only int8 rows have scales.
 KV_DTYPES: Mapping[str, torch.dtype] = MappingProxyType({"int8": torch.int8, "fp8": torch.float8_e4m3fn})
-#: Dtype of the scales of int8 rows. It has float32's range, and codes are relative to the rounded scale.
+#: Dtype of the scales of int8 rows. The dtype has float32's range. Codes are computed with the rounded scale.
 SCALE_DTYPE = torch.bfloat16
 
 _INT8_MAX = 127

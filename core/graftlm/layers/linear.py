@@ -90,7 +90,7 @@ class Linear(nn.Module):
 
     @property
     def kernels(self) -> list[LinearKernel]:
-        """The quantized matrix as a list, empty without one; a `GroupedLinear` has several matrices."""
+        """A list with the quantized matrix, as in a `GroupedLinear`; empty while weights are not quantized."""
         return [] if self._kernel is None else [self._kernel]
 
     @property
@@ -107,7 +107,7 @@ class Linear(nn.Module):
         self._quantization = quantization
 
     def pack(self) -> None:
-        """Quantize the loaded weights, or pack them for this CPU; loading again reverses it."""
+        """Quantize the loaded weights, or pack them for this CPU. Loading weights again reverses this."""
         if self._kernel is not None or self._packed is not None:
             return
         if self._quantization is not None:
@@ -146,7 +146,7 @@ class Linear(nn.Module):
 
 
 class GatedLinear(Linear):
-    """Gates and the rows that they multiply, computed as one matrix product: act(gate(x)) * up(x).
+    """The gated half of a feed-forward layer, act(gate(x)) * up(x), with gate and up in one matrix product.
 
     Args:
         in_features: size of the input.

@@ -101,8 +101,8 @@ class LowRankLayer:
     def set(self, slot: int, factors: Mapping[str, LowRankFactors]) -> None:
         """Store an adapter in a slot that no running step uses.
 
-        Factors must be finite: zero times infinity is NaN, so products over all slots would spread other numbers to the
-        tokens of every adapter.
+        Factors must be finite. Zero times infinity is NaN, so in products over all slots, an infinite factor would also
+        change the outputs of tokens with other adapters.
 
         Args:
             factors: name of a projection -> its factors; the adapter does not change projections without factors.
@@ -125,7 +125,7 @@ class LowRankLayer:
             )
 
     def clear(self, slot: int) -> None:
-        """Clear a slot that no running step uses; afterwards it adds nothing."""
+        """Clear a slot that no running step uses; afterwards the slot adds nothing to outputs."""
         at = slot - 1
         for factors in (self._down, *self._up):
             factors[at].zero_()

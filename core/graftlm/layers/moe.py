@@ -25,7 +25,7 @@ GateFunction: TypeAlias = Callable[[Tensor], Tensor]
 
 
 class Experts(nn.Module):
-    """E gated feed-forward layers: down(act(gate(x)) * up(x)), each row by its own experts.
+    """E gated feed-forward layers, down(act(gate(x)) * up(x)); each row is computed by the experts chosen for it.
 
     Args:
         num_experts: E.
@@ -83,7 +83,7 @@ class Experts(nn.Module):
         return (outputs * routing.weights.unsqueeze(-1)).sum(dim=1).to(x.dtype)
 
     def use_ops(self, ops: LayerOps) -> None:
-        """Set the operations that activate."""
+        """Set the operations that compute the activation."""
         self.ops = ops
 
     def weight_slots(
@@ -107,7 +107,7 @@ class Experts(nn.Module):
 
         Args:
             prefix: prefix of the names.
-            transposed: whether the tensors are [E, D, 2 I] and [E, I, D].
+            transposed: whether the tensors are [E, D, 2 I] and [E, I, D], instead of [E, 2 I, D] and [E, D, I].
         """
         self._unpack()
         for name, layer in (("gate_up_proj", self.gate_up), ("down_proj", self.down)):
@@ -128,7 +128,7 @@ class MoE(nn.Module):
 
     Args:
         router: the router, which chooses the experts of each token.
-        experts: the experts; their number is that of the router.
+        experts: the experts; their number must equal the router's number of experts.
     """
 
     def __init__(self, router: Router, experts: Experts) -> None:

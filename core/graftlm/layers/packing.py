@@ -13,8 +13,9 @@ from torch import Tensor
 
 __all__ = ["OneDnnMatrix", "PackedGates", "PackedMatrix", "can_pack", "linear", "pack_for_onednn"]
 
-#: Minimum number of elements. With fewer, the 10 µs that a packed product needs to find its kernel cost more than
-#: packing saves. Plain products have this cost too in the narrow types, but not in float32.
+#: Minimum number of elements of a matrix that is packed. For a smaller matrix, the 10 µs that a packed product needs to
+#: find its kernel cost more than packing saves. Plain products have this cost too in the narrow types, but not in
+#: float32.
 _MIN_ELEMENTS: Final = {torch.float32: 3 << 17, torch.bfloat16: 1 << 15, torch.float16: 1 << 15}
 
 

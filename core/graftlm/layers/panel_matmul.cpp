@@ -25,7 +25,7 @@ namespace {
 constexpr int64_t kPanel = 64;   // rows of W; the last panel may have fewer, a multiple of kLanes
 constexpr int64_t kPair = 2;     // number of inputs that one instruction multiplies
 constexpr int64_t kRowsOfX = 6;  // rows of x whose sums fit into the registers
-constexpr int64_t kSlab = 1024;  // inputs of a panel that all rows of x use before the next inputs
+constexpr int64_t kSlab = 1024;  // inputs of a slab; all rows of x use one slab before the next one
 constexpr int64_t kRowsAtATime =
     192;  // rows of x whose inputs of one slab fit into the second-level cache together with two slabs
 constexpr int64_t kBytesAhead = 16 * 1024;  // prefetch distance of a single pass

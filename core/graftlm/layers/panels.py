@@ -20,7 +20,7 @@ _ADDRESS, _SIZE = ctypes.c_void_p, ctypes.c_int64
 _PARALLEL_PRODUCTS: Final = 1 << 17
 #: Name of an activation in config.json -> its number in the kernels; 0 is no activation.
 _ACTIVATIONS: Final = {"silu": 1, "swish": 1, "gelu_pytorch_tanh": 2}
-#: I must be a multiple of this, so that gates fill whole vectors.
+#: The number of gates, I, must be a multiple of this number, so that gates fill whole vectors.
 _GATE_ROWS: Final = 16
 
 

@@ -7,8 +7,7 @@ all lengths. Two rope types of Transformers change their frequencies with the le
   the default type.
 - longrope changes them beyond the context of the first training. If `model.context_len` is within that context, results
   equal those of Transformers. Otherwise all texts use the frequencies of long texts. Texts beyond the first context
-  then have the results of Transformers. Shorter texts have the results of the start of a long text, which are close but
-  not the same.
+  then have the results of Transformers. The results of shorter texts are close to those of Transformers, but not equal.
 """
 
 import logging
@@ -81,7 +80,7 @@ def rope_frequencies(
 
 @dataclass(frozen=True, slots=True)
 class _Rope:
-    """The inputs of a rope type.
+    """The values from which a rope type computes its frequencies.
 
     Attributes:
         parameters: rope parameters of config.json.
@@ -194,18 +193,18 @@ def _linear(rope: _Rope) -> Frequencies:
 
 
 def _llama3(rope: _Rope) -> Frequencies:
-    """Stretch long wavelengths by the factor, keep short ones, and blend those between (Llama 3.1)."""
+    """Stretch long wavelengths by the factor, leave short ones unchanged, and interpolate in between (Llama 3.1)."""
     factor, low, high = (rope.number(name) for name in ("factor", "low_freq_factor", "high_freq_factor"))
     if low >= high:
         raise _out_of_order(rope, f"low_freq_factor below high_freq_factor, got {low!r} and {high!r}")
     inv_freq = 1.0 / rope.period
-    turns = rope.original_context() / (2 * math.pi / inv_freq)  # over the context of the first training
+    turns = rope.original_context() / (2 * math.pi / inv_freq)  # turns of each pair over the original context
     kept = ((turns - low) / (high - low)).clamp(0, 1)
     return Frequencies((1 - kept) * inv_freq / factor + kept * inv_freq)
 
 
 def _yarn(rope: _Rope) -> Frequencies:
-    """Blend by the number of turns over the original context, and scale attention (YaRN, arXiv:2309.00071)."""
+    """Interpolate by the number of turns over the original context, and scale attention (YaRN, arXiv:2309.00071)."""
     period, original, factor = rope.period, rope.original_context(), rope.number("factor")
     fast, slow = rope.number_or("beta_fast", 32), rope.number_or("beta_slow", 1)
     if fast < slow:
@@ -219,7 +218,7 @@ def _yarn(rope: _Rope) -> Frequencies:
     if rope.parameters.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, rotary_dim - 1)
-    width = high - low or 0.001  # a step instead of a ramp
+    width = high - low or 0.001  # equal limits give a step instead of a ramp
     kept = 1 - ((torch.arange(len(period), dtype=torch.float32) - low) / width).clamp(0, 1)
     return Frequencies(1.0 / (factor * period) * (1 - kept) + 1.0 / period * kept, _yarn_scaling(rope, factor))
 

@@ -63,7 +63,7 @@ class Router(nn.Module):
         self.bias = empty_parameter(num_experts, device=device, dtype=dtype) if bias else None
 
     def forward(self, x: Tensor) -> Routing:
-        """Choose the experts of [T, hidden]."""
+        """Choose the experts of tokens with the hidden states x [T, hidden]."""
         logits = F.linear(x.to(self.weight.dtype), self.weight, self.bias)
         return self._choose(logits.float())
 

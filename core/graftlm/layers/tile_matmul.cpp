@@ -30,14 +30,13 @@
 
 namespace {
 
-constexpr int64_t kFew = 4;  // up to this many rows of x, vectors are faster than tiles
-constexpr int64_t kCachedBytes =
-    256 * 1024;                        // of x that are copied into tiles and used with all of W before the next rows
-constexpr int64_t kPanelsAtATime = 4;  // minimum panels per assignment; slower threads get fewer assignments
+constexpr int64_t kFew = 4;                   // up to this many rows of x, vectors are faster than tiles
+constexpr int64_t kCachedBytes = 256 * 1024;  // bytes of x that are copied into tiles at a time, and used with all of W
+constexpr int64_t kPanelsAtATime = 4;         // minimum panels per assignment; slower threads get fewer assignments
 
 inline int64_t panel_size(int64_t num_inputs) { return round_up(num_inputs, kTileInputs) * kPanel; }
 
-// Returns the index in a panel of the weight of row `place` and of `input`.
+// Returns the index within a panel of the weight of row `place` for `input`.
 inline int64_t offset_of(int64_t place, int64_t input) {
     const int64_t tile = input / kTileInputs * 2 + place / kTileRows;
     return tile * kTileSize + input % kTileInputs / kPair * kTileRows * kPair + place % kTileRows * kPair +

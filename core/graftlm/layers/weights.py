@@ -15,10 +15,10 @@ from graftlm.errors import RequestError, WeightError
 
 __all__ = ["WeightSlot", "copy_weights", "empty_parameter", "read_weight"]
 
-#: Suffixes of tensors that old checkpoints contain and that are computed here.
+#: Suffixes of the names of tensors that are ignored: old checkpoints contain them, but graftlm computes them.
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
 
-#: Prefix of the names in a language model's checkpoint, which a checkpoint without an output projection lacks.
+#: Prefix of the names in a language model's checkpoint. In a checkpoint without an output projection, names lack it.
 _BASE_PREFIX = "model."
 
 _NAMES_SHOWN = 5
@@ -60,7 +60,7 @@ def copy_weights(
 ) -> None:
     """Fill every slot from a checkpoint.
 
-    Names may lack the prefix "model.", such as in checkpoints of a family's base class. For slots on the meta device,
+    Names may lack the prefix "model.", as in checkpoints of a family's base class. For slots on the meta device,
     tensors are checked and not copied.
 
     Args:

@@ -19,8 +19,8 @@ class LayerOps(Protocol):
     def add_rms_norm(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """Add x to the residual stream, rounded to its dtype, and normalise the sum (arXiv:1910.07467).
 
-        The mean square is float32. A weight of x's dtype multiplies the result rounded to that dtype (Llama); a float32
-        weight multiplies before the only rounding (Gemma).
+        The mean square is float32. If the weight has x's dtype, the normalised sum is rounded before the product with
+        the weight (Llama). If the weight is float32, only the product is rounded (Gemma).
 
         Args:
             x: [T, size].
@@ -68,7 +68,7 @@ class LayerOps(Protocol):
         ...
 
     def pack(self, weight: Tensor) -> PackedMatrix | None:
-        """Return a weight matrix in the layout with the fastest products; None if that is the plain one.
+        """Return a weight matrix in the layout with the fastest products; None if this is the plain layout.
 
         Args:
             weight: [out, in]; no reference is kept.

@@ -91,8 +91,8 @@ void for_rows(int64_t num_rows, int64_t num_threads, Body body) {
     for (int64_t row = 0; row < num_rows; ++row) body(row);
 }
 
-// Writes scale * x * weight. A weight of x's type multiplies the rounded scale * x (Llama); a float32 weight multiplies
-// before the only rounding (Gemma).
+// Writes scale * x * weight. If the weight has x's type, scale * x is rounded before the product with the weight
+// (Llama). If the weight is float32, only the product is rounded (Gemma).
 template <class T, class W>
 inline void scale_row(const T* x, const W* weight, T* out, int64_t size, float scale) {
 #pragma omp simd

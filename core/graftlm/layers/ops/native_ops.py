@@ -33,7 +33,7 @@ _SIGNATURES: Final[dict[str, list[Any]]] = {
     "gelu_tanh_and_mul": [_ADDRESS, _ADDRESS, _SIZE, _SIZE, _SIZE],
 }
 _SUFFIXES: Final = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
-#: Dtypes of values and weight -> suffix of the norms' names.
+#: (dtype of the values, dtype of the weight) -> suffix of the names of the norms' functions.
 _NORM_SUFFIXES: Final = {
     (torch.float32, torch.float32): "float32",
     (torch.bfloat16, torch.bfloat16): "bfloat16",
@@ -77,7 +77,7 @@ class NativeOps:
         return cls(library, panels)
 
     def pack(self, weight: Tensor) -> PackedMatrix | None:
-        """Return a bfloat16 matrix in panels, another matrix in oneDNN's layout if that is faster; see `LayerOps`."""
+        """Pack a bfloat16 matrix into panels, other matrices into oneDNN's layout if this is faster; see `LayerOps`."""
         if self._panels is not None and PanelMatrix.can_hold(weight):
             return PanelMatrix(weight, self._panels)
         return self._torch.pack(weight)

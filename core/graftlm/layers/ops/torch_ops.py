@@ -1,4 +1,4 @@
-"""The operations between matrix products in PyTorch, for every device and dtype; the reference for other classes."""
+"""The operations between matrix products in PyTorch, for all devices and dtypes; the reference of other classes."""
 
 import torch
 import torch.nn.functional as F

@@ -19,11 +19,11 @@ _SILU: Final = 0
 _GELU_TANH: Final = 1
 _ACTIVATIONS: Final = {"silu": _SILU, "swish": _SILU, "gelu_pytorch_tanh": _GELU_TANH}
 
-#: Number of columns of one program of the activation.
+#: Number of columns that one program of the activation kernel computes.
 _ACT_BLOCK: Final = 1024
 #: Maximum size of a row, which a norm's program keeps in registers; PyTorch normalises longer rows.
 _MAX_ROW: Final = 1 << 15
-#: Passed to every launch, because Triton warns without it: its default will change.
+#: Passed to every launch, because Triton warns if this option is left out: the option's default will change.
 _FP_FUSION: Final = True
 
 
@@ -43,7 +43,7 @@ def _rms_norm_kernel(
     WEIGHT_LAST: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
 ) -> None:
-    """Normalise one row: head r % H of token r // H for program r. Results are contiguous."""
+    """Normalise one row; program r normalises head r % H of token r // H. Results are contiguous."""
     row = tl.program_id(0).to(tl.int64)
     token, head = row // num_heads, row % num_heads
     columns = tl.arange(0, BLOCK)
@@ -74,7 +74,7 @@ def _rotate_kernel(
     head_dim: Any,
     BLOCK: tl.constexpr,  # noqa: N803
 ) -> None:
-    """Rotate one head: head r % H of token r // H for program r. The result is contiguous."""
+    """Rotate one head; program r rotates head r % H of token r // H. The result is contiguous."""
     row = tl.program_id(0).to(tl.int64)
     token, head = row // num_heads, row % num_heads
     columns = tl.arange(0, BLOCK)
@@ -198,7 +198,7 @@ class TritonOps:
 
 
 def _launch_norm(x: Tensor, residual: Tensor | None, weight: Tensor, out: Tensor, total: Tensor, eps: float) -> None:
-    """Normalise [T, H, size] by [H, size], one program for each row."""
+    """Normalise x [T, H, size] with the weight [H, size]; one program computes one row."""
     num_tokens, num_heads, size = x.shape
     if not num_tokens:
         return

@@ -30,7 +30,8 @@ public:
         begin_block();
     }
 
-    // Returns the lines to prefetch in a step. Call it once per step, then `prefetch` for each of these lines.
+    // Returns the address of the lines to prefetch in this step. Call this function once per step, then call `prefetch`
+    // with this address and each line index below 2 * kStreams.
     [[gnu::always_inline]] inline const char* next_step() {
         const char* lines = next_block_ + step_ * 2 * kLineBytes;
         if (++step_ == kStreams) {
@@ -57,7 +58,7 @@ public:
     }
 
 private:
-    // After the last block it prefetches the current block again, which is already in the cache.
+    // Within the last block, the current block is prefetched again; this is cheap, because it is already in the cache.
     [[gnu::always_inline]] inline void begin_block() {
         step_ = 0;
         next_block_ = block_ + kAheadBytes < end_ ? block_ + kAheadBytes : block_;

@@ -72,7 +72,7 @@ inline void load_tile(const void* tile, int64_t stride) {
 
 // Prefetches a tile of 16 consecutive lines to the first-level cache. A `load_tile` that misses the cache also delays
 // the tiles after it, especially if another thread shares the core. Therefore callers prefetch a tile two steps before
-// they load it, one tile between two products.
+// they load it, with one prefetch between two products.
 inline void prefetch_tile(const void* tile) {
     for (int64_t line = 0; line < kTileRows; ++line) _mm_prefetch((const char*)tile + line * kLineBytes, _MM_HINT_T0);
 }

@@ -18,9 +18,9 @@ constexpr int64_t kBlock = 2 * kTileRows;  // rows of x that are multiplied toge
 
 #ifdef HAS_MATRIX_UNITS
 
-// Multiplies 16 or 32 rows of x with `num_tiles` tiles of inputs of a panel; sums [32, 32]. The tiles of the lower 16
-// rows start `depth` tiles after those of the upper 16. A step loads all its tiles first, so that no product waits for
-// a load behind another product.
+// Multiplies 16 rows of x, or 32 if `kIsTall`, with a panel, over `num_tiles` tiles of inputs; writes sums [32, 32]. In
+// x, the tiles of the lower 16 rows start `depth` tiles after the tiles of the upper 16 rows. A step issues all loads
+// before its products, so that no load is queued behind a product.
 template <bool kIsTall, class Ahead>
 void multiply_block(const uint16_t* x, int64_t depth, const uint16_t* weights, int64_t num_tiles, Ahead& ahead,
                     float* sums) {
