@@ -12,7 +12,7 @@ from graftlm.shortening import shortened
 __all__ = ["listed", "listing", "named_file", "read_json", "read_json_value"]
 
 _NAMES_SHOWN = 12
-_MAX_BYTES: Final = 256 << 20  # an index of a million tensors has a third of that
+_MAX_BYTES: Final = 256 << 20  # an index of a million tensors has a third of this size
 #: Maximum length of a file name in file systems, in bytes.
 _MAX_NAME_BYTES: Final = 255
 _SHOWN_CHARS: Final = 200

@@ -43,8 +43,8 @@ def check_same_model(own: ModelConfig, own_path: Path, other: ModelConfig, path:
     """Refuse a checkpoint whose configuration describes another model than the served one.
 
     Missing entries have the defaults of Transformers' configuration of that model type. RoPE entries may be in the old
-    or the new format. A GGUF file has only the entries of its architecture, and its own end-of-sequence tokens. If one
-    checkpoint is a GGUF file, only entries that both have are therefore compared.
+    or the new format. A GGUF file has only the entries of its architecture, and its own end-of-sequence tokens.
+    Therefore, if one checkpoint is a GGUF file, only entries that both configurations have are compared.
 
     Args:
         own, own_path: configuration and path of the served model.
@@ -71,7 +71,7 @@ def _first_difference(before: Mapping[str, Any], after: Mapping[str, Any], *, ha
 
 
 def _meaning(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries, with Transformers' defaults for missing ones if it supports the model type."""
+    """Return the entries; missing entries have Transformers' defaults, if Transformers supports the model type."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING
 

@@ -14,12 +14,12 @@ _TOKENIZER: Final = "tokenizer.json"
 def check_same_vocabulary(own: ModelConfig, own_path: Path, other: ModelConfig, path: Path) -> None:
     """Refuse a checkpoint whose token ids have another meaning than those of the served model.
 
-    If both have a tokenizer.json, the ids of its tokens are compared. Then the vocabulary sizes of config.json may
-    differ, because embeddings are padded. Otherwise only these sizes are compared.
+    If both have a tokenizer.json, the ids of its tokens are compared. The vocabulary sizes in config.json may then
+    differ, because embeddings are padded. Without the two files, only the vocabulary sizes are compared.
 
     Args:
-        own, own_path: of the served model.
-        other, path: of the checkpoint that is checked.
+        own, own_path: configuration and path of the served model.
+        other, path: configuration and path of the checkpoint that is checked.
 
     Raises:
         CheckpointError: the vocabularies differ; the message has both sizes, and a token with different ids.

@@ -19,7 +19,7 @@ __all__ = ["check_sizes"]
 #: architectures.
 _LAYER_ENTRIES = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_nextn_predict_layers")
 _HIDDEN_ENTRIES = ("hidden_size", "n_embd", "d_model")
-#: Names of the number of rows of a weight; the size of each row is about the hidden size.
+#: Names of entries with the number of rows of a weight; a row has about the size of the hidden states.
 _ROW_ENTRIES = (
     "vocab_size",
     "intermediate_size",

@@ -91,7 +91,7 @@ def _decoded(
 
 
 def _by_module(names: Set[str]) -> Mapping[str, Set[str]]:
-    """Return a mapping from each name without its last part to all of its last parts."""
+    """Return name of a module -> last parts of its tensors' names."""
     modules: defaultdict[str, set[str]] = defaultdict(set)
     for name in names:
         module, _, part = name.rpartition(".")

@@ -144,7 +144,7 @@ def expand(layer: Layer, root: type[Section]) -> Layer:
 
 
 def known(layer: Layer, root: type[Section]) -> Layer:
-    """Return a layer of expanded sections without unknown keys."""
+    """Return a layer without its unknown keys; the sections in the layer must be expanded."""
 
     def section(kind: type[Section], values: dict[str, Any]) -> dict[str, Any]:
         result = {}

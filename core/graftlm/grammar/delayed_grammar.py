@@ -180,8 +180,7 @@ class ReasoningTokens:
         return WithinReasoning(num_matched)
 
     def _within(self, tokens: TextTokens) -> list[NDArray[np.int32]]:
-        """Return the bitmasks of `within`: all text tokens, unless text other than line ends follows the end in them.
-        """
+        """Return the bitmasks of `within`: text tokens, except those with other text than line ends after the end."""
         texts, size = tokens.texts, len(self._end)
         past = [i for i, text in enumerate(texts) if self._end[-1:] in text]
         completing = [[i for i in past if texts[i].startswith(self._end[k:])] for k in range(size)]

@@ -149,7 +149,8 @@ def check_adapter_name(name: object) -> None:
 def prefix_namespace(cache_salt: str, adapter_id: str | None) -> str:
     """Return the namespace of cached prefixes, which is unique per pair of salt and adapter.
 
-    The namespace of a salt without an adapter is the salt, with a prefix if it could be another pair's namespace.
+    Without an adapter, the namespace is the salt. A prefix is added if this salt could be the namespace of another
+    pair.
 
     Args:
         adapter_id: a digest of the adapter's content, without colons; None for no adapter.

@@ -1,4 +1,4 @@
-"""Prints hook calls while plugins are loaded, and the observers, to standard error: `GRAFTLM_TRACE_HOOKS=1`."""
+"""Prints the hook calls of loading, and the observers, to standard error if `GRAFTLM_TRACE_HOOKS` is 1."""
 
 import os
 import sys
@@ -26,7 +26,7 @@ class HookTrace:
         self._clock = clock
 
     def call(self, what: str, plugin: str, function: Callable[[], T], describe: Callable[[T], str]) -> T:
-        """Call a function and print a line, also when it raises.
+        """Call a function and print a line, even if the function raises.
 
         Args:
             what: a hook, or "import".

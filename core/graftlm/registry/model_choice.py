@@ -1,4 +1,4 @@
-"""Finds the model providers for a checkpoint: those that list its architecture, else those that support any."""
+"""Finds the model providers for a checkpoint: the providers that list its architecture, else the general ones."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -33,7 +33,7 @@ __all__ = ["AUTO", "Candidate", "Entry", "Registry"]
 
 logger = logging.getLogger(__name__)
 
-#: The name with which the registry selects a provider.
+#: The configured name that lets the registry select a provider.
 AUTO = "auto"
 
 T = TypeVar("T")
@@ -195,7 +195,9 @@ class Registry:
         platform: Platform | None = None,
         fits: Callable[[Provider[Any]], str | None] | None = None,
     ) -> Provider[Any]:
-        """Return the provider that "auto" selects: the available and fitting one with the highest rank, then by name.
+        """Return the provider that "auto" selects: the available, fitting provider with the highest rank.
+
+        Providers of equal rank are ordered by name.
 
         Args:
             family: a key of `FAMILIES`.
@@ -356,7 +358,7 @@ class Registry:
         return list(listeners(self._loader))
 
     def import_names(self) -> list[str]:
-        """Return the `plugins.modules` with which another process loads the same plugins.
+        """Return the value of `plugins.modules` with which another process loads the same plugins.
 
         Raises:
             PluginLoadError: a plugin was passed as an object that cannot be imported; the message has its name.

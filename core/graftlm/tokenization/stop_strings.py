@@ -58,7 +58,7 @@ class StopStrings:
         return StopMatch(whole[:safe], None)
 
     def finish(self) -> str:
-        """End the text. Returns: the text that was held back, which is not a stop string."""
+        """End the text. Returns: the text that was held back; it contains no complete stop string."""
         held, self._held = self._held, ""
         return held
 

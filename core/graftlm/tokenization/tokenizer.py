@@ -288,7 +288,7 @@ def _load_from_gguf(file: Path) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     with TemporaryDirectory(prefix="graftlm-") as folder:
-        alone = Path(folder) / file.name  # tokenizer files in the original folder may be another model's
+        alone = Path(folder) / file.name  # tokenizer files in the original folder may belong to another model
         try:
             alone.symlink_to(file.resolve())
         except OSError:  # on Windows, only few users may create links

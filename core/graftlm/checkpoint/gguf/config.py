@@ -15,7 +15,8 @@ _EMBEDDING = "token_embd.weight"
 #: Tokens that end an output: end of text, of a turn, of a message that will be continued.
 _END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 _DTYPES = {"F32": "float32", "F16": "float16"}
-#: Number of layers of the Gemma models whose attention scale uses hidden size / heads, not the head dim.
+#: Number of layers by which the 27B Gemma models are recognised; in their attention scale, hidden size / number of
+#: heads replaces the head dimension.
 _GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
 
 

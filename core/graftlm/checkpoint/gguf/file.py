@@ -70,7 +70,7 @@ class GGUFFile:
         return self._metadata.get(key.replace("{arch}", self._architecture) if "{arch}" in key else key)
 
     def size(self, key: str, default: int | None = None) -> int:
-        """Return an integer above 0; if the file has one per layer, they must be equal.
+        """Return an integer above 0; if the file has one integer per layer, all must be equal.
 
         Args:
             key: see `get`.

@@ -1,5 +1,4 @@
-"""Counts calls and tokens of an endpoint that charges by the token, and the calls and tokens that speculation saves.
-"""
+"""Counts the calls and tokens of an endpoint that charges by the token, and the savings by speculation."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Self
