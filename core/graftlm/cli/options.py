@@ -47,7 +47,7 @@ def load_config(
         fields: sections that other options set.
 
     Effects: if there are modules of plugins, the file's folder and the current folder are appended to `sys.path`,
-    because they are not in it if the script `graftlm` runs. They come last, so that their files do not hide installed
+    because the script `graftlm` runs without them. The two folders come last, so that their files do not hide installed
     modules.
 
     Raises:
@@ -63,7 +63,7 @@ def load_config(
 
 
 def split_target(target: str | None, model: str | None) -> tuple[Path | None, str | None]:
-    """Return the configuration file and the model of a command, each None if it is not given.
+    """Return the configuration file and the model of a command; None for one that the command line does not set.
 
     Args:
         target: the command's argument. It is a configuration if it ends with .yaml or .yml, or is an existing file

@@ -1,4 +1,4 @@
-"""Explanation of the choice of a plugin, with the reasons against the other plugins of the family."""
+"""Explains why a plugin is chosen, and why the other plugins of its family are not."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -103,7 +103,7 @@ def _reason_for_none(family: Family) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Requirements:
-    """The engine's requirements for the providers of a family. They must also be able to run on this machine.
+    """The engine's requirements for the providers of a family, besides the ability to run on this machine.
 
     Attributes:
         misfit: called for each provider; None if there is no such requirement.

@@ -176,7 +176,7 @@ class _Reader:
         self._text = text
         self._origin = origin
         self._environment = environment
-        self._open: set[int] = set()  # ids of open collections, to detect one that contains itself
+        self._open: set[int] = set()  # ids of open collections, to detect a collection that contains itself
         self._num_nodes = 0
         self._num_chars = 0
 
@@ -310,8 +310,8 @@ class _Reader:
             self.origins[path] = Origin(f"{origin.source} ({via})", origin.location, line)
         if node.style is not None or not names_only_a_variable(node.value):
             return text
-        # A bare ${PORT} may be a number, a boolean or null. In quotes it is a string. It is always a scalar, so an
-        # environment variable cannot add keys.
+        # A bare ${PORT} may be a number, a boolean or null. In quotes, ${PORT} is a string. The value is always a
+        # scalar, so an environment variable cannot add keys.
         tag = self._loader.resolve(yaml.ScalarNode, text, (True, False))  # type: ignore[no-untyped-call]
         if tag not in _PLAIN_TAGS:
             return text

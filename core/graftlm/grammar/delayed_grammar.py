@@ -64,7 +64,7 @@ class WithinReasoning:
 
 @dataclass(frozen=True, slots=True)
 class WithinGap:
-    """A place after the end of the reasoning, where `num_left` more line ends are allowed; at least one."""
+    """A place after the end of the reasoning, where `num_left` (at least one) more line ends are allowed."""
 
     num_left: int
 
@@ -246,7 +246,7 @@ def matcher_behind(compiled: CompiledGrammar, prompt_token_ids: Sequence[int]) -
 
 
 class DelayedMatcher(GrammarMatcher):
-    """The state of one request within the reasoning, and after it in a grammar.
+    """The state of one request, first within the reasoning, then in the grammar.
 
     Attributes:
         inner: the matcher of the grammar.

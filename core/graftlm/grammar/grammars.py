@@ -27,7 +27,7 @@ T = TypeVar("T")
 _Key: TypeAlias = tuple[GrammarSpec, Reasoning | None]
 
 _EXIT_TIMEOUT_S: Final = 5.0
-#: A compilation that takes longer than this number of seconds is long; few specifications take so much time.
+#: A compilation counts as long after this number of seconds; few specifications take so much time.
 _LONG_S: Final = 1.0
 
 
@@ -284,9 +284,9 @@ class GrammarCompiler:
                     self._forget_oldest()
 
     def _next_key(self) -> _Key:
-        """Return the next queued compilation: that of the shortest text, so that short texts do not wait for long ones.
+        """Return the key of the shortest queued specification, so that short specifications do not wait for long ones.
 
-        Every fourth result is the compilation that has waited longest, so that none waits forever.
+        Every fourth result is the specification that has waited longest, so that no specification waits forever.
         """
         self._num_begun += 1
         if self._num_begun % 4 == 0:

@@ -85,7 +85,7 @@ class Backend(Protocol):
     async def cache_prefix(self, prompt: str) -> None:
         """Compute and cache a prompt's keys and values, because several requests will start with this prompt.
 
-        This is a hint: a backend that cannot do it does nothing.
+        This is a hint: a backend that cannot cache prompts does nothing.
         """
 
     async def chat_template(self) -> ChatTemplate:

@@ -42,10 +42,9 @@ def run_batch(
     """Yield the states of many runs in order, each when it is finished. Closing the iterator cancels active runs.
 
     Args:
-        start: creates a run from its entry of `runs`; returns its empty state and a function that runs the program on
-            it.
-        num_threads: number of threads that call these functions; "auto": at least 64, because most of the threads only
-            wait.
+        start: function that creates a run from an entry of `runs`; returns the run's empty state, and a function that
+            runs the program on this state.
+        num_threads: number of threads that run programs; "auto": at least 64, because most of the threads only wait.
 
     Raises:
         RequestError: `num_threads` is neither "auto" nor a positive number.

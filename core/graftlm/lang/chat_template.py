@@ -19,9 +19,9 @@ Renderer = Callable[[Sequence[Message], bool], str]
 class ChatTemplate:
     """Returns the text that opens a chat message, and the text that closes it.
 
-    A program appends to a message while it runs, so it needs these texts separately. To find these texts, a chat is
-    rendered with marks as its messages' contents. The texts depend on the roles of the earlier messages, because some
-    templates add a default system message. They do not depend on these messages' contents.
+    A program appends to a message while it runs, so it needs these texts separately. A chat is rendered with marks as
+    its messages' contents; the text between the marks contains the openings and closings. They depend on the roles of
+    the earlier messages, because some templates add a default system message, but not on the contents.
     """
 
     def __init__(self, render: Renderer, *, added_prefix: str = "") -> None:
@@ -83,7 +83,7 @@ def _mark(index: int) -> str:
 
 
 def _without(text: str, start: str) -> str:
-    """Remove from a text the longest prefix that it shares with `start`."""
+    """Return a text without the longest prefix that it shares with `start`."""
     equal = takewhile(lambda pair: pair[0] == pair[1], zip(text, start, strict=False))
     return text[sum(1 for _ in equal) :]
 

@@ -1,4 +1,4 @@
-"""Methods by which `select` picks a choice, given the log-probabilities of its tokens."""
+"""Methods by which `select` picks a choice, given the log-probabilities of all choices' tokens."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

@@ -65,9 +65,9 @@ class CompiledProgram:
         """Run the program once for each set of arguments; see `Program.run_batch`.
 
         If the runs fork, their common prefix is cached before the first run starts. It consists of constants, and of
-        arguments that are equal in all runs. Without this, each run would send a request to cache the prefix before its
-        fork. Runs without forks do not need such a request: if they arrive together, the first run computes the prefix
-        for all runs.
+        arguments that are equal in all runs. If it were not cached, each run would send a request to cache it before
+        its fork. Runs without forks do not need such a request: if they arrive together, the first run computes the
+        prefix for all runs.
         """
         runner, backend = self._runner(Start()), resolve(backend)
         runs = runner.keywords(batch_kwargs)

@@ -20,13 +20,14 @@ _STOP_TIMEOUT_S: Final = 1.0
 class _LoopOfProcess:
     """Starts this process's event loop at its first use.
 
-    A forked process has a copy of its parent's loop, without the thread that runs it. It starts a new loop.
+    A forked process has a copy of its parent's loop, but not the thread that runs the loop. The process therefore
+    starts a new loop.
     """
 
     def __init__(self) -> None:
         self._starting = threading.Lock()
         self._started: tuple[asyncio.AbstractEventLoop, threading.Thread] | None = None
-        self._inherited: list[asyncio.AbstractEventLoop] = []  # loops of the processes that this one was forked from
+        self._inherited: list[asyncio.AbstractEventLoop] = []  # loops of the ancestors that forked this process
 
     def get(self) -> asyncio.AbstractEventLoop:
         """Return the running loop; the first call starts it."""
@@ -36,7 +37,7 @@ class _LoopOfProcess:
             return self._started[0]
 
     def stop(self) -> None:
-        """Stop the thread at the end of the process; a thread that runs during interpreter shutdown may crash it."""
+        """Stop the thread at the end of the process, because a thread may crash the interpreter's shutdown."""
         if self._started is not None:
             loop, thread = self._started
             loop.call_soon_threadsafe(loop.stop)
@@ -53,7 +54,7 @@ class _LoopOfProcess:
 
     def _abandon(self, loop: asyncio.AbstractEventLoop, selector: selectors.BaseSelector) -> None:
         """Detach from the parent's loop, in a process that has just been forked."""
-        if loop in self._inherited:  # the parent is itself a forked child, and detached from this loop before
+        if loop in self._inherited:  # the parent is itself a forked process, and has detached from this loop already
             return
         self._starting, self._started = threading.Lock(), None  # another thread of the parent may have held the lock
         self._inherited.append(loop)

@@ -25,7 +25,7 @@ __all__ = [
 
 
 class Expr:
-    """An expression that can be appended to a program's state. `+` joins two of them; strings are text."""
+    """An expression that can be appended to a program's state. `+` joins two expressions; strings are text."""
 
     __slots__ = ()
 

@@ -74,7 +74,7 @@ class Interpreter:
     """
 
     def __init__(self, context: RunContext, origin: "Future[Snapshot] | None" = None) -> None:
-        """Begin with an empty state; or wait for `origin`, and begin with this snapshot of another state."""
+        """Begin with an empty state, or with `origin`, a snapshot of another state, when it is available."""
         self.feed = TextFeed()
         self._context = context
         self._backend = context.backend_of_state()
@@ -127,7 +127,7 @@ class Interpreter:
         return children
 
     def fail(self, error: ProgramError) -> None:
-        """End this queue and those of its forks with an error; cancel their requests. Safe in a finalizer."""
+        """End this queue and its forks' queues with an error; cancel their requests. Safe in a finalizer."""
         self._context.loop.call_soon_threadsafe(self._fail_now, error)
 
     # -- in the event loop ---------------------------------------------------------------------------------------------
@@ -371,7 +371,7 @@ def _reasoning_of(value: Value) -> Value:
 def _program_error(error: BaseException, site: CallSite | None) -> ProgramError:
     """Return the error that reads will raise, with the program's line."""
     if isinstance(error, ProgramError):
-        return error  # the error of the state whose snapshot should have begun this one
+        return error  # the error of the state that this state continues
     if isinstance(error, asyncio.CancelledError):
         return ProgramCancelledError("this program's run was cancelled")
     what = str(error) if isinstance(error, GraftlmError) else f"{type(error).__name__}: {error}"

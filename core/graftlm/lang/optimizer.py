@@ -13,7 +13,7 @@ from graftlm.lang.template import MetaInfo, Produced, Slot, Template, map_slots,
 
 __all__ = ["drop_dead", "fold_constants", "merge_prefixes", "share_requests"]
 
-#: Minimum length, in characters, of a common beginning of branches' texts; only then is it moved before the fork.
+#: A common beginning of branches' texts is moved before their fork if it has at least this number of characters.
 _MIN_COMMON_CHARACTERS: Final = 16
 
 #: Maximum number of completions of one shared request. With four, each branch pays for a quarter of a prompt; a larger
@@ -34,7 +34,7 @@ def fold_constants(graph: Graph) -> Graph:
 
 
 def _known_texts(graph: Graph) -> dict[int, str]:
-    """Return the texts of selects with one constant choice whose scores are not read."""
+    """Return node id -> text of each select with a single, constant choice whose scores are not read."""
     read = [*slots_of((dict(graph.variables), graph.returned))]
     read += [slot for node in graph.nodes() for slot in node.slots()]
     scored = {slot.source.node_id for slot in read if isinstance(slot.source, MetaInfo)}
@@ -150,7 +150,7 @@ class _Liveness:
                 needed += ids
 
     def _newly_live(self, node_id: int) -> Iterator[Node]:
-        """Yield the nodes that become live with a node: in its branch, and in the branches it is forked from."""
+        """Yield the nodes that become live with a node: earlier nodes in its branch and in the branch's ancestors."""
         while True:
             branch_id, index = self._places[node_id]
             nodes = self._graph.branches[branch_id].nodes

@@ -169,7 +169,7 @@ class Marks:
         raise error
 
     def _site(self) -> CallSite:
-        """Return the innermost line in the program's file; if there is none, the innermost one outside the language."""
+        """Return the innermost line in the program's file; without one, the innermost line outside the language."""
         frame = sys._getframe(1)
         while frame is not None:
             if frame.f_code.co_filename == self._filename:

@@ -64,7 +64,8 @@ def gen(
 
     Args:
         name: name of the variable that stores the text.
-        n: number of completions. The variable is then a list of them; the first is appended to the text.
+        n: number of completions. The variable is then a list of the completions, and the first completion is appended
+            to the text.
         stop: strings that end the text; they are not part of it.
         stop_regex: regular expressions that end the text, if the backend supports them.
         top_k: keep the k most likely tokens; -1 keeps all.

@@ -96,8 +96,8 @@ class Program:
             stream: return immediately; texts then grow token by token, and the function runs in a new thread.
             use_thread: has no effect: the expressions of a state never need a thread.
 
-        Returns: the state. Without `stream`, all its expressions are finished. If one failed, `state.error()` is its
-            error, and every read of the state raises it.
+        Returns: the state. Without `stream`, all its expressions are finished. If an expression failed, `state.error()`
+            returns the error, and every read of the state raises it.
 
         Raises:
             Exception: the function itself raised it (only without `stream`).
@@ -237,7 +237,7 @@ def function(
 def function(
     func: Callable[..., Any] | None = None, *, num_api_spec_tokens: int | None = None
 ) -> Program | Callable[[Callable[..., Any]], Program]:
-    """Make an LM program of a function whose first argument is its state: `@function`, or `@function(...)`.
+    """Make an LM program of a function whose first argument is a state: `@function`, or `@function(...)`.
 
     Args:
         num_api_spec_tokens: number of tokens that an `OpenAI` backend may request in one call, so that one call can

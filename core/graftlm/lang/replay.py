@@ -29,7 +29,7 @@ class Start:
 
     Attributes:
         num_nodes: number of leading nodes of ROOT that have already run.
-        snapshot: the state after them.
+        snapshot: the state after these nodes.
     """
 
     num_nodes: int = 0
@@ -91,7 +91,7 @@ class _Run:
             interpreter.submit(Later(self._after(slots_of(structure), self._filling(cell, structure))), cell=cell)
         returned = self._graph.returned
         results = slots_of((dict(self._graph.variables), returned))
-        interpreter.submit(Later(self._after(results, lambda: Text(""))))  # the state ends after these values
+        interpreter.submit(Later(self._after(results, lambda: Text(""))))  # the state ends only after these values
         if not self._cells_of(slots_of(returned)):
             return fill(returned, self._value_of)
         return Promise(lambda: self._result(returned))

@@ -37,7 +37,8 @@ class Runtime:
         port: TCP port; None: a free one.
         api_key: key of the server, which the endpoint sends.
         config: sections of the configuration, such as `{"cache": {"page_size": 16}}`.
-        options: options of SGLang's server. `graftlm serve` refuses them with the setting to use instead.
+        options: options of SGLang's server. `graftlm serve` refuses such an option; the message names graftlm's
+            setting.
 
     Raises:
         EngineError: the server did not start; the message has the end of its log.

@@ -134,7 +134,7 @@ class ProgramState:
     def fork(self, size: int = 1, position_ids_offset: Sequence[int] | None = None) -> "ProgramStateGroup":
         """Return `size` states that continue from here and run in parallel.
 
-        The backend caches the text so far once, before the first of them sends a request.
+        The backend caches the text so far once, before the first fork sends a request.
 
         Args:
             position_ids_offset: accepted for SGLang's programs; has no effect, as in SGLang's backends.
@@ -206,7 +206,7 @@ class ProgramState:
         """Return everything that a fork has appended since it began, as an expression for another state.
 
         Raises:
-            ProgramError: the fork failed, left a chat message open that it began, or ended its parent's message.
+            ProgramError: the fork failed, began a chat message and left it open, or ended its parent's message.
         """
         taken: Future[Expr] = Future()
         self._interpreter.submit(TakeWritten(taken), call_site())
@@ -231,7 +231,7 @@ class ProgramState:
 
         Raises:
             ProgramError: the function, or an expression of the state, failed.
-            RequestError: the program's own function reads it.
+            RequestError: the program's own function reads its return value.
         """
         self._variables.wait_until_ended()
         if (error := self._interpreter.error) is not None:
@@ -306,7 +306,8 @@ class ProgramState:
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> "Future[None]":
         """Run a program's function on this state, in this thread.
 
-        Returns: a future that is done when all expressions have run. It fails with the ProgramError of this state.
+        Returns: a future that is done when all expressions have run. If the state fails, the future has its
+        ProgramError.
 
         Raises:
             BaseException: the function raised it; the state then fails.
@@ -383,20 +384,21 @@ class ProgramStateGroup(Sequence[ProgramState]):
         if error is None:
             self.join()
             return
-        for state in self._states:  # the block raised an error, so their results are not needed
+        for state in self._states:  # the block raised an error, so the forks' results are not needed
             state.cancel()
 
     def join(self, mode: str = "gather_variable") -> None:
-        """Wait for all forks. Each of their new variables becomes a variable of the parent: the list of the values.
+        """Wait for all forks, and collect their new variables in the parent.
 
-        The list has one entry for each fork, in order; it is None for a fork that did not set the variable.
+        In the parent, each new variable is a list with one entry per fork, in order. The entry is None if the fork did
+        not set the variable.
 
         Args:
-            mode: "gather_variable" does only this. "concate_and_append" also appends to the parent the text and the
-                chat messages that each fork has appended since it began, in order.
+            mode: "gather_variable" sets only the variables. "concate_and_append" also appends to the parent, in order,
+                the text and the chat messages that each fork has appended since it began.
 
         Raises:
-            ProgramError: a fork failed, left a chat message open that it began, or ended its parent's message.
+            ProgramError: a fork failed, began a chat message and left it open, or ended its parent's message.
             RequestError: the mode is unknown.
         """
         if mode not in _JOIN_MODES:

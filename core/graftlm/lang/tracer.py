@@ -67,7 +67,10 @@ def trace_prefix(function: Callable[..., Any], constants: Mapping[str, Any]) -> 
 
 
 def _literals(function: Callable[..., Any]) -> list[str]:
-    """Return the short strings in a function's code, in its globals, and in the functions of its file."""
+    """Return the short strings in a function and in the globals that it reads.
+
+    This includes the functions in the same file that it uses.
+    """
     function = inspect.unwrap(function)
     filename = getattr(getattr(function, "__code__", None), "co_filename", None)
     found: dict[str, None] = {}  # a dictionary as an ordered set

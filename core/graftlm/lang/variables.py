@@ -24,7 +24,7 @@ class Value:
     """The content of a variable.
 
     Attributes:
-        value: text; a list of texts if `n` of them were generated; any object that the program has set.
+        value: text; a list of texts if `n` texts were generated; or any object that the program has set.
         meta_info: the backend's meta information; a list if `n` texts were generated.
     """
 
@@ -65,7 +65,7 @@ class Cell:
     """The future value of one variable. If the program sets the variable again, it gets a new cell.
 
     Attributes:
-        reasoning: the cell of the reasoning before this text, if it is separated.
+        reasoning: the cell of the reasoning before this text, if the reasoning is separated from the text.
         scope: the `var_scope` block whose text is the value, if any.
     """
 
@@ -115,7 +115,7 @@ class Variables:
     """
 
     def __init__(self, inherited: Mapping[str, Cell] | None = None, *, is_open: bool = False) -> None:
-        """Begin with the variables of the state that this one continues. If `is_open`, reads wait until `end`."""
+        """Begin with the variables of the state that the new state continues. If `is_open`, reads wait until `end`."""
         self._cells = dict(inherited or {})
         self._changed = threading.Condition()
         self._listeners: list[Callable[[], None]] = []

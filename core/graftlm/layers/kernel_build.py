@@ -93,9 +93,9 @@ def build_library(
 ) -> Path:
     """Return the shared library of a source, compiling it if it is not in the cache.
 
-    If several processes need the same library at the same time, one compiles it and the others wait. The file is
-    renamed into place once it is complete and sealed. A cached library that is damaged, or that other users may write
-    to, is compiled again.
+    If several processes need the same library at the same time, one process compiles it and the other processes wait.
+    The file is renamed into place once it is complete and sealed. A cached library that is damaged, or that other users
+    may write to, is compiled again.
 
     Args:
         source: a C++ file. Its own headers are in its folder or below.
@@ -108,7 +108,7 @@ def build_library(
     Effects: notifies the watches of `kernel_events`; logs each compilation and its time.
 
     Raises:
-        KernelBuildError: there is no compiler, it fails, or users other than this user and root may write to the
+        KernelBuildError: the compiler is missing or fails, or users other than this user and root may write to the
             folder.
     """
     start_s = time.monotonic()

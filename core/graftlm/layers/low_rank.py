@@ -32,7 +32,8 @@ class AdapterGroups:
 
     Attributes:
         groups: (slot, tokens) for each adapter of the step, after the tokens were permuted by `order`.
-        order: int64 [T], the permutation that makes the tokens of each adapter contiguous; None: they are already.
+        order: int64 [T], the permutation that makes the tokens of each adapter contiguous; None if they are contiguous
+            already.
         inverse: int64 [T], the inverse permutation.
     """
 

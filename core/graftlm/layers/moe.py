@@ -77,8 +77,8 @@ class Experts(nn.Module):
         groups = RowGroups.of(expert_ids, self.num_experts)
         gate_up = self.gate_up(x[pair_ids // top_k], groups)  # [T * K, 2 I]
         down = self.down(self._activate(gate_up), groups)  # [T * K, D]
-        # Outputs are gathered by index, not added by index: the order of atomic additions would vary, and with it the
-        # sums.
+        # Outputs are gathered by index, not added by index, because the order of atomic additions varies, and so would
+        # the sums.
         outputs = torch.empty_like(down).index_copy_(0, pair_ids, down).view(num_tokens, top_k, -1)
         return (outputs * routing.weights.unsqueeze(-1)).sum(dim=1).to(x.dtype)
 

@@ -1,7 +1,8 @@
 """Root-mean-square normalisation (arXiv:1910.07467), of hidden states and of attention heads.
 
 The mean square is computed in float32. Later operations round in the order of Hugging Face's models, so that bfloat16
-gives the same numbers: the result is cast before the multiplication with the weight, or after it in Gemma.
+gives the same numbers. The normalised values are cast before the product with the weight; in Gemma, the product is
+cast.
 """
 
 from collections.abc import Iterator

@@ -90,8 +90,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def frequency_bytes(model: object) -> bytes:
     """Return the frequencies of all rotations of a model.
 
-    Cached keys depend on the frequencies. Those of longrope also depend on `model.context_len`, in which two engines
-    with the same checkpoint may differ.
+    Cached keys depend on the frequencies. The frequencies of longrope also depend on `model.context_len`, which may
+    differ between two engines with the same checkpoint.
     """
     if not isinstance(model, nn.Module):
         return b""

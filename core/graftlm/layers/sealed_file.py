@@ -1,4 +1,4 @@
-"""Checks the integrity of a file that is run as code, and who may write to it.
+"""Checks the integrity of a file that is run as code, and which users may write to the file.
 
 `hatch_build.py` loads this file by its path, in an environment without graftlm's dependencies. The file therefore
 imports only the standard library.

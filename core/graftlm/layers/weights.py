@@ -18,7 +18,8 @@ __all__ = ["WeightSlot", "copy_weights", "empty_parameter", "read_weight"]
 #: Suffixes of the names of tensors that are ignored: old checkpoints contain them, but graftlm computes them.
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
 
-#: Prefix of the names in a language model's checkpoint. In a checkpoint without an output projection, names lack it.
+#: Prefix of the names in a language model's checkpoint. In a checkpoint without an output projection, the names lack
+#: this prefix.
 _BASE_PREFIX = "model."
 
 _NAMES_SHOWN = 5

@@ -145,7 +145,8 @@ class Registry:
             config_path: configuration key of the name, for messages; None: the family's key.
 
         Raises:
-            UnknownProviderError: no distribution provides the name, or the one in `plugins.prefer` does not.
+            UnknownProviderError: no distribution provides the name, or `plugins.prefer` selects a distribution that
+                does not.
             DuplicateProviderError: several distributions provide the name.
             PluginLoadError: the provider was refused when its plugin was loaded.
         """

@@ -64,7 +64,7 @@ def _inner_section(section: type[Section], field: str) -> type[Section]:
 
 
 def _add_options(definitions: dict[str, Any], section: type[Section], family: Family, registry: Registry) -> None:
-    """Add one rule per provider to a section: its name determines the schema of its options."""
+    """Add one rule per provider to a section: the provider's name determines the schema of the options."""
     rules = []
     default = section.model_fields["name"].default
     for provider in _selectable(family, registry):

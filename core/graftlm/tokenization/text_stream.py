@@ -74,7 +74,7 @@ class TextStream:
 
 
 class StopStringWatch:
-    """Finds the token that completes a stop string, for the scheduler, which needs no text."""
+    """Finds the token that completes a stop string. Used by the scheduler, which needs no text."""
 
     def __init__(self, tokenizer: TokenDecoder, params: SamplingParams) -> None:
         self._stream = TextStream(tokenizer, params)

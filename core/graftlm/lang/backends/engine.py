@@ -60,7 +60,7 @@ class InProcessEngine(Protocol):
         """The engine's tokenizer, an EngineTokenizer."""
 
     async def agenerate(self, prompts: Any, sampling_params: Any = None, *, adapter: Any = None) -> list[RequestOutput]:
-        """Complete prompts; cancelling the coroutine aborts them."""
+        """Complete prompts. If the coroutine is cancelled, the prompts are aborted."""
 
     def astream(
         self, prompt: Any, sampling_params: Any = None, *, adapter: str | None = None

@@ -202,7 +202,7 @@ def _keepalive_socket(address: "tuple[Any, ...]") -> socket.socket:
     made = socket.socket(family, kind, protocol)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE.items():
-        if hasattr(socket, name):  # some systems lack it
+        if hasattr(socket, name):  # some systems lack this option
             made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     return made
 
@@ -218,7 +218,7 @@ def refusal(status: int, body: Any, about: str = "") -> GraftlmError:
 
 
 def _kind_of(detail: Any) -> type[GraftlmError] | None:
-    """Return the error class for the code in a body, or RequestError if its `param` is "model"; else None."""
+    """Return the error class for the code in a body, or RequestError if the body's `param` is "model"; else None."""
     if not isinstance(detail, dict):
         return None
     code = detail.get("code")

@@ -60,7 +60,7 @@ class _Entries:
         if start is None or start < 0 or output.prompt_logprobs is None:
             return {"input_token_logprobs": []}
         ids, logprobs = output.prompt_token_ids[start:], output.prompt_logprobs[start:]
-        # The first reported token has no log-probability, as in SGLang: programs for SGLang skip it.
+        # The first reported token has no log-probability, as in SGLang: programs for SGLang skip this token.
         numbers = [None if t is None else t.logprob for t in logprobs]
         meta: dict[str, Any] = {"input_token_logprobs": [self._entry(p, i) for p, i in zip(numbers, ids, strict=True)]}
         if self._num_top:

@@ -22,8 +22,7 @@ class RequestLimit:
         """Create a limit.
 
         Args:
-            max_wait_s: a request fails if the queue stays full for this number of seconds, because other clients fill
-                it.
+            max_wait_s: a request fails if other clients keep the queue full for this number of seconds.
         """
         self._max_requests = max_requests
         self._max_wait_s = max_wait_s

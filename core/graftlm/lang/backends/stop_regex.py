@@ -42,7 +42,7 @@ async def complete_until_match(stream: Stream, request: GenerationRequest) -> li
 
 async def _last(stream: Stream, request: GenerationRequest) -> Generation:
     async with aclosing(stream_until_match(stream, request)) as generations:
-        return [generation async for generation in generations][-1]  # a stream has at least one
+        return [generation async for generation in generations][-1]  # a stream yields at least once
 
 
 def _up_to_match(generation: Generation, patterns: Sequence[re.Pattern[str]]) -> Generation | None:

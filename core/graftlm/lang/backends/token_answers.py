@@ -44,7 +44,8 @@ def scored_logprobs(meta_info: dict[str, Any], num_tokens: int, start: int, sour
 
     Args:
         meta_info: meta information of a request whose logprob_start_len was `start - 1`, or 0 if `start` is 0. The
-            first reported token has no log-probability. For the prompt's first token, it counts as 0.
+            first reported token has no log-probability. If this is the prompt's first token, its log-probability counts
+            as 0.
         num_tokens: number of tokens of the prompt.
 
     Raises:

@@ -57,7 +57,7 @@ class LayerOps(Protocol):
         ...
 
     def act_and_mul(self, gate_up: Tensor, hidden_act: str) -> Tensor:
-        """Activate the gates, round them to the dtype, and multiply them with the other half (arXiv:2002.05202).
+        """Activate the gates, round them to the dtype, and multiply them with the other columns (arXiv:2002.05202).
 
         Args:
             gate_up: [T, 2 I], the gates first.

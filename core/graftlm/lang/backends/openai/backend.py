@@ -88,7 +88,7 @@ class OpenAI:
 
     @property
     def is_chat(self) -> bool:
-        """Whether it uses `/chat/completions`."""
+        """Whether the backend uses `/chat/completions`."""
         return self._is_chat
 
     @property

@@ -1,4 +1,4 @@
-"""The two kinds of endpoints: the bodies of their requests, and the form of their answers."""
+"""The request bodies and the answers of the two kinds of endpoints."""
 
 import json
 from abc import ABC, abstractmethod
