@@ -109,7 +109,7 @@ def _triton(interpreted: bool) -> Provider[AttentionBackend]:
 
 @hookimpl
 def provide_attention_backends() -> Iterable[Provider[AttentionBackend]]:
-    """Return `torch_native`, `triton` and `flashinfer`."""
+    """Return the providers of `torch_native`, `triton` and `flashinfer`."""
     return [
         Provider(
             name="torch_native",
@@ -137,6 +137,6 @@ def provide_attention_backends() -> Iterable[Provider[AttentionBackend]]:
                 cascade=True,
                 graph=True,
             ),
-            rank=-5,  # chosen by name only, until its speed has been compared with that of the other backends
+            rank=-5,  # `auto` never chooses it: its speed has not been compared with that of the other backends
         ),
     ]

@@ -90,8 +90,8 @@ inline void transpose(__m512i (&x)[16]) {
 }
 #endif
 
-// Packs queries and weights, of type E, and keys and values, of type C, into words. Tokens after the last one of the
-// tile are zeros. `buffer` has room for two rows.
+// Packs queries and weights, of type E, and keys and values, of type C, into words. Places after the tile's last token
+// are filled with zeros. `buffer` has room for two rows.
 template <class E, class C>
 struct Packing {
     using Words = FloatWords;
@@ -124,7 +124,7 @@ struct Packing<BFloat16, C> {
     using Words = PairWords;
     using Row = typename C::Element;
     static void query(const uint16_t* row, int64_t dim, uint32_t* out) { std::memcpy(out, row, dim * 2); }
-    // [D / 2][kTile], a word holds dimensions 2i and 2i + 1
+    // [D / 2][kTile]; word i of a token contains dimensions 2i and 2i + 1
     static void keys(const Row* base, const TileRows& rows, int64_t dim, uint16_t* buffer, uint32_t* out) {
         for (int64_t i = 0; i < dim / 2; i += kLanes) {
             const int64_t width = std::min<int64_t>(kLanes, dim / 2 - i);
@@ -140,7 +140,7 @@ struct Packing<BFloat16, C> {
             }
         }
     }
-    // [kTile / 2][D], a word holds tokens 2i and 2i + 1
+    // [kTile / 2][D]; a word of row i contains tokens 2i and 2i + 1
     static void values(const Row* base, const TileRows& rows, int64_t dim, uint16_t* buffer, uint32_t* out) {
         for (int t = 0; t < kTile; t += 2) {
             const uint16_t* even = C::halves(base + rows.offsets[t], dim, buffer);
@@ -161,7 +161,7 @@ struct Packing<BFloat16, C> {
 
 // A piece [start, end) of the context that a group of requests shares.
 struct SharedPiece {
-    const int32_t* members;  // indices of requests; since each has one token, also indices of tokens
+    const int32_t* members;  // indices of requests; also indices of tokens, because each request has one token
     float* const* partials;  // for each member, the destination of its partial result
     int64_t start, end;
 };

@@ -12,7 +12,7 @@ from graftlm.contracts import ForwardBatch
 
 __all__ = ["RaggedPages", "on_host", "ragged_pages", "shared_pages", "shared_prefix"]
 
-#: Number of columns of the page table in the first comparison; it doubles as long as all columns are equal.
+#: Number of page-table columns that the first comparison reads. It doubles after each comparison without a difference.
 _FIRST_COLUMNS = 64
 
 
@@ -45,7 +45,7 @@ def ragged_pages(
         page_size: number of tokens in a page.
         window: sliding window in tokens, or None. Pages outside every query's window are left out. This does not change
             the mask, because the mask counts positions from a request's last token.
-        num_shared: number of pages at the start of every request to leave out.
+        num_shared: number of pages to leave out at the start of each request; ignored if `window` is set.
     """
     seq_lens = batch.seq_lens_cpu[requests].astype(np.int64)
     first_pages = np.full(len(seq_lens), num_shared, dtype=np.int64)
@@ -64,7 +64,7 @@ def ragged_pages(
 
 
 def _compact(table: Tensor, first_columns: NDArray[np.int64], indptr: NDArray[np.int32]) -> Tensor:
-    """Concatenate the entries of each row from its first column on. Does not wait for the device.
+    """Concatenate parts of the table's rows: from each row's first column on. Does not wait for the device.
 
     Args:
         table: int32 [n, P], page ids; on the device.
@@ -80,7 +80,7 @@ def _compact(table: Tensor, first_columns: NDArray[np.int64], indptr: NDArray[np
 
 
 def shared_pages(batch: ForwardBatch, page_size: int) -> int:
-    """Return the number of first pages that all requests share and that contain no token of this step."""
+    """Return the number of leading pages that all requests share and that contain no token of this step."""
     past_lens = batch.seq_lens_cpu - batch.query_lens_cpu
     num_pages = int(past_lens.min()) // page_size
     table = batch.page_table_cpu[:, :num_pages]

@@ -48,7 +48,7 @@ class FlashInferLibrary:
 
 
 def load_flashinfer() -> FlashInferLibrary:
-    """Import FlashInfer and Triton; importing FlashInfer takes seconds."""
+    """Import FlashInfer and Triton, and return the functions; importing FlashInfer takes seconds."""
     import flashinfer
 
     from graftlm_attention.triton_kv_write import write_kv

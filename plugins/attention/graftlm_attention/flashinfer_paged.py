@@ -38,7 +38,7 @@ class FlashInferAttention(AttentionBackend):
 
     Args:
         options: see `FlashInferOptions`.
-        context: layers and cache; the dtype of the cache is that of the layers.
+        context: layers and cache; both must have the same dtype.
         library: FlashInfer's constructors.
         make_fence: creates the fence of each wrapper; None: `CudaFence` on a GPU, `NoFence` on a CPU.
 

@@ -21,7 +21,8 @@ _LAYOUT = "NHD"
 _TENSOR_CORE_GROUP = 4
 #: Size of the buffer that FlashInfer's wrappers use for the integers of a plan.
 _PLAN_BYTES = 8 << 20
-#: For fewer requests, merging costs more time than reading a shared prefix once saves.
+#: Minimum number of requests for the cascade wrapper. For fewer requests, merging the results costs more time than
+#: reading the shared prefix only once saves.
 _MIN_CASCADE_REQUESTS = 2
 
 
@@ -44,7 +45,7 @@ class CudaFence:
         self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
-        """Wait for the event. It is complete if step n is committed before step n + 2 is planned, as in the engine."""
+        """Wait for the event. In the engine, step n is committed before step n + 2 is planned, so it has completed."""
         self._event.synchronize()
 
     def record(self) -> None:
@@ -109,7 +110,7 @@ class _Fenced:
 
 @dataclass(slots=True)
 class _GraphBuffers:
-    """Buffers that the wrappers of all graph sizes share: only one graph runs at a time, and is planned just before.
+    """Buffers that the wrappers of all graph sizes share. Each graph is planned immediately before its replay.
 
     Attributes:
         indices: int32, page ids; has room for the largest batch.
@@ -224,7 +225,7 @@ class LayerPlanner:
         return ragged_pages(batch, requests, self._page_size, self._kind.sliding_window)
 
     def _token_ends(self, batch: ForwardBatch, first: int) -> Tensor:
-        """Return the ends of the tokens of the requests from `first` on, after a 0: int32 [n + 1], on the host."""
+        """Return 0 and the cumulative query lengths of the requests from `first` on: int32 [n + 1], on the host."""
         query_lens = batch.query_lens_cpu[first:]
         ends = np.zeros(len(query_lens) + 1, dtype=np.int32)
         np.cumsum(query_lens, out=ends[1:])

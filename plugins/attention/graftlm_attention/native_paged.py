@@ -30,7 +30,7 @@ _NO_WINDOW = 2**62
 
 
 class _Step(ctypes.Structure):
-    """`GraftlmStep` in paged_step.h."""
+    """The struct `GraftlmStep` of paged_step.h."""
 
     _fields_ = (
         ("num_requests", ctypes.c_int64),
@@ -51,7 +51,7 @@ class _Step(ctypes.Structure):
 
 
 class _Layer(ctypes.Structure):
-    """`GraftlmLayer` in paged_step.h."""
+    """The struct `GraftlmLayer` of paged_step.h."""
 
     _fields_ = (
         ("num_heads", ctypes.c_int64),
@@ -70,7 +70,7 @@ class _Layer(ctypes.Structure):
 
 
 class _Tensor(ctypes.Structure):
-    """`GraftlmTensor` in paged_step.h."""
+    """The struct `GraftlmTensor` of paged_step.h."""
 
     _fields_ = (("data", ctypes.c_void_p), ("token_stride", ctypes.c_int64), ("head_stride", ctypes.c_int64))
 
@@ -93,7 +93,7 @@ def load_kernel(compiler: str, cache_dir: Path) -> ctypes.CDLL:
     """Load the kernel; compile it first if there is no compiled copy. It uses the OpenMP runtime that torch has loaded.
 
     Args:
-        compiler: a name on PATH or a path.
+        compiler: path of the C++ compiler, or its name on PATH.
         cache_dir: folder of compiled kernels.
 
     Raises:
@@ -145,7 +145,7 @@ class NativePagedAttention(AttentionBackend):
         out_slots, seq_lens, page_table = (
             batch.out_slots.contiguous(), batch.seq_lens.contiguous(), batch.page_table.contiguous()
         )  # fmt: skip
-        step = self._step  # its address must not change, because recorded steps repeat the call and read it again
+        step = self._step  # changed in place, because recorded steps repeat the call with the same address
         num_tokens = batch.num_tokens
         step.num_requests = batch.num_requests
         step.num_tokens = num_tokens
@@ -164,7 +164,7 @@ class NativePagedAttention(AttentionBackend):
         self._prepared = _PreparedStep(num_tokens, (out_slots, seq_lens, page_table, *groups))
 
     def _query_lens_of(self, batch: ForwardBatch) -> Tensor:
-        """Return a batch's query lengths as a tensor. numpy takes ten times as long to return an array's address."""
+        """Return a batch's query lengths as a tensor, whose address is read ten times as fast as a numpy array's."""
         if batch.query_lens_cpu is not self._query_lens:  # the array is the same object while the same requests decode
             self._query_lens = batch.query_lens_cpu
             self._query_lens_tensor = torch.from_numpy(np.ascontiguousarray(self._query_lens, dtype=np.int32))

@@ -24,11 +24,11 @@ constexpr int kVectors = 2;
 constexpr int kRows = 6;                 // rows of `gemm_rows`
 constexpr int kPadding = 3 * kLanes;     // also a multiple of kRows
 constexpr int kTile = 64;                // context tokens between two updates of the running maximum
-constexpr int64_t kUnitBlockRows = 768;  // query rows of a chunk task on AMX; many, since the rows share packing
+constexpr int64_t kUnitBlockRows = 768;  // query rows of a chunk task on AMX; many, because all rows share packed keys
 constexpr float kFarBelow = -1e30f;  // the running maximum before the first score; finite, so differences are finite
 
-// The running softmax of R rows; lanes from r * kLanes / R on belong to row r. Scores are in units of ln 2, so that
-// weights are powers of two.
+// The running softmax of R rows; lanes from r * kLanes / R on belong to row r. Scores are in units of ln 2, so a weight
+// is 2^(score - maximum).
 struct Softmax {
     Vec maximum = splat(kFarBelow);
     Vec sum = {};
@@ -44,8 +44,8 @@ struct Softmax {
 };
 
 // Multiplies scores by `scale`, which may be 0 or negative. Masked scores (-inf) are left unchanged. The conditional
-// also prevents compilers from fusing the product with a later difference. The difference of the largest score from
-// itself must be exactly 0, because a power of two of a rounding error could be infinite.
+// also prevents compilers from fusing the product with a later subtraction: the largest score minus itself must be
+// exactly 0, because 2^(rounding error) could be infinite.
 inline Vec scaled(Vec scores, float scale) { return scores == -kInfinity ? scores : scores * scale; }
 
 // Turns R rows of kTile scores into weights relative to the new maxima. Scores are first multiplied by `scales`. Only

@@ -13,8 +13,8 @@
 // Scores, softmax and sums are float32. With AVX512-BF16, all loops multiply pairs of bfloat16, which rounds the
 // softmax weights to bfloat16; otherwise bfloat16 is widened first.
 //
-// An int8 cache is multiplied as codes, which all dtypes used here represent exactly. A token's key scale multiplies
-// its score, and its value scale multiplies its weight: one multiplication instead of D.
+// The codes of an int8 cache are multiplied directly; all dtypes used here represent them exactly. A token's key scale
+// multiplies its score, and its value scale multiplies its weight: one multiplication instead of D.
 //
 // Instruction sets: none is required. AVX2 and AVX-512 make vectors wider. AVX512-BF16, AVX512-VNNI and AMX replace
 // loops at compile time, as described above; AMX also needs the operating system's permission. Without a compiled
@@ -46,7 +46,7 @@ int32_t graftlm_has_matrix_units() {
 namespace {
 
 constexpr int64_t kBlockRows = 144;        // query rows (tokens x heads of a group) of one chunk task
-constexpr int64_t kMinUnitBlockRows = 96;  // on AMX, if many threads share the work
+constexpr int64_t kMinUnitBlockRows = 96;  // minimum on AMX, used if many threads share the work
 constexpr int64_t kPieceTokens = 256;      // minimum length of a piece of context
 constexpr int64_t kPiecesPerThread = 4;    // tasks per thread, for balance
 constexpr int64_t kSerialTokens = 128;     // with less context in total, one thread is faster than several
@@ -56,7 +56,7 @@ struct Schedule {
     std::vector<QueryTask> queries;
     std::vector<MergeTask> merges;
     std::vector<SharedPiece> shared;
-    std::vector<float*> shared_partials;  // [pieces, members] of each group
+    std::vector<float*> shared_partials;  // [pieces, members] for each group
     std::vector<float> partials;
     int64_t context_tokens = 0;  // sum over all one-token queries
 };
@@ -75,7 +75,7 @@ struct Group {
 };
 
 // Returns the groups whose shared context is read once in this layer. A group is left out if a request's context is
-// longer than the window, since requests then attend to different parts of the shared context.
+// longer than the window, because requests then attend to different parts of the shared context.
 std::vector<Group> groups_of(const GraftlmStep& step, const GraftlmLayer& layer, int64_t most_tokens) {
     std::vector<Group> groups;
     for (int64_t g = 0; g < step.num_groups; ++g) {
@@ -92,8 +92,8 @@ std::vector<Group> groups_of(const GraftlmStep& step, const GraftlmLayer& layer,
     return groups;
 }
 
-// Returns the number of rows per block. Large blocks are better, because the rows of a block share its packing, but all
-// threads must get blocks.
+// Returns the number of rows per block. Large blocks are better, because keys and values are packed once per block; but
+// there must be enough blocks for all threads.
 int64_t block_rows(const GraftlmStep& step, const GraftlmLayer& layer, bool on_units) {
     if (!on_units) return kBlockRows;
     int64_t rows = 0;
@@ -102,8 +102,7 @@ int64_t block_rows(const GraftlmStep& step, const GraftlmLayer& layer, bool on_u
     return std::clamp(rows / (step.num_threads * kPiecesPerThread), kMinUnitBlockRows, kUnitBlockRows);
 }
 
-// Adds the tasks that read each group's shared context once for all its requests. They are blocks, like those of
-// chunks.
+// Adds the tasks that read each group's shared context once for all its requests. The tasks are blocks, as for chunks.
 void plan_shared(const GraftlmLayer& layer, const std::vector<Group>& groups, const std::vector<Span>& spans,
                  int64_t most_members, int64_t partial_floats, Schedule& schedule) {
     size_t num_pieces = 0, num_partials = 0;
@@ -114,7 +113,7 @@ void plan_shared(const GraftlmLayer& layer, const std::vector<Group>& groups, co
         const int64_t length = round_up((g.shared_len + g.num_pieces - 1) / g.num_pieces, kTile);
         for (int64_t piece = 0; piece < g.num_pieces; ++piece) {
             float** partials = schedule.shared_partials.data() + schedule.shared_partials.size();
-            for (int64_t i = 0; i < g.num_members; ++i)  // requests of one token each are the first spans
+            for (int64_t i = 0; i < g.num_members; ++i)  // the first spans are the one-token requests, in batch order
                 schedule.shared_partials.push_back(spans[g.members[i]].partials + piece * partial_floats);
             const int64_t start = std::min(piece * length, g.shared_len), end = std::min(start + length, g.shared_len);
             schedule.shared.push_back({g.members, partials, start, end});
@@ -147,7 +146,7 @@ void plan(const GraftlmStep& step, const GraftlmLayer& layer, bool has_sinks, bo
         }
         const int64_t num_blocks = (num + most_tokens - 1) / most_tokens;
         const int64_t block_tokens =
-            (num + num_blocks - 1) / num_blocks;  // equal sizes, so that no block packs for a few rows
+            (num + num_blocks - 1) / num_blocks;  // equal sizes, so that no block packs keys for only a few rows
         for (int64_t i = 0; num > 1 && i < num; i += block_tokens) {
             const int64_t count = std::min(block_tokens, num - i);
             for (int64_t h = 0; h < layer.num_kv_heads; ++h)

@@ -6,7 +6,7 @@
 
 extern "C" {
 
-// One step's batch: B requests, T tokens, P page-table columns. Host pointers, read only.
+// One step's batch: B requests, T tokens, P page-table columns. The pointers are to host memory, which is only read.
 struct GraftlmStep {
     int64_t num_requests;
     int64_t num_tokens;
@@ -18,8 +18,8 @@ struct GraftlmStep {
     const int32_t* seq_lens;    // [B]
     const int32_t* page_table;  // [B, P]
     int32_t use_matrix_units;   // whether bfloat16 queries may use AMX; tests set it to 0
-    // G groups of requests of one token each, which are the first requests of the batch. All requests of a group start
-    // with the same pages; no request is in two groups.
+    // G groups of one-token requests, which are the first requests of the batch. All requests of a group start with the
+    // same pages; no request is in two groups.
     int64_t num_groups;
     const int32_t* group_starts;  // [G + 1], index in `members` of each group's first request
     const int32_t* members;       // indices of requests

@@ -7,11 +7,12 @@ from numpy.typing import NDArray
 
 __all__ = ["SharedPrefixes", "find_shared_prefixes"]
 
-#: With fewer requests or fewer shared tokens, merging two partial results costs more time than one common read saves.
+#: Minimum number of requests and of shared tokens in a group. In a smaller group, merging two partial results costs
+#: more time than reading the shared pages only once saves.
 _MIN_REQUESTS: Final = 4
 _MIN_TOKENS: Final = 256
-#: Pages per request in the first comparison, and the maximum per group in one comparison. Small values let the search
-#: stop soon after the first difference, and keep the compared pages in the CPU's caches.
+#: Number of pages per request in the first comparison, and maximum number of pages per group in any comparison. Small
+#: values let the search stop soon after the first difference, and keep the compared page ids in the CPU's caches.
 _FIRST_COMPARED_PAGES: Final = 512
 _MAX_COMPARED_PAGES: Final = 1 << 18
 
@@ -22,7 +23,8 @@ class SharedPrefixes(NamedTuple):
     Attributes:
         starts: [G + 1], index in `members` of each group's first request.
         members: indices of the requests, ordered by group.
-        lens: [G], number of tokens that a group shares: whole pages, and fewer tokens than any of its contexts.
+        lens: [G], number of tokens that each group shares; a multiple of the page size, and less than the length of
+            every context in the group.
     """
 
     starts: NDArray[np.int32]

@@ -15,7 +15,7 @@
 
 namespace {
 
-// The cache rows of N context tokens of a request. Entries past the last token repeat it.
+// The cache rows of N context tokens of a request. Entries after the last token repeat the last token's offsets.
 template <int N>
 struct RowsOf {
     int64_t offsets[N];  // offset of each token's row, in elements from the start of the layer's keys or values
@@ -66,8 +66,9 @@ void prefetch(const typename C::Element* start, int64_t elements) {
     for (; line < end; line += kLineBytes) __builtin_prefetch(line, 0, 2);
 }
 
-// Prefetch of the next tile: one slice for each token of the current tile. Spreading the prefetches over the arithmetic
-// overlaps them; issued all at once, they would fill the miss buffers and stall it.
+// Prefetch of the next tile: one slice for each token of the current tile. The prefetches are spread over the
+// arithmetic, so that both overlap. If all were issued together, they would fill the miss buffers and stall the
+// arithmetic.
 template <class C>
 struct Ahead {
     const typename C::Element* slices[kTile];
@@ -85,8 +86,8 @@ struct Ahead {
     }
 };
 
-// The dot product of one token's query, of type E, with keys, of type C, in floats or in pairs. `pack` returns the
-// factor by which the products must be multiplied.
+// The dot product of one token's query, of type E, with keys, of type C. It multiplies floats, or pairs of bfloat16 or
+// of 16-bit integers. `pack` returns the factor by which the products must be multiplied.
 template <class E, class C>
 struct Dot {
     using Query = float;
@@ -141,8 +142,8 @@ inline float pack_int16(const typename E::Element* row, int64_t dim, int64_t cou
     return scale;
 }
 
-// bfloat16 queries become integers. They keep their 8 significant bits, except for numbers far smaller than the
-// largest. Products of pairs are exact, with half the instructions of float.
+// Converts bfloat16 queries to 16-bit integers. The numbers keep their 8 significant bits, unless they are far smaller
+// than the row's largest number. Products of pairs are exact, and need half the instructions of float products.
 template <>
 struct Dot<BFloat16, Int8> {
     using Query = int16_t;
@@ -403,8 +404,8 @@ void write_mixed(const GraftlmLayer& layer, int64_t token, int64_t head, const f
     for (int64_t d = 0; d < layer.value_dim; d += kLanes) E::store(row + d, load(mixed + d) / sum);
 }
 
-// Sets the slices of the next tile to prefetch while `kv_head` is computed. All KV heads together prefetch each slice
-// once, in order of address.
+// Sets the slices of the next tile that are prefetched while `kv_head` is computed. All KV heads together prefetch each
+// slice once, in order of address.
 template <class C>
 void look_ahead(const typename C::Element* base, const uint16_t* scales, const TileRows& next,
                 const GraftlmLayer& layer, int64_t kv_head, Ahead<C>& ahead) {
@@ -435,7 +436,7 @@ void attend_query(const GraftlmStep& step, const GraftlmLayer& layer, const Quer
     auto* query = scratch.take<typename Dot<E, C>::Query>(heads * dim);
     float* scales = scratch.take<float>(heads);
     float* mixed = scratch.take<float>(heads * value_dim);
-    Softmax* softmax = scratch.take<Softmax>(heads);  // rows that are computed together share the entry of the first
+    Softmax* softmax = scratch.take<Softmax>(heads);  // rows that are computed together use the first row's entry
     TileRows* tiles = scratch.take<TileRows>(2);
     // Calls visit(R, h) for the heads of a KV head, R at a time, starting at h.
     const auto for_rows = [&](int64_t kv_head, auto visit) {
@@ -463,7 +464,7 @@ void attend_query(const GraftlmStep& step, const GraftlmLayer& layer, const Quer
     TileScales key_scales, value_scales;
     TileRows *tile = &tiles[0], *next = &tiles[1];
     tile->find(step, layer, task.request, task.start, task.end);
-    for (int t = 0; t < tile->count; ++t) {  // the first tile has not been prefetched
+    for (int t = 0; t < tile->count; ++t) {  // prefetches the first tile, because no earlier tile has done so
         prefetch<C>(keys + tile->offsets[t], layer.num_kv_heads * dim);
         if (values_apart) prefetch<C>(values + tile->offsets[t], layer.num_kv_heads * dim);
     }

@@ -50,9 +50,9 @@ class _Piece:
 class TorchPagedAttention(AttentionBackend):
     """Attention with `scaled_dot_product_attention` over gathered pages.
 
-    Chunks are computed one request at a time. One-token requests of similar length are computed together. The query
-    heads of a key/value head take the dimension of query positions, so that keys and values are not repeated for each
-    head.
+    Chunks are computed one request at a time. One-token requests of similar length are computed together: the query
+    heads of a key/value head are passed to PyTorch as if they were query positions, because then keys and values need
+    not be repeated for each head.
     """
 
     kernel = "torch"
@@ -127,12 +127,12 @@ class TorchPagedAttention(AttentionBackend):
             yield _Piece(self._index(group), self._index(slots.reshape(-1)), len(group), mask)
 
     def _slots(self, pages: NDArray[np.int32], positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Map positions [..., S] to slots with rows of the page table [..., P]."""
+        """Return the slots of positions [..., S], from rows of the page table [..., P]."""
         page = np.take_along_axis(pages, positions // self._page_size, axis=-1).astype(np.int64)
         return page * self._page_size + positions % self._page_size
 
     def _index(self, indices: NDArray[np.int64]) -> slice | Tensor:
-        """Return an index into a tensor: a slice for consecutive indices, because slices need no copy."""
+        """Return indices as a slice if they are consecutive, because a slice needs no copy, otherwise as a tensor."""
         first = int(indices[0])
         if (np.diff(indices) == 1).all():
             return slice(first, first + len(indices))
@@ -157,7 +157,7 @@ def _oldest(position: int, window: int | None) -> int:
 
 
 def _group_by_length(lengths: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Yield groups of indices into `lengths`, each group ascending, with limited padding and memory per group."""
+    """Group requests of similar length, which limits padding and memory. Yields indices into `lengths`, ascending."""
     order = np.argsort(-lengths, kind="stable")
     first = 0
     for i in range(1, len(order) + 1):
@@ -199,7 +199,7 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, piece: _Piece, layer: Atten
 
 
 def _attend_step_by_step(q: Tensor, k: Tensor, v: Tensor, piece: _Piece, layer: AttentionLayer) -> Tensor:
-    """Compute attention in float32, for soft caps, sinks and narrow values, which PyTorch's fused attention lacks.
+    """Compute attention in float32, with features that PyTorch's fused attention lacks: soft caps, sinks, D_v below D.
 
     Args:
         q: [b * n, H, D].
@@ -226,7 +226,7 @@ def _attend_step_by_step(q: Tensor, k: Tensor, v: Tensor, piece: _Piece, layer: 
 
 
 def _softmax(scores: Tensor, layer: AttentionLayer) -> Tensor:
-    """Return the softmax of scores, [b, H_kv, G, n, S]. With sinks, the weights do not include the sinks' share."""
+    """Return the softmax of scores, [b, H_kv, G, n, S]. Sinks take part in the softmax, but are not in the result."""
     if layer.sinks is None:
         return scores.softmax(dim=-1)
     sinks = layer.sinks.float().view(layer.num_kv_heads, -1, 1, 1).expand(*scores.shape[:-1], 1)

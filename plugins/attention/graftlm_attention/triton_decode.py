@@ -22,7 +22,7 @@ def _split_tokens(
     min_tokens: tl.tensor,
     BLOCK_N: tl.constexpr,  # noqa: N803
 ) -> tl.tensor:
-    """Return the length of the pieces into which a context of `seen` tokens is split."""
+    """Return the number of tokens in each piece of a context of `seen` tokens."""
     return tl.maximum(min_tokens, tl.cdiv(tl.cdiv(seen, num_splits), BLOCK_N) * BLOCK_N)
 
 
@@ -69,7 +69,7 @@ def _decode_kernel(
         start = tl.maximum(0, end - WINDOW)
     length = _split_tokens(end - start, num_splits, min_tokens, BLOCK_N)
     start += split * length
-    if (start >= end) & (split > 0):  # a short context has fewer pieces; _merge_kernel reads only these
+    if (start >= end) & (split > 0):  # a short context has fewer pieces; _merge_kernel reads no other results
         return
     end = tl.minimum(end, start + length)
 
@@ -196,7 +196,8 @@ def attend_decodes(
     num_kv_heads, num_splits = keys.stored.shape[1], splits.num_splits
     partial, lse = out, None
     if num_splits > 1:
-        # Allocated in every layer: the caching allocator returns the same memory, and a graph has its own memory pool.
+        # Every layer allocates these tensors. The caching allocator returns the same memory each time. Graphs can
+        # replay this, because each graph has its own memory pool.
         partial = torch.empty((num_decodes, num_splits, num_heads, head_dim), dtype=torch.float32, device=q.device)
         lse = torch.empty((num_decodes, num_splits, num_heads), dtype=torch.float32, device=q.device)
     kernel: Any = _decode_kernel

@@ -69,7 +69,7 @@ def _extend_kernel(
     Row r of a tile is query head r % GROUP of token r // GROUP. All rows read the same keys.
     """
     TILE_TOKENS: tl.constexpr = BLOCK_M // GROUP  # noqa: N806
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # the last tokens of a chunk have the longest context: start first
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # starts with a chunk's last tokens, whose context is the longest
     kv_head = tl.program_id(1)
     request = tl.load(tile_requests + tile)
     first_token = tl.load(cu_seqlens_q + request)
@@ -83,7 +83,7 @@ def _extend_kernel(
     dims = tl.arange(0, BLOCK_D)
     end_query = tl.minimum(first_query + TILE_TOKENS, query_len)
     row_inside = rows < (end_query - first_query) * GROUP
-    query = tl.minimum(first_query + rows // GROUP, end_query - 1)  # padding rows repeat the last query: no empty row
+    query = tl.minimum(first_query + rows // GROUP, end_query - 1)  # padding rows repeat the last query's position
     head = kv_head * GROUP + rows % GROUP
     inside = row_inside[:, None] & (dims < HEAD_DIM)[None, :]
     token = (first_token + query).to(tl.int64)
@@ -142,11 +142,11 @@ def _extend_kernel(
 
 
 def map_tiles(batch: ForwardBatch, tile_tokens: int) -> Tensor:
-    """Return the index of the request of each tile of queries. Makes one launch, and does not wait for the device.
+    """Return, for each tile of queries, the index of its request. Makes one launch; does not wait for the device.
 
-    The tiles of chunk c start at (number of tokens in chunks before c) // tile_tokens + c, and end at the start of
-    those of chunk c + 1. Therefore no prefix sum over chunks is needed, the number of tiles follows from shapes, and at
-    most one tile per chunk is empty.
+    The tiles of chunk c start at (number of tokens in chunks before c) // tile_tokens + c, and end where the tiles of
+    chunk c + 1 start. Therefore no prefix sum over the chunks' numbers of tiles is needed, the total number of tiles
+    follows from shapes, and at most one tile per chunk is empty.
 
     Args:
         batch: a batch with at least one chunk.
@@ -199,7 +199,7 @@ def attend_chunks(
         page_size: number of tokens in a page.
         window: sliding window in tokens, or None.
         score_scale, cap_scale: see `attend_range`.
-        sinks: float32 [H]: for each head, a score that takes a share of the softmax and has no value.
+        sinks: float32 [H]: for each head, the score of a virtual token whose value is zero.
     """
     _, num_heads, head_dim = q.shape
     num_kv_heads = keys.stored.shape[1]

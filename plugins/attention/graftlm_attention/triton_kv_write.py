@@ -11,9 +11,10 @@ from graftlm.layers import CacheRows
 
 __all__ = ["scale_bits", "write_kv"]
 
-#: Number of elements that one program writes, for keys and for values.
+#: Number of elements of keys that one program writes; it writes as many elements of values.
 _BLOCK = 2048
-#: The largest number of float8_e4m3fn. Larger numbers saturate, because the type has no infinity, and NaN would spread.
+#: The largest number of float8_e4m3fn. Larger numbers are stored as this number: the type has no infinity, and a NaN
+#: would make every later result of the request NaN.
 _E4M3_MAX = tl.constexpr(448.0)
 _INT8_MAX = tl.constexpr(127.0)
 #: 1.5 * 2^23: adding it rounds a float32 to an integer, half to even.
@@ -39,7 +40,7 @@ def _store_rows(
     inside: tl.tensor,
     HEAD_DIM: tl.constexpr,  # noqa: N803
 ) -> None:
-    """Store numbers [R, D] in the cache rows `row_ids` [R]; if the cache has scales, store them too."""
+    """Store numbers [R, D] in the cache rows `row_ids` [R]. If the cache has scales, store int8 codes and scales."""
     if scales is None:
         converted = _convert(numbers, rows.dtype.element_ty)
     else:
@@ -94,7 +95,7 @@ def _write_kernel(
 def scale_bits(rows: CacheRows) -> Tensor | None:
     """Return the bits of a cache's bfloat16 scales as int16 [slots, H_kv]; None if the cache has no scales.
 
-    The kernels read these bits, both compiled and interpreted.
+    Compiled and interpreted kernels both read bits, and not bfloat16 numbers.
     """
     return None if rows.scales is None else rows.scales.view(torch.int16)
 
@@ -104,8 +105,9 @@ def write_kv(k: Tensor, v: Tensor, keys: CacheRows, values: CacheRows, out_slots
 
     Args:
         k, v: [T, H_kv, D], any floating dtype; the last dimension is contiguous.
-        keys, values: [slots, H_kv, D], contiguous, changed in place; the dtype is k's or a narrower one. Numbers beyond
-            the range of float8_e4m3fn become its largest number; int8 codes are scaled.
+        keys, values: [slots, H_kv, D], contiguous, changed in place. The dtype is k's or a narrower one.
+            Numbers beyond the range of float8_e4m3fn become its largest number. int8 codes are stored with a scale per
+            row.
         out_slots: int64 [T].
     """
     num_tokens, num_heads, head_dim = k.shape

@@ -25,7 +25,7 @@ _FP8_CAPABILITY = (8, 9)
 
 @dataclass(frozen=True, slots=True)
 class Processors:
-    """The properties of the device on which the launches depend.
+    """The device's properties that determine the launches.
 
     Attributes:
         count: number of multiprocessors.
@@ -91,13 +91,14 @@ class TritonPagedAttention(AttentionBackend):
 
     A batch of one-token requests may be captured in a CUDA graph. For such a batch, `prepare` makes no launch, and the
     launches of `forward` depend only on shapes. A replay reads the captured batch's `seq_lens`, `page_table` and
-    `out_slots`. They must keep their addresses, and the page table must have enough columns for the longest context.
+    `out_slots`. These tensors must keep their addresses, and the page table needs enough columns for the longest
+    context.
     Padding rows of the batch have a context of 0 tokens, and an `out_slots` entry that is never read.
 
     Args:
         options: see `TritonOptions`.
-        context: layers and cache. The cache's dtype is that of the layers, int8 or float8_e4m3fn.
-        processors: properties of the device; None: those of `context.device`.
+        context: layers and cache. The cache's dtype is the layers' dtype, int8 or float8_e4m3fn.
+        processors: properties of the device; None: reads the properties of `context.device`.
 
     Raises:
         ProviderUnavailableError: the device cannot read this cache.

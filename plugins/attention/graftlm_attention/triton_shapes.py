@@ -6,7 +6,7 @@ import torch
 
 __all__ = ["ContextSplits", "TileShape", "decode_shape", "extend_shape", "split_contexts"]
 
-#: Minimum length of a piece of a context in tokens: merging shorter pieces costs more time than they save.
+#: Minimum length of a piece of a context in tokens. Merging shorter pieces costs more time than splitting saves.
 _MIN_SPLIT_TOKENS = 128
 #: Maximum length of a piece of a context in tokens, so that one long request does not take much longer than short ones.
 _MAX_SPLIT_TOKENS = 8192
@@ -35,7 +35,7 @@ class TileShape:
 
 @dataclass(frozen=True, slots=True)
 class ContextSplits:
-    """The split of contexts: each has at most `num_splits` pieces of at least `min_tokens` tokens."""
+    """The split of contexts: each context has at most `num_splits` pieces of at least `min_tokens` tokens."""
 
     num_splits: int
     min_tokens: int
@@ -68,7 +68,7 @@ def extend_shape(group: int, head_dim: int, dtype: torch.dtype, max_query_len: i
 def decode_shape(group: int, head_dim: int, dtype: torch.dtype) -> TileShape:
     """Return the tile shape for one-token requests; see `extend_shape` for the arguments."""
     block_d = _block_d(head_dim)
-    block_m = max(16, _power_of_two(group))  # tensor cores need 16 rows; unused ones cost no time: memory is the limit
+    block_m = max(16, _power_of_two(group))  # tensor cores need 16 rows; memory is the limit, so unused rows are free
     if dtype.itemsize > 2:
         return TileShape(block_m, 64 if block_d <= 64 else 32, block_d, num_warps=4, num_stages=1)
     block_n = 128 if block_d <= 64 else 8192 // block_d
@@ -80,15 +80,15 @@ def split_contexts(
 ) -> ContextSplits:
     """Return the split of the contexts of one-token requests.
 
-    The result depends on shapes, which are fixed in a captured graph, and not on the context lengths of a step.
+    The result does not depend on a step's context lengths, but only on shapes, because a captured graph fixes it.
 
     Args:
         num_requests: number of one-token requests in the batch.
         num_kv_heads: H_kv.
         max_len: maximum number of tokens that a query attends to, from the page table's width and the window.
         num_processors: number of multiprocessors of the device.
-        split_tokens: number of tokens of every piece, in every batch; None: the number of pieces that fills the device
-            once.
+        split_tokens: number of tokens of every piece, in every batch; None: contexts are split into as many pieces as
+            the device computes at the same time, within the limits of a piece's length.
     """
     if split_tokens is not None:
         return ContextSplits(max(1, -(-max_len // split_tokens)), split_tokens)

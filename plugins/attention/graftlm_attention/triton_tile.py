@@ -49,8 +49,8 @@ def attend_range(
         total: float32 [M], the sum of exp2(score - peak) so far.
         q: [M, BLOCK_D], zero past HEAD_DIM.
         q_positions: int32 [M], position of each query.
-        start, end: ends of the range. Unless MASKED, its length is a multiple of BLOCK_N, and every query attends to
-            all of it.
+        start, end: the range of positions [start, end). Unless MASKED, its length is a multiple of BLOCK_N, and every
+            query attends to all of its positions.
         keys, values: pointers to the first element of the key/value head in slot 0; a slot has `slot_stride` elements.
         key_scales, value_scales: None, or for int8 codes pointers to the bits of the key/value head's scale in slot 0;
             a slot has slot_stride / HEAD_DIM scales.
@@ -66,15 +66,15 @@ def attend_range(
     for first in range(start, end, BLOCK_N):
         positions = first + tl.arange(0, BLOCK_N)
         inside = positions < end
-        # PAGE_SIZE is a compile-time constant: the division becomes a shift, or a multiplication if it is not a power
-        # of two.
+        # PAGE_SIZE is a compile-time constant, so the division becomes a shift, or a multiplication if PAGE_SIZE is not
+        # a power of two.
         page = tl.load(pages + positions // PAGE_SIZE, mask=inside, other=0)
         # A cache may have more than 2**31 elements, so offsets are 64-bit.
         slots = page.to(tl.int64) * PAGE_SIZE + positions % PAGE_SIZE
         rows = slots * slot_stride
         k_rows = keys + rows[None, :] + dims[:, None]  # [D, N]
         k = tl.load(k_rows) if WHOLE else tl.load(k_rows, mask=inside[None, :] & (dims < HEAD_DIM)[:, None], other=0.0)
-        # tf32x3: tensor cores round float32 to TF32; three such products restore the precision. Other dtypes ignore it.
+        # tf32x3: tensor cores round float32 to TF32; three such products restore the precision. Only float32 uses it.
         scores = tl.dot(q, k.to(q.dtype), input_precision="tf32x3") * score_scale  # [M, N]
         if key_scales is not None:  # codes are exact in every dtype, so one product per score scales all D of them
             scores *= read_scales(key_scales, slots * (slot_stride // HEAD_DIM), inside)[None, :]

@@ -26,8 +26,8 @@ namespace {
 // D / 2 is rounded up to whole tiles. Numbers past the end of a row or of the context are zeros on both sides.
 
 constexpr int kSpan = 256;
-constexpr int kUnit = kTileRows;   // rows of a tile; also its words and the lanes of a vector
-constexpr int kPanel = 2 * kUnit;  // rows of a panel; also context tokens of the product with weights
+constexpr int kUnit = kTileRows;   // rows of a tile; also words of a tile's row, and lanes of a vector
+constexpr int kPanel = 2 * kUnit;  // rows of a panel; also the unit of context tokens in products with weights
 
 static_assert(kUnit == kLanes && kUnit * kPair == kTileInputs && kSpan % kPanel == 0);
 
@@ -151,7 +151,7 @@ inline void multiply_panel(int64_t rows, const uint32_t* a, int64_t a_stride, co
 template <int V>
 inline void weights_of(const float* scores, __m512 maximum, __m512 unit, __m512 (&weights)[V]) {
     __m512 x[V], r[V];
-    // The difference is taken first: for the largest score it is exactly 0.
+    // Subtract before multiplying: for the largest score, the difference is then exactly 0.
     for (int v = 0; v < V; ++v) x[v] = _mm512_mul_ps(_mm512_sub_ps(_mm512_load_ps(scores + v * kUnit), maximum), unit);
     // x minus the integer below it; 0 for -inf
     for (int v = 0; v < V; ++v) r[v] = _mm512_reduce_ps(x[v], _MM_FROUND_TO_NEG_INF);
@@ -179,7 +179,7 @@ bool weigh_scores(UnitSoftmax& state, const float* scores, int rows, int low, in
         const float* row = scores + r * kStride;
         __m512 even = _mm512_set1_ps(kFarBelow), odd = even;
         for (int t = low; t < high; t += kPanel) {
-            even = _mm512_max_ps(_mm512_load_ps(row + t), even);  // if the first operand is NaN, returns the second
+            even = _mm512_max_ps(_mm512_load_ps(row + t), even);  // returns the second operand if the first is NaN
             odd = _mm512_max_ps(_mm512_load_ps(row + t + kUnit), odd);
         }
         best[r] = reinterpret_cast<Vec>(_mm512_max_ps(even, odd));
@@ -243,7 +243,7 @@ public:
 
     static size_t scratch_bytes(const GraftlmLayer& layer) {
         const size_t group = layer.num_heads / layer.num_kv_heads, dim = layer.value_dim;
-        const size_t rows = round_up(std::max<size_t>(kUnitBlockRows, group), kUnit);  // a block is at least one token
+        const size_t rows = round_up(std::max<size_t>(kUnitBlockRows, group), kUnit);  // a block has at least one token
         const size_t depth = round_up(layer.head_dim / 2, kUnit);
         return 4 * (rows * depth + kSpan * depth + kSpan / 2 * dim + rows * dim) + 6 * kPanel * kSpan +
                rows / kUnit * sizeof(UnitSoftmax) + 2 * sizeof(SpanRows);
@@ -317,10 +317,10 @@ private:
                        kSpan / 2 * kUnit, (high - low) / 2, true, mixed_ + top * dim, dim, dim);
     }
 
-    // Whether products are scores already, except for masked ones.
+    // Whether the products are the scores already, so that `finish_scores` only has to mask some of them.
     bool are_final() const { return !kHasScales<C> && !layer_.has_soft_cap; }
 
-    // Completes a row's scores, and sets masked ones to -inf. The row's token attends to the span's positions from
+    // Completes a row's scores, and sets masked scores to -inf. The row's token attends to the span's positions from
     // `oldest` to `own`, inclusive.
     void finish_scores(float* row, int64_t oldest, int64_t own, int low, int high) const {
         if (kHasScales<C>)

@@ -15,14 +15,15 @@
 
 namespace {
 
-// Context tokens are the rows of tiles, 16 at a time, and are loaded directly from their pages; only queries and
-// weights are packed. Neighbours in a token's row are the pairs of both products:
+// A tile has 16 context tokens as rows, and is loaded directly from their pages; only queries and weights are packed.
+// In both products, a pair consists of two neighbouring numbers of a token's row:
 //
 //     scores [16 tokens][16 heads]      =  keys [16 tokens][D / 2]   . queries [D / 2][16 heads]
 //     mixed  [8 heads, 2][D_v / 2]     +=  weights [8 heads, 2][16]  . values [16 tokens][D_v / 2]
 //
-// A weight w occurs twice, as the pairs (w, 0) and (0, w): the first sums even dimensions, the second odd ones. Tiles
-// may have fewer heads than 16 or 8. The unused rows cost no time, because memory is the limit, not arithmetic.
+// A weight w occurs twice, as the pairs (w, 0) and (0, w): the first pair sums even dimensions, the second pair odd
+// dimensions. Tiles may have fewer heads than 16 or 8. The unused rows cost no time, because memory is the limit, not
+// arithmetic.
 
 constexpr int kUnits = kTile / kUnit;  // blocks of 16 tokens in a tile of context
 constexpr int kWeighed = kUnit / 2;    // heads of a tile of weights
@@ -30,7 +31,7 @@ constexpr int kAheadBytes = 10240;     // prefetch distance, limited by the firs
 
 static_assert(kTile % kPanel == 0);
 
-// 16 rows; `stride` is in words.
+// 16 equally spaced rows; `stride` is the distance between two rows, in words.
 struct UnitRows {
     const uint16_t* first;
     int64_t stride;
@@ -169,9 +170,9 @@ public:
         unit_ = (layer.has_soft_cap ? layer.soft_cap : scale) * kLog2E;
     }
 
-    // Returns whether rows are whole tiles and AMX is faster than vectors. AMX is faster if several heads share their
-    // keys. int8 codes must be converted first, so they need more heads. A piece has a fixed cost, so it needs a
-    // minimum number of tokens.
+    // Returns whether rows consist of whole tiles and AMX is faster than vector instructions. AMX is faster if several
+    // heads share their keys. int8 codes must be converted first, so AMX needs more heads for them. A piece has a fixed
+    // cost, so AMX needs a minimum number of tokens.
     static bool suits(const GraftlmLayer& layer, const QueryTask& task) {
         const int64_t least = kHasScales<C> ? kUnit : 2;
         return layer.head_dim % kPanel == 0 && layer.value_dim % kPanel == 0 &&
@@ -208,7 +209,7 @@ public:
 private:
     static int64_t panels_of(int64_t rows, int64_t height) { return (rows + height - 1) / height; }
 
-    int64_t mixed_size() const { return kUnit / 2 * layer_.value_dim; }  // of the heads of one tile of weights
+    int64_t mixed_size() const { return kUnit / 2 * layer_.value_dim; }  // for the heads of one tile of weights
     // Tiles start at multiples of kTile, so that blocks of 16 tokens are within one page if pages are large enough.
     int64_t end_of(int64_t start) const { return std::min(start / kTile * kTile + kTile, task_.end); }
     int blocks() const { return (tile_->count + kUnit - 1) / kUnit; }
@@ -251,10 +252,10 @@ private:
         }
     }
 
-    // Prefetches one of `parts` parts of the slice that is read `ahead_` slices after `slice`. Spreading the prefetches
-    // over the arithmetic overlaps them; issued all at once, they would fill the miss buffers and stall it. A slice is
-    // the keys or the values of one block and one KV head. All slices of keys are read before those of values; within
-    // each, slices are ordered by KV head, then by block.
+    // Prefetches one of `parts` parts of the slice that is read `ahead_` slices after `slice`. The prefetches are
+    // spread over the arithmetic, so that both overlap. If all were issued together, they would fill the miss buffers
+    // and stall the arithmetic. A slice is the keys or the values of one block and one KV head. All slices of keys are
+    // read before all slices of values; both are ordered by KV head, then by block.
     void fetch(int64_t slice, int64_t part, int64_t parts) const {
         slice += ahead_;
         const int64_t side = kv_heads_ * kUnits, all = values_ != keys_ ? 2 * side : side;

@@ -1,7 +1,8 @@
 // Vectors as wide as the CPU's registers: cache formats, and mathematical functions on vectors.
 //
-// Instruction sets: none is required. Vectors are GCC's, of 16 floats with AVX-512, 8 with AVX and 4 without both. Some
-// functions also have a variant in AVX2 or AVX-512 instructions. Everything is local to the source that includes it.
+// Instruction sets: none is required. Vectors use GCC's vector extension; they have 16 floats with AVX-512, 8 with AVX,
+// otherwise 4. Some functions also have a variant in AVX2 or AVX-512 instructions. Everything is local to the source
+// that includes it.
 
 #pragma once
 
