@@ -42,7 +42,7 @@ def _create_hicache(options: HicacheOptions, context: CacheContext) -> PrefixCac
 
 @hookimpl
 def provide_prefix_caches() -> list[Provider[PrefixCache]]:
-    """Return the built-in caches."""
+    """Return the providers of the built-in prefix caches."""
     return [
         Provider(
             name="radix",
@@ -92,7 +92,7 @@ def _create_file(options: FileStorageOptions, context: StorageContext) -> KVStor
 
 @hookimpl
 def provide_kv_storages() -> list[Provider[KVStorage]]:
-    """Return the built-in KV storage."""
+    """Return the provider of the built-in KV storage."""
     from graftlm_cache.file_storage import FileStorageOptions
 
     return [

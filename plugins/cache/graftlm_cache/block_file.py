@@ -55,7 +55,7 @@ class BlockFormat:
 
     @property
     def folder(self) -> str:
-        """The name of the folder for blocks of this kind: 32 hexadecimal digits."""
+        """The name of the folder for blocks of this fingerprint, size and format: 32 hexadecimal digits."""
         return hashlib.sha256(FORMAT_VERSION.to_bytes(4, "little") + self._fingerprint).hexdigest()[:32]
 
     @property

@@ -152,8 +152,8 @@ class BlockFolder:
         Args:
             blocks: the files that the walk found.
             since_s: time when the walk began. Files used since then stay in the index, because the walk may have missed
-                them. A file's time may be later than `since_s`, perhaps by years. Then the time of the first walk that
-                found the file counts as its last use, so that it can become the oldest like other files.
+                them. A file's time may be wrong, even years in the future. If it is later than `since_s`, the start of
+                the first walk that found the file counts as its last use, so that the file can become the oldest.
         """
         known, self._entries = self._entries, {}
         self.total_bytes = self.own_bytes = self.num_own = 0

@@ -19,7 +19,7 @@ __all__ = ["ChunkCache"]
 
 
 class _Start:
-    """The only handle: the start of every prompt."""
+    """The handle of every match: the start of the prompt."""
 
     __slots__ = ("num_locks",)
 

@@ -15,21 +15,21 @@ __all__ = ["NO_TOKENS", "find_continuation"]
 NO_TOKENS: Final[TokenIds] = np.empty(0, dtype=np.int32)
 NO_TOKENS.flags.writeable = False
 
-#: Maximum number of children of a node that are compared, the latest ones. The tokens after a node with more children
-#: are hard to predict.
+#: Maximum number of a node's children that are compared: the children that were added last. The tokens after a node
+#: with more children are hard to predict.
 _MAX_COMPARED: Final = 256
 
 
 def find_continuation(root: RadixNode, tokens: bytes, num_tokens: int, page_bytes: int) -> TokenIds:
     """Return up to `num_tokens` tokens that follow a prefix in the tree; change nothing.
 
-    If there are several continuations, it follows the most recently used node.
+    At each node with several children that fit, the tokens of the most recently used child are returned.
 
     Args:
         tokens: bytes of int32 token ids, from the start of the prompt; they may end inside a page.
         page_bytes: number of bytes of a page's token ids.
 
-    Returns: int32 [m], read-only; empty if the tree does not contain the tokens, or nothing after them.
+    Returns: int32 [m], read-only; empty if the tree does not contain the tokens, or no tokens after them.
     """
     node, rest = _descend(root, tokens, page_bytes)
     if node is None:
@@ -43,7 +43,7 @@ def find_continuation(root: RadixNode, tokens: bytes, num_tokens: int, page_byte
 
 
 def _descend(node: RadixNode, tokens: bytes, page_bytes: int) -> tuple[RadixNode | None, bytes]:
-    """Return the node in which the tokens end, and the rest of its run; (None, b"") if the tree lacks the tokens."""
+    """Return the node in which the tokens end, and its run after them; (None, b"") if the tree lacks the tokens."""
     offset, end = 0, len(tokens)
     while offset < end:
         if end - offset >= page_bytes:
@@ -64,7 +64,7 @@ def _descend(node: RadixNode, tokens: bytes, page_bytes: int) -> tuple[RadixNode
 
 
 def _recent(node: RadixNode) -> Iterator[RadixNode]:
-    """Yield the children of a node that are compared."""
+    """Yield the children of a node that are compared, the child that was added last first."""
     return islice(reversed(node.children.values()), _MAX_COMPARED)
 
 

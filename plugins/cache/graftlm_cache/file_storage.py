@@ -1,8 +1,8 @@
 """Blocks of keys and values as files in one folder; they survive a restart, and replicas share them.
 
-A block is one file. It is written under a temporary name and then renamed, so it appears complete or not at all. A
-block can be found without any state in memory: other processes may add and remove files at any time. An index in memory
-counts bytes for the size limit. A walk through the folder renews it, at the latest after `max_bytes / 20` were written.
+A block is one file. It is written under a temporary name and then renamed, so it appears complete or not at all. Other
+processes may add and remove files at any time, so blocks are looked up in the folder. An index in memory counts bytes
+for the size limit. A walk through the folder renews the index, at the latest after `max_bytes / 20` written bytes.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ __all__ = ["FileStorage", "FileStorageOptions"]
 
 _logger = logging.getLogger(__name__)
 
-_SLACK = 20  # at most 1/20 of the limit is written between two walks; an eviction frees as much in addition
-_TOUCH_S = 60.0  # a file's time is set at most once in this time, in seconds
+_SLACK = 20  # at most 1/20 of the limit is written between two walks; an eviction frees 1/20 more than it must
+_TOUCH_S = 60.0  # minimum number of seconds between two updates of a file's time
 _ABANDONED_S = 600.0  # a temporary file older than this is removed; no writer needs so long
 
 
@@ -98,7 +98,7 @@ class FileStorageOptions(Options):
 
 
 class FileStorage(KVStorage):
-    """A KV storage with one file per block, which removes the least recently used files first.
+    """A KV storage with one file per block. At its size limit, it removes the least recently used files.
 
     Args:
         options: folder and size limit.
@@ -267,7 +267,7 @@ class FileStorage(KVStorage):
         return True
 
     def _use(self, name: str) -> None:
-        """Record a hit in the index. At most every `_TOUCH_S`, also set the file's time, for other processes."""
+        """Record a hit in the index, and at most once per `_TOUCH_S` in the file's time, which other processes read."""
         now = self._clock()
         with self._lock:
             before = self._folder.last_use_s(name)
@@ -285,8 +285,8 @@ class FileStorage(KVStorage):
     def _forget(self, name: str) -> None:
         """Remove a missing file from the index, unless a writer has created it again in the meantime.
 
-        A writer adds its file to the index after renaming it, under the lock. So a file that appears after this check
-        is added later.
+        A writer first renames its file and then, under the lock, adds it to the index. So if the file appears after
+        this check, its writer adds it to the index after this removal.
         """
         with self._lock:
             if not self._exists(name):

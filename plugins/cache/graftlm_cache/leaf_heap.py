@@ -26,7 +26,7 @@ _NUMBERS = (int, float, np.integer, np.floating)
 #: Stale entries are removed only if there are more than this number.
 _SLACK = 64
 
-#: Minimum number of touched leaves for `settle_many` to create entries, and of entries for a run.
+#: Minimum number of touched leaves with which `settle_many` creates entries; also the minimum size of a run.
 _MANY = 256
 
 
@@ -40,8 +40,8 @@ class LeafHeap:
     makes its entry stale. Stale entries are skipped by pops, and are removed together ("sweep") when they outnumber the
     valid ones.
 
-    A touch costs O(1), and k pops of n leaves cost O((k + touched) log n). The heaps stay small: each pop from a heap
-    of 50,000 entries would read memory outside the processor's caches at every level, whereas a run is read in order.
+    A touch costs O(1), and k pops of n leaves cost O((k + touched) log n). Both heaps stay small: a pop from a heap of
+    50,000 entries would read memory outside the processor's caches at every level. A run, however, is read in order.
     Call `settle_many` regularly, so that a single pop does not have to sort all nodes touched since the last pop.
     """
 
@@ -123,7 +123,7 @@ class LeafHeap:
                 self._add_run(young)
 
     def _sweep(self, fresh: list[_Entry]) -> None:
-        """Put all valid entries into one run. Apart from the sort, the cost is linear in the stale entries' number."""
+        """Put all valid entries into one run. Apart from sorting, the cost is linear in the number of stale entries."""
         entries = self._young + fresh
         for priority, stamp, node, run in self._heads:
             entries.append((priority, stamp, node))

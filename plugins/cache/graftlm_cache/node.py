@@ -13,12 +13,13 @@ __all__ = ["ITEM_BYTES", "RadixNode", "common_pages", "join_pages"]
 ITEM_BYTES = 4
 
 
-#: Shared by all nodes that never had a child: most nodes are leaves, and a dictionary is a fifth of a node's size.
+#: Shared by all nodes that never had a child. This saves memory, because most nodes are leaves, and a dictionary of its
+#: own would be a fifth of a node's size.
 _NO_CHILDREN: dict[bytes, RadixNode] = {}
 
 
 class RadixNode:
-    """A run of whole pages below a parent; the root of a namespace has no pages. A node is also the handle of its end.
+    """A run of whole pages below a parent; a namespace's root has no pages. A node is also the handle of its end.
 
         tokens    0 ................. stats.depth ............ stats.depth + stats.tokens
         pages     |  the ancestors'  |  this node's `pages`   |

@@ -11,7 +11,7 @@ from graftlm_cache.node import RadixNode
 
 __all__ = ["MAX_PINS", "Pins"]
 
-#: Maximum number of pins at a time. It is limited because the eviction of window pages visits each pin.
+#: Maximum number of simultaneous pins. It is limited, because each eviction of window pages visits all pins.
 MAX_PINS: Final = 4096
 
 #: Stale ends are removed only if there are more than this number.

@@ -140,7 +140,7 @@ class RadixCache(PrefixCache):
                 break
             if not tokens.startswith(child.run, offset):
                 child = self._split(child, common_pages(child.run, tokens, offset, page_bytes))
-                end = 0  # the rest is not shared
+                end = 0  # ends the loop: the remaining tokens are not in the tree
             stats = child.stats
             stats.last_access = now
             if priority > stats.priority:
@@ -266,7 +266,7 @@ class RadixCache(PrefixCache):
         return node is not None
 
     def _reconsider(self, node: RadixNode | None) -> None:
-        """Update the position of a leaf whose pins have changed in the order of eviction."""
+        """Update a leaf's position in the order of eviction, because its pins have changed."""
         if node is not None and node.is_evictable_leaf:
             self._leaves.touch(node)
 

@@ -104,11 +104,11 @@ class SWARadixCache(RadixCache):
         return result
 
     def _take_over(self, node: RadixNode, held: NDArray[np.bool_]) -> None:
-        """Cover the pages of a bare node for which window pages are offered; split it into covered and bare parts.
+        """Add the offered window pages to a bare node, and split the node into covered and bare parts.
 
         Args:
             node: a bare node.
-            held: bool [num_own_pages], whether a window page is offered.
+            held: bool [num_own_pages], whether a window page is offered for each page.
         """
         if not held.any():
             return

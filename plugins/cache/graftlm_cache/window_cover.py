@@ -42,7 +42,7 @@ class WindowCover:
         return node in self._covered
 
     def tick(self) -> None:
-        """Advance the time with which later uses are recorded."""
+        """Advance the logical clock, whose time later uses record."""
         self._now += 1
 
     def add(self, node: RadixNode) -> None:

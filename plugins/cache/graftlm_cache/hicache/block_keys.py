@@ -17,7 +17,7 @@ _MEMO_SIZE = 64
 
 @dataclass(slots=True)
 class _Chain:
-    """The keys of a token sequence, and a copy of its tokens, as whole blocks."""
+    """The whole blocks of a token sequence: a copy of their tokens, and their keys."""
 
     token_ids: TokenIds
     keys: list[bytes]
@@ -26,11 +26,12 @@ class _Chain:
 class BlockKeys:
     """Computes the keys of a prefix's whole blocks.
 
-    A block's key is a chained hash: blake2b of the previous block's key (for the first block, of the namespace) and of
-    the block's tokens. So equal keys mean equal tokens from the start of the prompt, in the same namespace, in any
-    engine. The hash is cryptographic, so that no client can construct a prompt that matches another prompt's blocks.
+    A block's key is the blake2b hash of the previous block's key and the block's tokens. For the first block, the
+    namespace replaces the previous key. So equal keys mean equal tokens from the start of the prompt, in the same
+    namespace, also in different engines. The hash is cryptographic, so that no client can construct a prompt that
+    matches another prompt's blocks.
 
-    The most recent chains are kept. If a prompt comes again with more tokens, only the new blocks are hashed.
+    The keys of the most recent prompts are stored. If a prompt returns with more tokens, only new blocks are hashed.
 
     Args:
         block_tokens: number of tokens in a block.

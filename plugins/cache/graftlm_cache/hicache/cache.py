@@ -63,8 +63,8 @@ class HierarchicalCache(TieredPrefixCache):
         storage: the third tier, or None.
         transfer: copies pages and blocks; None if `host` has no slots.
         writing: decides which blocks are copied to the host, and when.
-        wait_s: maximum time that a waiting request waits for storage, in seconds, from the start of its prefetch; None:
-            until the prefetch is complete.
+        wait_s: maximum time that a request waits for its prefetch from storage, in seconds from the prefetch's start;
+            None: it waits until the prefetch is complete.
         page_size: number of tokens in a page.
         block_tokens: number of tokens in a block, a multiple of `page_size`.
         clock: monotonic clock in seconds.
@@ -184,11 +184,11 @@ class HierarchicalCache(TieredPrefixCache):
     # -- Device to host -------------------------------------------------------------------------------------------
 
     def store(self, key: PrefixKey, pages: PageIds) -> None:
-        """Copy the blocks of a key that the write policy selects to the host; see `TieredPrefixCache.store`."""
+        """Queue copies to the host of those blocks that the write policy selects; see `TieredPrefixCache.store`."""
         keys = self._keys.of(key)[: self._host.num_slots]
         if self._queue is None or not keys:
             return
-        self._host.touch(keys)  # before copying, so that no block of this key is evicted to make room for another
+        self._host.touch(keys)  # before copying, so that no block of this key is evicted to make room for the copies
         num_new = 0
         for i, block_key in enumerate(keys):
             if block_key in self._host:
@@ -256,7 +256,7 @@ class HierarchicalCache(TieredPrefixCache):
     def load(self, offer: LoadOffer, pages: PageIds) -> LoadedPages:
         """Queue copies of the offered blocks into pages; see `TieredPrefixCache.load`."""
         offer, queue = self._own(offer), self._transfer
-        num_loaded = {True: 0, False: 0}  # is it from storage -> number of pages
+        num_loaded = {True: 0, False: 0}  # whether pages come from storage -> number of pages
         at, first_page = 0, offer.first_page
         for block in offer.blocks:
             num_pages = self._block_pages - first_page

@@ -18,7 +18,7 @@ __all__ = ["Prefetch", "StorageTier"]
 
 logger = logging.getLogger(__name__)
 
-#: Maximum share of the host blocks that wait to be written, and maximum share that is pinned for waiting requests.
+#: Maximum share of the host blocks that may wait to be written; also the maximum share that prefetches may pin.
 _MAX_SHARE = 0.5
 #: `close` stops waiting if storage finishes no block for this time, in seconds.
 _CLOSE_TIMEOUT_S = 10.0
@@ -33,11 +33,11 @@ class Prefetch:
     """The prefetch of one request's blocks from storage to host memory; implements `PrefetchTicket`.
 
     Attributes:
-        deadline_s: clock reading until which the request waits; None: until the prefetch is done.
-        blocks: the blocks that are pinned for it so far. Only the reader thread adds blocks, until it is done.
-        is_released: whether the request no longer waits for it. Guarded by the tier's lock.
-        is_over: whether the reader thread has finished it. Guarded by the tier's lock. The blocks are unpinned when
-            both `is_released` and `is_over` are set.
+        deadline_s: clock reading until which the request waits; None: it waits until the prefetch is done.
+        blocks: the blocks that the prefetch has pinned so far. Only the reader thread adds blocks.
+        is_released: whether the request no longer waits for the prefetch. Guarded by the tier's lock.
+        is_over: whether the reader thread has finished the prefetch. Guarded by the tier's lock. The blocks are
+            unpinned when both `is_released` and `is_over` are set.
         ended: completed when the prefetch is done.
     """
 
@@ -97,7 +97,7 @@ class StorageTier:
     # -- To storage -----------------------------------------------------------------------------------------------
 
     def write(self, block: HostBlock) -> None:
-        """Queue a filled block to be written; skip it if too many blocks are queued."""
+        """Queue a filled block for writing; skip the block if too many blocks are queued."""
         with self._lock:
             if self._num_writing >= self._max_writing:
                 self.num_skipped += 1
@@ -126,7 +126,7 @@ class StorageTier:
     # -- From storage ---------------------------------------------------------------------------------------------
 
     def prefetch(self, keys: Sequence[bytes], deadline_s: float | None) -> Prefetch:
-        """Start to copy the leading blocks of a sequence that storage has to host memory.
+        """Start copying a sequence's blocks to host memory, up to the first block that storage does not have.
 
         Args:
             keys: keys of the sequence's blocks.
