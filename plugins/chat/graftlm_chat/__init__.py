@@ -29,7 +29,7 @@ def _tool_calls(
 
 @hookimpl
 def provide_tool_call_formats() -> Iterable[Provider[ToolCallFormat]]:
-    """Offer `hermes`, `llama3_json`, `mistral` and `pythonic`."""
+    """Return the providers of `hermes`, `llama3_json`, `mistral` and `pythonic`."""
     return [
         _tool_calls("hermes", HermesFormat, "<tool_call>{...}</tool_call>, as Hermes and Qwen", "<tool_call>", rank=10),
         _tool_calls("mistral", MistralFormat, "[TOOL_CALLS] and a JSON list, as Mistral", "[TOOL_CALLS]"),
@@ -40,7 +40,7 @@ def provide_tool_call_formats() -> Iterable[Provider[ToolCallFormat]]:
 
 @hookimpl
 def provide_reasoning_formats() -> Iterable[Provider[ReasoningFormat]]:
-    """Offer `think` and `none`."""
+    """Return the providers of `think` and `none`."""
     return [
         Provider(
             name="think",

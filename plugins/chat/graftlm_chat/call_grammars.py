@@ -27,14 +27,14 @@ def tagged_calls(
     opening: str = "",
     closing: str = "",
 ) -> CallGrammar:
-    """Return a structural tag that consists, for each tool, of the start of its call and its arguments.
+    """Return a structural tag with one structure per tool: the start of the tool's call, then the call's arguments.
 
     Args:
         tools: the tools that may be called.
         choice: whether at least one call is required.
         parallel: whether more than one call is allowed.
         key: key of the arguments in the object.
-        opening: text before each object, which is the trigger of a call. "": the start of the object is the trigger.
+        opening: text before each object; it is the trigger of a call. "": the start of the object is the trigger.
         closing: text after each object.
     """
     structures = [
@@ -78,7 +78,7 @@ def _grammar(kind: GrammarKind, value: object, tools: Sequence[Tool], place: str
 
 
 def _moved(schema: Any, place: str) -> Any:
-    """Return a schema for use at `place` (a JSON pointer) in another schema: its own references are adapted."""
+    """Return a copy of a schema whose references are valid after it is put at `place`, a JSON pointer."""
     if isinstance(schema, list):
         return [_moved(item, place) for item in schema]
     if not isinstance(schema, Mapping):

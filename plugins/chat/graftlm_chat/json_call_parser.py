@@ -58,8 +58,8 @@ class JsonCallParser(ToolCallParser):
     def finish(self) -> Sequence[MessageDelta]:
         """Parse the end of the text.
 
-        Returns: the remaining deltas. If the name of an incomplete call was returned before, the call ends with the
-        text. Otherwise its text is content.
+        Returns: the remaining deltas. If the name of an incomplete call was returned before, the call ends here.
+        Otherwise the text of the incomplete call is content.
         """
         if self._state is _State.CALL and not self._has_begun:
             self._message.content(self._before_call + self._reader.text)
@@ -80,7 +80,7 @@ class JsonCallParser(ToolCallParser):
         return self._message.end()
 
     def _advance(self) -> bool:
-        """Consume the held text that is certain. Returns whether the state has changed."""
+        """Consume the part of the held text whose meaning is certain. Returns whether the state has changed."""
         match self._state:
             case _State.START:
                 return self._open(Word(self._markup.marker, is_optional=True))
@@ -99,7 +99,7 @@ class JsonCallParser(ToolCallParser):
             return self._begin_call(end)
         if outcome is Outcome.OPEN:
             return False
-        if not marker.is_optional:  # the held text starts with the marker, which is only content
+        if not marker.is_optional:  # the held text starts with the marker, but no call follows: the marker is content
             self._message.content(marker.text)
             self._held = self._held[len(marker.text) :]
         return self._enter(_State.TEXT)

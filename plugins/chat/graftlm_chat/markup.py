@@ -21,8 +21,8 @@ class Markup:
 
     Attributes:
         marker: text that starts a group of calls, at any position.
-        is_bare: whether the marker may be missing if the text consists only of calls. Detokenization removes a marker
-            that is a special token.
+        is_bare: whether the marker may be missing if the text consists only of calls. It is missing if the marker is a
+            special token, because detokenization removes special tokens.
         opening: words between the marker and the first object.
         separator: words between two objects; None if each object has its own marker.
         closing: words after the last object.
@@ -36,7 +36,7 @@ class Markup:
 
 
 class Outcome(Enum):
-    """The answer to whether a text starts with given words."""
+    """The result of a comparison: whether a text starts with given words."""
 
     YES = auto()
     NO = auto()

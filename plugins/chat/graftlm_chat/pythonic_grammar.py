@@ -44,7 +44,7 @@ def is_argument(name: str) -> bool:
 def python_calls(tools: Sequence[Tool], *, parallel: bool) -> CallGrammar:
     """Return an EBNF of a list of calls. Unless `parallel`, the list has exactly one call.
 
-    Arguments are in the order of the schema. The grammar enforces their types, enumerations and the types of items.
+    Arguments are in the order of the schema. The grammar enforces their types and enumerations, and types of items.
 
     Raises:
         GrammarError: a tool or an argument cannot be named in Python, a schema allows no value, or the schema of a

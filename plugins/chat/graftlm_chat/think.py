@@ -48,7 +48,7 @@ class _ThinkParser(ReasoningParser):
         return [ContentDelta(held)] if held and self._state is not _State.AFTER else []
 
     def _advance(self, deltas: list[_Delta]) -> bool:
-        """Consume the held text that is certain. Returns whether the state has changed."""
+        """Consume the part of the held text whose meaning is certain. Returns whether the state has changed."""
         match self._state:
             case _State.START:
                 return self._open()

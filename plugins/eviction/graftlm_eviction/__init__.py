@@ -64,7 +64,7 @@ def _create_reuse_odds(options: ReuseOddsOptions, context: EvictionContext) -> E
 
 @hookimpl
 def provide_eviction_strategies() -> list[Provider[EvictionStrategy]]:
-    """Return the built-in strategies."""
+    """Return the providers of the built-in strategies."""
     return [
         Provider(
             name="lru",

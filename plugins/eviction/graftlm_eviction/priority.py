@@ -8,8 +8,8 @@ __all__ = ["RequestPriority"]
 class RequestPriority(EvictionStrategy):
     """Orders leaves by the highest priority of the requests that used them; among equals, by their last access.
 
-    The priority is the one that the scheduler uses, from `SamplingParams` or the request's body. Leaves of higher
-    priority are kept longer.
+    This is the priority that the scheduler uses, from `SamplingParams` or the request's body. Leaves of higher priority
+    are evicted later.
     """
 
     def priority(self, node: NodeStats) -> tuple[float, ...]:

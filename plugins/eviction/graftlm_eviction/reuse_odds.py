@@ -10,21 +10,22 @@ from graftlm.contracts import EvictionContext, EvictionStrategy, NodeStats, Opti
 
 __all__ = ["ReuseOdds", "ReuseOddsOptions"]
 
-#: Nodes of one kind are counted together: octave of 1 + hits, and pairs of octaves of tokens and of end / tokens.
+#: The kind of a node: the logarithms of 1 + hits (base 2), of tokens and of end / tokens (both base 4), as whole
+#: numbers. Nodes of one kind are counted together.
 _Kind: TypeAlias = tuple[int, int, int]
 
 #: Weight of the prior of a kind, as a number of stays.
 _PRIOR_STAYS: Final = 20.0
 
-#: If this number of stays of a kind has ended with a hit, or with an eviction, the kind's counts are halved, so that
-#: older observations lose weight.
+#: When this number of a kind's stays has ended with a hit, or with an eviction, the kind's counts are halved. So older
+#: observations lose weight.
 _MAX_STAYS: Final = 500.0
 
 #: The prior of the return time, in seconds, and its weight, as a share of the capacity in tokens.
 _PRIOR_RETURN_S: Final = 100.0
 _PRIOR_SHARE: Final = 0.05
 
-#: If the tokens of first hits exceed this multiple of the capacity, the sums are halved.
+#: When the tokens of first hits exceed this multiple of the capacity, the sums of the mean return time are halved.
 _MEMORY_SHARE: Final = 2.0
 
 #: T in units of the mean observed return time. It is not 1 because returns after an eviction are not observed, early
@@ -54,7 +55,7 @@ class ReuseOddsOptions(Options):
 
 @dataclass(frozen=True, slots=True)
 class _Stay:
-    """The time of a node since its last hit, or since its insert."""
+    """The current stay of a node: the time since its last hit, or since its insert if it has had no hit."""
 
     kind: _Kind
     head_start_s: float

@@ -6,7 +6,7 @@ from graftlm.contracts import EvictionContext, EvictionStrategy, NodeStats, Opti
 
 __all__ = ["SegmentedLRU", "SegmentedLRUOptions"]
 
-#: A hit on a node in this newest part of the protected segment does not move the node.
+#: Share of the protected segment, at its newest end, in which a hit does not move a node.
 _SETTLED_SHARE = 0.25
 
 
@@ -30,9 +30,9 @@ class SegmentedLRU(EvictionStrategy):
     A scan of any length passes only through the probationary segment, and evicts no protected node.
 
     In that paper, a node that enters a full protected segment moves the least recently used node of that segment to the
-    most recent end of the probationary segment. Here a hook can change the position of its own node only. Therefore a
-    node's position at its entry also determines when it leaves. A clock counts the tokens that have entered the
-    protected segment. With S protected tokens:
+    most recent end of the probationary segment. Here a hook can change only the position of the node that it receives.
+    Therefore a node's position at its entry also determines when it leaves. A clock counts the tokens that have entered
+    the protected segment. With S protected tokens:
 
         probation                clock                                        clock + S
         ---[ x ]-[ y ]-[ new ]-----|---[ a ]-----[   b   ]--------[ c ][  d  ]---|--- next to enter

@@ -51,7 +51,7 @@ def _create_random(options: RandomOrderOptions, context: SchedulingContext) -> S
 
 @hookimpl
 def provide_scheduling_policies() -> list[Provider[SchedulingPolicy]]:
-    """Offer the built-in policies."""
+    """Return the providers of the built-in policies."""
     return [
         Provider(
             name="lpm",

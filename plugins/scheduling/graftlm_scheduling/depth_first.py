@@ -24,8 +24,8 @@ def depth_first_ranks(
         waiting: the waiting requests.
         rank_group: function that returns the rank of a group, given the index of its first member. Groups with the same
             parent need different ranks, otherwise their members are mixed.
-        rank_request: function that returns the rank of a request, given its index. This rank is compared with those of
-            groups and requests with the same parent.
+        rank_request: function that returns the rank of a request, given its index. This rank is compared with the ranks
+            of groups and requests with the same parent.
     """
     paths: dict[PrefixGroup | None, Rank] = {None: ()}
     ranks = []
@@ -44,7 +44,10 @@ def _add_path(
     first: int,
     rank_group: Callable[[PrefixGroup, int], Rank],
 ) -> Rank:
-    """Add the paths of a group and its ancestors to `paths` if they are missing. Returns the group's path."""
+    """Add the paths of a group and its ancestors to `paths` if they are missing. Returns the group's path.
+
+    A group's path is the concatenation of the ranks of its ancestors and of its own rank.
+    """
     missing = []
     while group is not None and group not in paths:
         missing.append(group)

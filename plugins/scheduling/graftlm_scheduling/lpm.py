@@ -1,8 +1,8 @@
 """Orders by longest prefix match: the request with the most cached tokens is first.
 
-Admission by the length of the cached prefix walks the radix tree depth first, which is the order with the fewest
-cache misses (Zheng et al., arXiv:2312.07104, theorem 3.1). Requests with the same number of cached tokens,
-often 0, are also in depth-first order: the first request of a group computes the prefix that the next ones reuse.
+Admission by the length of the cached prefix walks the radix tree depth first, which is the order with the fewest cache
+misses (Zheng et al., arXiv:2312.07104, theorem 3.1). Requests with the same number of cached tokens, often 0, are also
+in depth-first order: the first request of a group computes the prefix that the next requests reuse.
 """
 
 from collections.abc import Sequence

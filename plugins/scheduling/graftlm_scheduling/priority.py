@@ -15,5 +15,5 @@ class PreemptivePriority(SchedulingPolicy):
         self.preemption = Preemption(options.min_difference) if options.preempt else None
 
     def order(self, waiting: Sequence[WaitingRequest], now: float) -> list[WaitingRequest]:
-        """Return the requests in the order of their arrival; core sorts them by priority."""
+        """Return the requests in the order of their arrival; the core then sorts them by priority."""
         return list(waiting)
