@@ -42,7 +42,7 @@ def _create_outlines(options: OutlinesOptions, context: GrammarContext) -> Gramm
 
 @hookimpl
 def provide_grammar_backends() -> Iterable[Provider[GrammarBackend]]:
-    """Offer `xgrammar`, `llguidance` and `outlines`."""
+    """Return the providers of `xgrammar`, `llguidance` and `outlines`."""
     return [
         Provider(
             name="xgrammar",

@@ -1,4 +1,4 @@
-"""Translates choices, a list of texts of which the output must be one, to EBNF."""
+"""Translates choices to EBNF. Choices are a list of texts; the output must be one of them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -37,8 +37,8 @@ def parse_choices(text: str) -> tuple[str, ...]:
 def choices_to_ebnf(choices: Sequence[str]) -> str:
     """Return a grammar whose texts are the choices.
 
-    The choices are alternatives of one rule. The library builds a trie from them four times as fast as from rules that
-    already form a trie.
+    The choices are alternatives of one rule. xgrammar builds a trie from these alternatives. This takes a quarter of
+    the time that it needs for rules that form a trie already.
     """
     return f"root ::= {' | '.join(map(quoted_text, choices))}"
 

@@ -22,8 +22,8 @@ _LABEL: Final = "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
 _ATOM: Final = "[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]+"
 _URI_CHAR: Final = "(?:[a-zA-Z0-9._~!$&'()*+,;=:@/-]|%[0-9a-fA-F]{2})"
 
-#: Dates and times are those of RFC 3339, without leap seconds and without the year 0. Each expression
-#: allows only texts of its format, but not all of them.
+#: Dates and times follow RFC 3339, without leap seconds and without the year 0. Each expression allows only texts of
+#: its format, but not every such text.
 FORMATS: Final = {
     "date": _DATE,
     "time": _TIME,

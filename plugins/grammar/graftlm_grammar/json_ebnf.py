@@ -78,17 +78,17 @@ class JsonRules:
         return "\n".join([f"{name} ::= {body}" for name, body in self._bodies.items()])
 
     def string(self) -> str:
-        """Return the name of the rule of any string."""
+        """Return the name of the rule that matches any string."""
         self._bodies.update(self._STRING)
         return "string"
 
     def number(self) -> str:
-        """Return the name of the rule of any number."""
+        """Return the name of the rule that matches any number."""
         self._bodies.update(self._NUMBER)
         return "number"
 
     def any(self) -> str:
-        """Return the name of the rule of any value."""
+        """Return the name of the rule that matches any value."""
         if "any" not in self._bodies:
             self._bodies.update(self._ANY)
             self.number()
@@ -98,7 +98,7 @@ class JsonRules:
         return "any"
 
     def is_any(self, name: str) -> bool:
-        """Return whether a rule that was added is the rule of any value, directly or through references."""
+        """Return whether an added rule is the rule that matches any value, or leads to it by references only."""
         visited: set[str] = set()
         while name in self._bodies and name != "any" and name not in visited:
             visited.add(name)

@@ -134,7 +134,7 @@ class _Translation:
         form = next((key for key in COMBINED if key in schema), None)
         own = next((key for key in keywords if key in _KNOWN), None)
         if own is not None and form in ("anyOf", "oneOf", "allOf"):
-            # Only the combining keyword or the schema's own keywords can be enforced; the own keywords are kept.
+            # The combining keyword and the schema's other keywords cannot both be enforced; the others are kept.
             keywords = self._without(keywords, lambda key: key in COMBINED, schema, path, own)
             form = None
         if form is None:
@@ -250,7 +250,8 @@ class _Translation:
     def _limit(self, num_named: int, num_optional: int, path: str) -> None:
         """Refuse a schema with more properties than can be compiled in a few seconds.
 
-        The cost grows with the square of the number of optional properties, because each may follow any other.
+        The cost grows with the square of the number of optional properties, because each one may directly follow any
+        earlier one.
         """
         self._num_named += num_named
         self._num_followed += num_optional**2

@@ -11,14 +11,13 @@ with `accept`. These disagreements were found by testing every token of a vocabu
 | the same | {m,n}, m above 128 | tokens are missing |
 | the same, followed by an included one, `[^a\ud800-\udfff]{0,150} [^b]{50}` | {m,n} | some are allowed, then rejected |
 | few non-ASCII, negated, `[^\u0000-\u0060\u007b-\u00e8\u00ea-\U0010ffff]` | any | bytes are allowed, then rejected |
-
 | also non-ASCII, `[b-z\u0080-\uffff]{50}`, before a repetition of such a class | also up to 128 | as in row 2 |
 
 Therefore, a class of nearly all characters is written as a negated class (by `library_text`) if an excluded character
 must follow, such as the quote after a JSON string. Any other repetition is divided into parts of at most 128. Each part
 is a separate rule with a lookahead of any character. Without the lookahead, the library uses the text after the rule as
-lookahead, which causes the disagreement of the last row. The division into parts
-makes masks slower for tokens that extend over two parts.
+lookahead, which causes the disagreement of the last row. The division into parts makes masks slower for tokens that
+extend over two parts.
 """
 
 from collections.abc import Mapping

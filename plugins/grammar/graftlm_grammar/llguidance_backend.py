@@ -65,7 +65,7 @@ class LLGuidanceBackend(GrammarBackend):
         matcher: Any = llguidance.LLMatcher(self._vocabulary.tokenizer, grammar.text, log_level=0, limits=self._limits)
         mask = np.zeros((1, -(-self._vocabulary.size // 32)), dtype=np.int32)
         if not matcher.is_error():
-            matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)  # most limits are exceeded here
+            matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)  # most grammars over a limit fail here
         if matcher.is_error():
             raise _refusal(spec.kind, matcher.get_error())
         return _Compiled(matcher, self._vocabulary)

@@ -15,7 +15,7 @@ from graftlm_grammar.structural_tag import StructuralTag, Structure, parse_struc
 
 __all__ = ["LarkGrammar", "spec_to_lark"]
 
-# By default, masks of the library allow only one tokenization of forced text, although it accepts other ones.
+# By default, the library's masks allow only one tokenization of forced text, although its parser accepts others.
 _HEAD: Final = '%llguidance {"no_forcing": true}\n'
 _ANY: Final = "(?s:.*)"
 

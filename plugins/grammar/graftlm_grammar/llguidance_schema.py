@@ -104,7 +104,7 @@ class _Preparation:
         # divisors and bounds of numbers to which more than one schema may apply
         self._common_multiple = 1
         self._open_bounds: list[dict[str, Any]] = []
-        # path -> reference in the result; only references to whose values other schemas also apply
+        # path -> reference in the result; only references whose value must also be valid under other schemas
         self._mixed: dict[str, dict[str, Any]] = {}
 
     def prepare(self) -> dict[str, Any]:

@@ -38,7 +38,7 @@ _WHOLE: Final = r"\x{{0}}(?:{})\z"
 
 
 class OutlinesBackend(GrammarBackend):
-    """Compiles specifications for one tokenizer, one at a time.
+    """Compiles specifications for one tokenizer, one after the other.
 
     Args:
         options: see `OutlinesOptions`.
@@ -94,7 +94,7 @@ class OutlinesBackend(GrammarBackend):
 
 
 class _Tokens:
-    """The vocabulary in the library's form. It has one stop token, no special tokens, and two more ids from V on."""
+    """The vocabulary in the library's form. It has one stop token, no special tokens, and two additional ids from V."""
 
     def __init__(self, context: GrammarContext) -> None:
         self.vocab_size = context.vocab_size
@@ -222,11 +222,11 @@ class _Matcher(GrammarMatcher):
             return text[: error.start].decode()
 
     def _shared_start(self) -> tuple[int | None, bytes]:
-        """Return the common prefix of all allowed tokens, and a token that is equal to it (None if there is none)."""
+        """Return a token that equals the common prefix of all allowed tokens, or None; and the prefix."""
         allowed = self._allowed()
         texts = [self._tokens.bytes_of[i] for i in allowed[:1].tolist() + allowed[-1:].tolist()]
         if not texts or texts[0][:1] != texts[1][:1]:
-            return None, b""  # the most frequent case, which two of perhaps 100,000 tokens show
+            return None, b""  # the most frequent case; two of perhaps 100,000 tokens suffice to detect it
         by_id = {i: self._tokens.bytes_of[i] for i in allowed.tolist()}
         least, most = min(by_id.values()), max(by_id.values())
         length = next((i for i, byte in enumerate(least) if most[i] != byte), len(least))

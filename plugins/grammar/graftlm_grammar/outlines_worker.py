@@ -1,8 +1,8 @@
 """The program of the process that tries to compile expressions with `outlines`. It imports nothing from graftlm.
 
-It starts in 50 ms. A message on its standard streams is a length (8 bytes, little-endian) and that many bytes. It reads
-the maximum size of an index in bytes, then the vocabulary, then regular expressions. For each
-expression it writes an empty message if the expression compiles, otherwise the reason.
+The process starts in 50 ms. A message on its standard streams consists of a length in bytes (8 bytes, little-endian)
+and the content. The process reads the maximum size of an index in bytes, then the vocabulary, then regular expressions.
+For each expression it writes an empty message if the expression compiles, otherwise the reason.
 """
 
 import os

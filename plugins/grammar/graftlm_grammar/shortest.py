@@ -8,8 +8,8 @@ from graftlm_grammar.ebnf import Alternatives, Chars, Expression, Reference, Rep
 
 __all__ = ["check_shortest"]
 
-#: Maximum length of the shortest text, in characters. This limits the length of forced text, which
-#: every output contains.
+#: Maximum length of the shortest text, in characters. This limits the length of forced text, which every output
+#: contains.
 _MAX_SHORTEST = 16_384
 
 
