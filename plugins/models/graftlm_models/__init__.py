@@ -13,7 +13,7 @@ __all__ = ["provide_models"]
 
 @hookimpl
 def provide_models() -> Iterable[Provider[Model]]:
-    """Offer one provider per family."""
+    """Return one provider per family."""
     return (
         Provider(
             name="llama",
@@ -140,8 +140,8 @@ def _create_transformers(options: Any, context: ModelContext) -> Model:
     return TransformersModel(context)
 
 
-#: Prefix of the names of classes without an output projection, such as "Llama" in "LlamaModel" -> class name of the
-#: family's language model, and the function that creates it.
+#: Start of the name of a class without output projection, such as "Llama" in "LlamaModel" -> class name of the family's
+#: language model, and the function that creates this model.
 _STEMS: Mapping[str, tuple[str, Callable[[Any, ModelContext], Model]]] = {
     "Llama": ("LlamaForCausalLM", _create_llama),
     "Mistral": ("MistralForCausalLM", _create_mistral),

@@ -140,7 +140,7 @@ class DeepseekForCausalLM(DecoderModel):
         return ((name, tensor) for name, tensor in weights if not self._is_draft(name))
 
     def _is_draft(self, name: str) -> bool:
-        """Return whether a tensor belongs to a draft layer, which follows the last served layer."""
+        """Return whether a tensor belongs to a draft layer."""
         layer = _LAYER.match(name)
         return layer is not None and 0 <= int(layer[1]) - len(self.layers) < self._num_draft_layers
 

@@ -1,4 +1,4 @@
-"""Chooses experts as in DeepSeek V2 (arXiv:2405.04434) and V3 (arXiv:2412.19437), only from the best groups."""
+"""Chooses experts from the best groups only, as in DeepSeek V2 (arXiv:2405.04434) and V3 (arXiv:2412.19437)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from graftlm.layers import ChooseExperts, Routing, read_flag, read_number, read_
 
 __all__ = ["ExpertGroups", "choose_by_sigmoid", "choose_by_softmax", "read_v2_choice", "read_v3_choice"]
 
-#: Number of best experts whose scores are added to a group's score in V3.
+#: In V3, a group's score is the sum of the scores of this number of best experts.
 _NUM_SCORED_EXPERTS = 2
 
 
@@ -54,7 +54,7 @@ class ExpertGroups:
 
 
 def choose_by_softmax(groups: ExpertGroups, top_k: int, *, scale: float) -> ChooseExperts:
-    """Return V2's choice: the most probable experts of the best groups, ranked by their most probable expert."""
+    """Return V2's choice: the most probable experts of the best groups. A group ranks by its most probable expert."""
 
     def choose(logits: Tensor) -> Routing:
         scores = logits.softmax(dim=-1)
@@ -95,8 +95,8 @@ def read_v2_choice(raw: Mapping[str, Any], num_experts: int) -> ChooseExperts:
     """Read V2's choice of experts from config.json.
 
     Raises:
-        CheckpointError: a number is missing, or the experts cannot be divided into that many groups.
-        UnsupportedArchitectureError: another method is configured.
+        CheckpointError: a number is missing, or the experts cannot be divided into the configured groups.
+        UnsupportedArchitectureError: config.json sets another method.
     """
     _check(raw, "scoring_func", "softmax")
     if read_flag(raw, "norm_topk_prob"):  # Transformers ignores this entry; DeepSeek's code does not

@@ -284,7 +284,7 @@ def _hidden_act(raw: Mapping[str, Any]) -> str:
 
 
 def _soft_cap(raw: Mapping[str, Any], name: str, default: float | None) -> float | None:
-    """Read a cap. Null means no cap; a missing entry means the default."""
+    """Read a soft cap. Null means no cap; a missing entry means the default."""
     if name not in raw:
         return default
     return None if raw[name] is None else read_number(raw, name)

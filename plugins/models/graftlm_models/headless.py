@@ -1,4 +1,4 @@
-"""Decoders of this package without their output projection, for embeddings or with a score head.
+"""This package's decoders without output projection: they return embeddings, or have a score head.
 
 One wrapper serves all families. It creates the family's language model with tied weights, so that there is no output
 projection. The wrapper itself loads the checkpoint's `score`.

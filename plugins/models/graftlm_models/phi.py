@@ -1,8 +1,8 @@
 """The Phi family: Phi 3 (arXiv:2404.14219) and Phi 4 (arXiv:2412.08905, arXiv:2503.01743).
 
-They have Llama's structure without biases, and with sliding windows. The checkpoint has the projections of query, key
-and value in one matrix, and those of gate and up in another. In Phi 4 mini, three quarters of a head's dimensions are
-rotated.
+They have Llama's structure without biases, and with sliding windows. In the checkpoint, the projections of query, key
+and value are one matrix, and the projections of gate and up are another matrix. In Phi 4 mini, three quarters of a
+head's dimensions are rotated.
 """
 
 from collections.abc import Iterator

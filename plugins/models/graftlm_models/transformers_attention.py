@@ -1,8 +1,8 @@
 """The attention function that Transformers' modules call, and the trial run that records its arguments.
 
-Transformers looks up attention functions by name. A module that does this passes queries, keys and values to
-the function, and does not depend on how keys and values are stored. Two names refer to the same function. Under
-`PROBE`, a model also requests masks and receives descriptions of them. Under `PAGED`, it builds no masks.
+Transformers looks up attention functions by name. A module that uses this look-up passes queries, keys and values to
+the function, and does not depend on how keys and values are stored. This module registers one function under two names.
+Under `PROBE`, a model also requests masks and receives descriptions of them. Under `PAGED`, it builds no masks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["PAGED", "PROBE", "AttentionCalls", "register_attention", "try_attent
 #: Names of attention implementations in Transformers.
 PAGED, PROBE = "graftlm_paged", "graftlm_probe"
 
-#: The attribute of an attention module whose value receives the module's attention calls.
+#: Name of an attribute of attention modules. The function passes a module's calls to the attribute's value.
 _CALLS = "graftlm_calls"
 
 #: Arguments of attention functions that do not affect masks, or that are read below.

@@ -24,9 +24,9 @@ __all__ = ["TransformersModel"]
 class TransformersModel(nn.Module, Model):
     """Maps tokens to logits with a causal language model of Transformers.
 
-    The module receives a step's tokens as one sequence [1, T], with their positions. Its parts
-    process each token separately, except attention, which reads pages. A trial run records the arguments that the
-    module passes to attention.
+    The module receives a step's tokens as one sequence [1, T], with their positions. Its parts process each token
+    separately, except attention, which reads pages. A trial run records the arguments that the module passes to
+    attention.
     """
 
     def __init__(self, context: ModelContext) -> None:
@@ -35,7 +35,7 @@ class TransformersModel(nn.Module, Model):
         body = _body_of(self.causal)
         self._is_twin = context.device.type == "meta"
         if self._is_twin:
-            return  # a trial run is not possible on the meta device; such a model only checks weights
+            return  # a trial run is not possible on the meta device; such a model is only used to check weights
         for parameter in self.causal.parameters():
             parameter.zero_()
         self._calls, hidden = try_attention(body, _context_len(context), context.device)
@@ -91,7 +91,7 @@ class TransformersModel(nn.Module, Model):
 class _Head:
     """The part of a causal language model after its body; maps hidden states to logits.
 
-    This is the whole model, but its body is replaced by a module that returns its input embeddings.
+    It is the whole model, with the body replaced by a module that returns its input embeddings.
 
     Args:
         causal: the model.

@@ -70,7 +70,7 @@ class CheckpointNames:
             yield from self._convert(target, group)
 
     def _renamed_back(self, target: str) -> str:
-        """Reverse the renamings. Return the target's own name if renaming the result does not give the target again."""
+        """Return the checkpoint's name that is renamed to `target`; `target` itself if no such name is found."""
         from transformers.core_model_loading import rename_source_key
 
         undoing = [rule.reverse_transform() for rule in reversed(self._renamings)]

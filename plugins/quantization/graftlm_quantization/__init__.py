@@ -41,7 +41,7 @@ def _fp8_obstacle(platform: Platform) -> str | None:
 
 @hookimpl
 def provide_quantizations() -> Iterable[Provider[Quantization]]:
-    """Offer `int8`, `int4` and `fp8`."""
+    """Return the providers of `int8`, `int4` and `fp8`."""
     return [
         Provider(
             name="int8",

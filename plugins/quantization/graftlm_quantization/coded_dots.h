@@ -1,12 +1,12 @@
 // Products of a few rows of bfloat16 activations with a matrix of codes, as dot products of bytes.
 //
-// Codes are bytes, or nibbles that one instruction converts to bytes, and are multiplied unscaled. The inputs of a
-// chunk of x are converted to integers with a common scale, a power of two. bfloat16 has eight significant bits, so an
-// input is exact if it is at least 2^-14 of the largest input. The error of a smaller input is at most 2^-22 of the
-// largest. An integer has three bytes, and a vector of codes is multiplied with each of the bytes. Sums are exact
-// integers until they are scaled at the end of the chunk.
+// Codes are bytes, or nibbles that one instruction converts to bytes. They are multiplied without their scales. The
+// inputs of a chunk of x are converted to integers with a common scale, a power of two. bfloat16 has eight significant
+// bits, so an input is exact if it is at least 2^-14 of the largest input. The error of a smaller input is at most
+// 2^-22 of the largest input. An integer has three bytes, and a vector of codes is multiplied with each of the bytes.
+// Sums are exact integers until they are scaled at the end of the chunk.
 //
-// Therefore a weight needs less arithmetic than with widening to bfloat16, and memory bandwidth is the limit.
+// So a weight needs less arithmetic than if it were converted to bfloat16, and memory bandwidth is the limit.
 //
 // Instruction sets: AVX512-BF16, -BW, -VL, -VBMI and -VNNI. Without them HAS_CODED_DOTS is not defined, and
 // weight_only.cpp multiplies few rows in the same way as more rows.
@@ -83,8 +83,8 @@ inline __m128i order_bytes<EightBits>(__m128i bytes) {
     return bytes;
 }
 
-// The inputs of one row and chunk are integers times `unit`. This struct has the sum of the integers' two upper bytes
-// and the sum of their lowest bytes.
+// The sums of the inputs of one row and chunk, as integers in units of `unit`. One sum has the integers' upper two
+// bytes, the other their lowest bytes.
 struct IntegerChunk {
     int32_t upper_sum, lowest_sum;
     float unit;
@@ -101,7 +101,7 @@ inline IntegerChunk to_integers(const uint16_t* x, int64_t chunk, uint8_t* bytes
     };
     __m512i largest = _mm512_setzero_si512();
     for (int64_t i = 0; i < chunk; i += 2 * kStep)
-        largest = _mm512_max_epu32(largest, _mm512_slli_epi32(inputs(i), 1));  // the shift drops their signs
+        largest = _mm512_max_epu32(largest, _mm512_slli_epi32(inputs(i), 1));  // the shift drops the sign bits
     const int exponent = int(_mm512_reduce_max_epu32(largest) >> 24);
     if (exponent == 255) {  // an infinity or NaN makes all products NaN
         std::memset(bytes, 0, kNumBytes * chunk);

@@ -1,7 +1,8 @@
-// Defines matrices of 4- or 8-bit codes: the layout of codes and scales, and the widening of codes.
+// Matrices of 4- or 8-bit codes: the layout of codes and scales, and the widening of codes, that is, their conversion
+// to a floating type.
 //
-// Instruction sets: none is required; vectors are GCC's. With AVX512-BF16, -BW, -VL and -VBMI, codes are widened to
-// pairs of bfloat16 (HAS_CODED_PAIRS).
+// Instruction sets: none is required; vectors use GCC's vector extension. With AVX512-BF16, -BW, -VL and -VBMI, codes
+// are widened to pairs of bfloat16 (HAS_CODED_PAIRS).
 #pragma once
 
 #include <algorithm>
@@ -124,8 +125,8 @@ constexpr uint16_t exact(int value) {
 }
 
 struct alignas(64) Tables {
-    uint16_t codes[32] = {};  // two copies of 16 values, because a look-up uses one bit of another code
-    uint8_t low[128] = {};    // the bytes of a magnitude's bfloat16
+    uint16_t codes[32] = {};  // two copies of 16 values, because the index of a look-up has one bit of another code
+    uint8_t low[128] = {};    // low and high byte of each magnitude as bfloat16
     uint8_t high[128] = {};
     constexpr Tables() {
         for (int i = 0; i < 32; ++i) codes[i] = exact(i % 16 - 8);
@@ -152,7 +153,7 @@ inline void widen_pairs<EightBits>(const uint8_t* codes, __m512i* out) {
     const __m512i low_bytes[2] = {_mm512_load_si512(kTables.low), _mm512_load_si512(kTables.low + 64)};
     const __m512i high_bytes[2] = {_mm512_load_si512(kTables.high), _mm512_load_si512(kTables.high + 64)};
     for (int part = 0; part < 2; ++part) {
-        const __m512i bytes = _mm512_loadu_si512(codes + 64 * part);  // a look-up uses the seven bits of the magnitude
+        const __m512i bytes = _mm512_loadu_si512(codes + 64 * part);  // a look-up uses only the magnitude's seven bits
         const __m512i low = _mm512_permutex2var_epi8(low_bytes[0], bytes, low_bytes[1]);
         const __m512i high = _mm512_permutex2var_epi8(high_bytes[0], bytes, high_bytes[1]);
         // high | (bytes & 0x80) adds the sign

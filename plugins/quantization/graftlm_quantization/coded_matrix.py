@@ -21,7 +21,7 @@ _EIGHT_BIT_ORDER_BACK = (0, 1, 2, 4, 6, 3, 5, 7)
 
 @dataclass(frozen=True, slots=True)
 class CodedMatrix:
-    """W = scale * code + offset, with codes from -8 to 7 or from -127 to 127.
+    """A quantized matrix: W = scale * code + offset, with codes from -8 to 7 or from -127 to 127.
 
     Attributes:
         out_features: N, number of rows.
@@ -29,8 +29,8 @@ class CodedMatrix:
         bits: bits of a code, 4 or 8.
         group_size: number of consecutive inputs of a row that share a scale; divides K.
         codes: uint8 [N / 32, K / 8, 2, bytes]: for each half block of 16 rows, the codes of 8 inputs. With 4 bits, a
-            row's codes are a 32-bit word; see `_FOUR_BIT_SHIFTS`. With 8 bits, a code has sign and magnitude, and the
-            order lets one instruction look up two vectors; see `_EIGHT_BIT_ORDER`.
+            row's codes are a 32-bit word; see `_FOUR_BIT_SHIFTS`. With 8 bits, a code has sign and magnitude. The codes
+            are in an order in which one instruction looks up two vectors; see `_EIGHT_BIT_ORDER`.
         scales: scale and offset of each row and group, bfloat16 [N / 32, K / group_size, 32, 2].
     """
 
@@ -89,7 +89,7 @@ def _encode_panel(weight: Tensor, bits: int, group_size: int) -> tuple[Tensor, T
 
 
 def _asymmetric_scales(groups: Tensor) -> tuple[Tensor, Tensor]:
-    """Return scales so that 16 codes range from the smallest to the largest weight, and the weights of code 0.
+    """Return the scale and the offset of each group, with which 16 codes span the range of the group's weights.
 
     Args:
         groups: float32 [rows, groups, group_size].

@@ -4,11 +4,11 @@
 // tiles:
 //
 //   - Few rows of x are multiplied with a panel span by span; a span of inputs stays in the first-level cache. The
-//     tiles of the span have unscaled codes, small integers that bfloat16 represents exactly. Products are scaled and
+//     span's tiles contain unscaled codes, small integers that bfloat16 represents exactly. Products are scaled and
 //     added to float32 totals, together with the offset times the sum of x. Each span is widened while the previous
 //     span is multiplied, so that tiles are not read right after they are written. Memory bandwidth is the limit.
-//   - Many rows are multiplied with all inputs of some panels, which stay in the second-level cache, so a code is
-//     widened once for all rows. Weights are scaled when they are widened, and rounded to bfloat16, so that products
+//   - Many rows of x are multiplied with all inputs of some panels. The panels stay in the second-level cache, so a
+//     code is widened once for all rows. Weights are scaled and rounded to bfloat16 when they are widened, so products
 //     need no scaling. If a row of W has a single scale, products are scaled at the end instead, and no weight is
 //     rounded.
 //
@@ -47,7 +47,7 @@ constexpr float kExcess = 0;
 template <>
 constexpr float kExcess<FourBits> = 24;
 
-// Like `widen_pairs`, but without table look-ups where possible.
+// Like `widen_pairs`, but adds `kExcess` to 4-bit codes, so that they need no table look-ups.
 template <class Codes>
 inline void widen_exceeding(const uint8_t* codes, __m512i* out) {
     widen_pairs<Codes>(codes, out);

@@ -20,7 +20,7 @@ __all__ = ["NativeLibrary", "NativeLinear"]
 _SOURCE = Path(__file__).with_name("weight_only.cpp")
 _FUNCTIONS = {torch.float32: "graftlm_multiply_float32", torch.bfloat16: "graftlm_multiply_bfloat16"}
 _TILE_FUNCTIONS = _FUNCTIONS | {torch.bfloat16: "graftlm_multiply_tiles"}
-_MAX_CHUNK = 128  # inputs; their widened codes and the activations fit into the first-level cache
+_MAX_CHUNK = 128  # maximum inputs of a chunk, so that widened codes and activations fit into the first-level cache
 
 
 class _Matrix(ctypes.Structure):
@@ -60,7 +60,7 @@ class NativeLibrary:
         """Load the kernel, and compile it first if no compiled copy exists.
 
         Args:
-            compiler: name on PATH or path of the compiler.
+            compiler: path of the C++ compiler, or its name on PATH.
             cache_dir: the directory of compiled kernels.
             use_matrix_units: see the class.
 

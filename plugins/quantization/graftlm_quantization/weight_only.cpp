@@ -9,10 +9,10 @@
 //   - With more rows, the widened chunk is in a buffer that stays in the first-level cache. Arithmetic is the limit.
 //   - From `kManyRows` rows on, scaling the weights when they are widened is cheaper than scaling the products.
 //
-// Instruction sets: none is required; vectors are GCC's, and arithmetic is float32. With AVX512-BF16, -BW, -VL and
-// -VBMI, bfloat16 activations are multiplied in pairs. With AVX512-VNNI as well, up to four rows of bfloat16 are
-// multiplied as integers (coded_dots.h); with AMX, more rows are multiplied in tiles (coded_tiles.h). If the
-// library cannot be compiled, the caller widens the weights with torch's operations.
+// Instruction sets: none is required; vectors use GCC's vector extension, and arithmetic is float32. With AVX512-BF16,
+// -BW, -VL and -VBMI, bfloat16 activations are multiplied in pairs. If AVX512-VNNI is also available, up to four rows
+// of bfloat16 are multiplied as integers (coded_dots.h); with AMX, more rows are multiplied in tiles (coded_tiles.h).
+// If the library cannot be compiled, the caller decodes the weights with torch's operations.
 //
 // The interface is plain C, for ctypes.
 //
@@ -98,8 +98,8 @@ struct InPairs {
 };
 #endif
 
-// The activations, stored chunk by chunk, [chunks, M, chunk], and the sums of each chunk, [chunks, M]. Many rows are
-// multiplied in place, so they are [M, K], without sums.
+// The activations, stored chunk by chunk, [chunks, M, chunk], and the sums of each chunk, [chunks, M]. If there are
+// many rows, the activations are not copied: they are [M, K], without sums.
 template <class Math>
 struct Activations {
     const typename Math::Input* values;
@@ -205,7 +205,7 @@ inline void multiply_rows(const Activations<Math>& x, int64_t chunk_idx, int64_t
 }
 
 // Widens a chunk of a block's codes to [chunk / 8, 2, 8 / kWidth] vectors. Prefetches the next chunk's codes, because
-// the arithmetic between two chunks is long enough to stop the hardware prefetcher.
+// the hardware prefetcher stops during the arithmetic between two chunks.
 template <class Math, class Codes>
 inline void widen_chunk(const uint8_t* codes, int64_t chunk, typename Math::Vector* out) {
     const int64_t num_half_steps = 2 * chunk / kStep;
