@@ -33,7 +33,7 @@ def _create_draft_model(options: DraftModelDrafterOptions, context: DrafterConte
 
 @hookimpl
 def provide_drafters() -> list[Provider[Drafter]]:
-    """Return the built-in drafters."""
+    """Return the providers of the built-in drafters."""
     return [
         Provider(
             name="radix",

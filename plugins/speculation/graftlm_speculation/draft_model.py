@@ -1,11 +1,11 @@
-"""Drafts from a smaller model: what it would generate greedily after each request's tokens.
+"""Drafts from a smaller model, which generates greedily after each request's tokens.
 
-The draft model computes a request's tokens itself, and keeps their keys and values in a memory of its own:
+The draft model computes the keys and values of a request's tokens, and stores them in a separate KV memory:
 
     tokens of the request     t0 t1 t2 t3 t4 t5
-    computed by earlier calls t0 t1 t2 d3 d4         d3 was a draft and is right, d4 was rejected
-    kept                      t0 t1 t2 t3            what differs is overwritten
-    computed by this call                 t4 t5 d6 d7 .. and the last draft, d8, is not computed
+    computed by earlier calls t0 t1 t2 d3 d4         the drafted tokens d3 (accepted) and d4 (rejected) are included
+    reused by this call       t0 t1 t2 t3            keys and values from the first different token on are overwritten
+    computed by this call                 t4 t5 d6 d7   the last drafted token, d8, is only sampled
 """
 
 from collections.abc import Sequence
@@ -25,12 +25,12 @@ _NO_TOKENS: TokenIds = np.empty(0, dtype=np.int32)
 
 @dataclass(slots=True)
 class _Row:
-    """What the draft model knows of a request.
+    """The draft model's state of one request.
 
     Attributes:
         computed: int32 [n], the tokens whose keys and values are in the row's pages.
-        known: int32, the request's tokens before `draft`.
-        draft: the latest draft; None without.
+        known: int32 [m], the request's tokens before `draft`.
+        draft: the latest draft, or None.
     """
 
     computed: TokenIds
@@ -43,9 +43,9 @@ class _Task:
     """The part of a request that one batch computes.
 
     Attributes:
-        num_computed: tokens whose keys and values are in memory.
-        num_tokens: tokens to compute, at least 1.
-        limit: tokens to draft; 0 if known tokens remain.
+        num_computed: number of the request's leading tokens whose keys and values are in memory.
+        num_tokens: number of tokens to compute, at least 1.
+        limit: number of tokens to draft; 0 if some of the request's tokens remain to be computed.
     """
 
     request: DraftRequest
@@ -59,14 +59,15 @@ class _Task:
 
 
 class DraftModelDrafter(Drafter):
-    """Runs the draft model for all requests of a call in one batch.
+    """A drafter that runs a draft model on batches of requests.
 
-    A call computes at most `prefill_tokens` known tokens. Requests with few of them come first, and a long prompt is
-    computed over several calls, without a draft until the last one. A draft is kept: if the request's next tokens equal
-    it, its remaining tokens are returned without computing.
+    A call computes at most `prefill_tokens` of the requests' tokens. Requests with the fewest missing tokens are
+    computed first. A long prompt is computed over several calls, and only the last of these calls drafts for it. Each
+    request's latest draft is stored: if the request continues with the draft's first tokens, the remaining tokens are
+    returned without running the model.
 
-    If the memory is full, the requests that were drafted for least recently lose their keys and values. A request that
-    is too long for the whole memory, or for the draft model's context, has no drafts and no pages.
+    If the memory is full, the least recently drafted requests lose their keys and values. A request that is too long
+    for the whole memory, or for the draft model's context, has no drafts and no pages.
     """
 
     def __init__(self, options: DraftModelDrafterOptions, model: DraftModel) -> None:
@@ -79,21 +80,21 @@ class DraftModelDrafter(Drafter):
 
     @property
     def is_expensive(self) -> bool:
-        """True."""
+        """Always true: a draft runs a model."""
         return True
 
     @property
     def num_free_pages(self) -> int:
-        """Pages of the memory that no request has."""
+        """Number of pages that no request uses."""
         return self._pages.num_free
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft | None]:
-        """Return what the draft model would generate after each request's tokens."""
+        """Return the draft model's greedy continuation of each request; None for a request without a draft."""
         drafts = {request.row: self._kept_draft(request) for request in requests}
         asked: list[DraftRequest] = []
         for request in requests:
             if not self._can_compute(request):
-                self.close(request.row)  # nor can later calls, and others need the pages
+                self.close(request.row)  # later calls cannot compute it either, and other requests need its pages
             elif drafts[request.row] is None:
                 asked.append(request)
         tasks = self._tasks(self._placed(asked))
@@ -107,10 +108,10 @@ class DraftModelDrafter(Drafter):
         self._rows.pop(row, None)
 
     def _kept_draft(self, request: DraftRequest) -> Draft | None:
-        """Return the rest of the latest draft, if the request's new tokens equal its beginning.
+        """Return the remaining tokens of the latest draft if the request's new tokens are its first tokens, else None.
 
-        The rest may be one token shorter than a new draft. An engine that plans a step ahead asks for a draft that
-        begins with the token in flight, and later for the one after this token.
+        The result may be one token shorter than a new draft. With overlap, the engine first requests a draft that
+        starts with the token in flight, and later a draft after this token.
         """
         row = self._rows.get(request.row)
         if row is None or row.draft is None:
@@ -129,15 +130,16 @@ class DraftModelDrafter(Drafter):
         return len(token_ids) < self._max_len and bool((token_ids < self._model.vocab_size).all())
 
     def _limit(self, request: DraftRequest) -> int:
-        """Return the maximum length of the draft; its last token needs no place in the context and the memory."""
+        """Return the maximum length of the draft. Its last token is not computed, so it needs no slot in the memory."""
         room = self._max_len - len(request.token_ids) + 1
         return min(request.limit, self._max_drafts, room)
 
     def _placed(self, requests: Sequence[DraftRequest]) -> list[DraftRequest]:
-        """Return the requests whose tokens and drafts have pages now.
+        """Reserve pages for the requests' tokens and drafts; return the requests that got enough pages.
 
-        Requests that have pages come first, the most recently used one before all: it may take the pages of those after
-        it. A new request takes only free pages, and those of requests that are not asked for.
+        Requests that already have pages are first, in order of their last use, most recent first. Each may take the
+        pages of requests that come later in this order. A new request takes only free pages, and the pages of requests
+        that are not in `requests`.
         """
         by_row = {request.row: request for request in requests}
         held = [by_row[row] for row in self._pages if row in by_row]
@@ -154,7 +156,7 @@ class DraftModelDrafter(Drafter):
         return list(placed.values())
 
     def _tasks(self, requests: Sequence[DraftRequest]) -> list[_Task]:
-        """Return what this call computes, within `prefill_tokens` tokens; requests with few known tokens first."""
+        """Return the tasks of this call, at most `prefill_tokens` tokens in total; requests with few tokens first."""
         missing = []
         for request in requests:
             num_computed = self._truncate(request)
@@ -170,9 +172,9 @@ class DraftModelDrafter(Drafter):
         return tasks
 
     def _truncate(self, request: DraftRequest) -> int:
-        """Drop what differs from the request's tokens; return the number of its computed tokens.
+        """Drop the computed tokens from the first difference to the request's tokens on. Return how many remain.
 
-        At least the last token is computed again, since the draft follows from it.
+        At least the request's last token is computed again, because the draft is sampled after it.
         """
         row = self._rows.setdefault(request.row, _Row(_NO_TOKENS, _NO_TOKENS))
         most = min(len(row.computed), len(request.token_ids) - 1)
@@ -186,7 +188,7 @@ class DraftModelDrafter(Drafter):
         try:
             found = self._model.run(self._batch(tasks))
         except Exception:
-            for task in tasks:  # what is in their pages is unknown
+            for task in tasks:  # the content of their pages is unknown
                 self.close(task.request.row)
             raise
         for i, task in enumerate(tasks):
@@ -206,7 +208,7 @@ class DraftModelDrafter(Drafter):
         )
 
     def _finish(self, task: _Task, found: Continuations, i: int) -> Draft | None:
-        """Note what a batch computed of a request; return its draft."""
+        """Record the tokens that a batch computed for a request; return the request's draft, or None."""
         row, request = self._rows[task.request.row], task.request
         end = task.num_computed + task.num_tokens
         if not task.limit:

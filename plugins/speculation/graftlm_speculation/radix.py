@@ -1,4 +1,4 @@
-"""Drafts from the prefix cache: the tokens that follow the request's own in the radix tree.
+"""Drafts from the prefix cache: the tokens that follow the request's tokens in the radix tree.
 
 A finished request leaves its output in the cache. A request with the same prompt and the same output so far is at a
 place in the tree whose children continue this output. Examples are a regenerated answer, a retry, an agent that

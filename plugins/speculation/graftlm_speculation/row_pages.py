@@ -11,12 +11,13 @@ _NO_PAGES: NDArray[np.int32] = np.empty(0, dtype=np.int32)
 
 
 class RowPages:
-    """Gives pages to rows, and takes them from the rows that were used least recently.
+    """Assigns pages to rows. If pages are missing, the least recently used rows lose their pages.
 
-    free + the pages of all rows == all pages
+    Each page is either free or assigned to exactly one row.
 
     Args:
-        num_pages, page_size: size of the memory, in pages, and of a page in tokens.
+        num_pages: number of pages in the memory.
+        page_size: number of tokens in a page.
     """
 
     def __init__(self, num_pages: int, page_size: int) -> None:
@@ -27,7 +28,7 @@ class RowPages:
 
     @property
     def num_free(self) -> int:
-        """Pages that no row has."""
+        """Number of pages that are not assigned to a row."""
         return len(self._free)
 
     def __contains__(self, row: int) -> bool:
@@ -38,16 +39,18 @@ class RowPages:
         return reversed(list(self._rows))
 
     def of(self, row: int) -> NDArray[np.int32]:
-        """Return a row's pages in order; int32, not a copy."""
+        """Return a row's page ids in order, int32 [n]. The caller must not change the array."""
         return self._rows.get(row, _NO_PAGES)
 
     def reserve(self, row: int, num_tokens: int, kept: Container[int]) -> list[int] | None:
-        """Give a row pages for at least `num_tokens` tokens, and mark it as used.
+        """Assign a row pages for at least `num_tokens` tokens, and record a use of the row.
 
         Args:
-            kept: rows that keep their pages.
+            row: the row.
+            num_tokens: number of tokens that need slots.
+            kept: rows that must keep their pages.
 
-        Returns: the rows that lost all their pages; None if even so there are too few pages, and nothing has changed.
+        Returns: the rows that lost all their pages. None if there are too few pages; then nothing has changed.
         """
         held = self.of(row)
         num_missing = -(-num_tokens // self._page_size) - len(held)
@@ -71,5 +74,5 @@ class RowPages:
         return evicted
 
     def release(self, row: int) -> None:
-        """Take all pages of a row; does nothing if it has none."""
+        """Free all pages of a row; do nothing if the row has none."""
         self._free.extend(self._rows.pop(row, _NO_PAGES).tolist())

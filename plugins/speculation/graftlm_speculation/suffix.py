@@ -1,4 +1,4 @@
-"""Drafts from the request's own tokens: the tokens that followed an earlier occurrence of the latest ones.
+"""Drafts from the request's own tokens: the tokens that followed an earlier occurrence of its latest tokens.
 
 The drafter finds the longest suffix with an earlier occurrence, as a suffix automaton would, but by comparing arrays. A
 request of 100,000 tokens takes about 50 microseconds, or 1 ms if its text consists of repetitions. There is no index,
@@ -16,12 +16,12 @@ from graftlm_speculation.options import SuffixOptions
 
 __all__ = ["SuffixDrafter"]
 
-#: Maximum number of occurrences that are compared one by one; more are compared as a whole array, in order.
+#: Maximum number of occurrences whose positions are listed. With more occurrences, whole arrays are compared.
 _MAX_INDEXED: Final = 1024
 
 
 class SuffixDrafter(Drafter):
-    """Searches each request's tokens for an earlier occurrence of the latest ones; has no state."""
+    """Searches each request's tokens for an earlier occurrence of its latest tokens. Has no state."""
 
     def __init__(self, options: SuffixOptions) -> None:
         self._min_match = options.min_match_tokens
