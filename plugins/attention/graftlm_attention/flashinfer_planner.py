@@ -16,8 +16,8 @@ from graftlm_attention.options import FlashInferOptions
 __all__ = ["CudaFence", "Fence", "LayerKind", "LayerPlanner", "NoFence", "Part"]
 
 _LAYOUT = "NHD"
-#: Decodes run on tensor cores if a key/value head has at least this many query heads. FlashInfer's other decode kernel
-#: is compiled for smaller groups, and is faster only for them.
+#: Decodes run on tensor cores if a key/value head has at least this number of query heads. FlashInfer's decode kernel
+#: without tensor cores is compiled for smaller groups, and is faster only for them.
 _TENSOR_CORE_GROUP = 4
 #: Size of the buffer that FlashInfer's wrappers use for the integers of a plan.
 _PLAN_BYTES = 8 << 20

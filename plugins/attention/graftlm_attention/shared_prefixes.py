@@ -37,9 +37,9 @@ def find_shared_prefixes(
 ) -> SharedPrefixes | None:
     """Group a step's one-token requests by their first pages. Returns None if there is no group.
 
-    Requests are grouped by the page that contains their 256th token. This one comparison is enough, because two
-    contexts in the prefix cache never have the same page after different pages. Within a group, pages are then compared
-    up to the first difference.
+    Requests are grouped by the page that contains their 256th token. One comparison is enough: if contexts have the
+    same page at a position, all their earlier pages are the same, too. Within a group, later pages are then compared up
+    to the first difference.
 
     Args:
         page_table: int32 [B, P], page ids.

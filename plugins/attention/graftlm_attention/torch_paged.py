@@ -37,7 +37,7 @@ class _Piece:
             repeats a slot that the request attends to; the mask excludes it.
         num_requests: b, the number of requests.
         mask: added to the scores, [b, 1, n, S]; None if every query attends to all S positions, or if `causal` is true.
-        causal: query i attends to the first i + 1 of S = n positions.
+        causal: whether S = n, and query i attends to the first i + 1 positions.
     """
 
     tokens: slice | Tensor

@@ -17,7 +17,7 @@ _BLOCK = 2048
 #: would make every later result of the request NaN.
 _E4M3_MAX = tl.constexpr(448.0)
 _INT8_MAX = tl.constexpr(127.0)
-#: 1.5 * 2^23: adding it rounds a float32 to an integer, half to even.
+#: 1.5 * 2^23. Adding and subtracting it rounds a float32 to an integer, ties to even.
 _ROUNDER = tl.constexpr(12582912.0)
 
 
@@ -48,7 +48,7 @@ def _store_rows(
         largest = tl.max(tl.abs(numbers), 1)
         is_nan = tl.sum((numbers != numbers).to(tl.int32), 1) > 0
         bits = tl.div_rn(largest, tl.zeros_like(largest) + _INT8_MAX).to(tl.int32, bitcast=True)
-        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16  # to bfloat16, half to even
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16  # rounds to bfloat16, ties to even
         bits = tl.where(is_nan, 0x7FC0, bits)
         scale = (bits << 16).to(tl.float32, bitcast=True)
         ratios = tl.div_rn(numbers, tl.zeros_like(numbers) + scale[:, None])

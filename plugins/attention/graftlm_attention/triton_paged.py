@@ -93,7 +93,7 @@ class TritonPagedAttention(AttentionBackend):
     launches of `forward` depend only on shapes. A replay reads the captured batch's `seq_lens`, `page_table` and
     `out_slots`. These tensors must keep their addresses, and the page table needs enough columns for the longest
     context.
-    Padding rows of the batch have a context of 0 tokens, and an `out_slots` entry that is never read.
+    Padding rows of the batch have a context of 0 tokens, and their `out_slots` entry is a slot that is never read.
 
     Args:
         options: see `TritonOptions`.

@@ -37,7 +37,7 @@ _logger = logging.getLogger(__name__)
 
 _SLACK = 20  # at most 1/20 of the limit is written between two walks; an eviction frees 1/20 more than it must
 _TOUCH_S = 60.0  # minimum number of seconds between two updates of a file's time
-_ABANDONED_S = 600.0  # a temporary file older than this is removed; no writer needs so long
+_ABANDONED_S = 600.0  # a temporary file older than this, in seconds, is removed as abandoned
 
 
 _NO_VECTOR_IO = "cannot be used: it needs os.writev, which only Linux and macOS have"

@@ -40,7 +40,7 @@ class RadixNode:
         children: bytes of a child's first page of tokens -> child. Only `adopt` and `disown` change it.
         num_holds: number of locks of this node's own handle.
         num_locks: number of locks of handles on or below this node.
-        num_pins: number of pins that end at this node; a pinned leaf is evicted only if no other leaf is left.
+        num_pins: number of pinned prefixes that end at this node; pinned leaves are evicted after all other leaves.
         stats: the node's statistics, which the eviction strategy reads.
         heap_stamp: stamp of the node's valid heap entry, or None. Only `LeafHeap` writes it.
         awaits_entry: whether `LeafHeap` will compute its priority before the next pop. Only `LeafHeap` writes it.

@@ -68,7 +68,7 @@ class Pins:
         Args:
             namespace: namespace of the tokens.
             tokens: bytes of the token ids, int32.
-            node: the node at whose end the pin ends.
+            node: the last node of the pinned prefix.
             ends_s: clock reading at which the pin ends, in seconds.
 
         Returns: the node of the earlier pin, or None.

@@ -6,7 +6,7 @@ __all__ = ["Place", "find_place"]
 
 
 class Place:
-    """The end of a probe: after `node`, and after a part of its child at `edge` if there is such a child.
+    """The end of a probe. All of `node` matches; a part of its child at `edge` also matches if there is such a child.
 
     Attributes:
         node: the last node that matched in full.

@@ -390,8 +390,8 @@ class RadixCache(PrefixCache):
     def _start(self, handle: PrefixHandle | None, namespace: str) -> RadixNode:
         """Return the node to continue from: the handle's node, or the root of the namespace.
 
-        A root is removed with its last child, so a handle without pages means the current root. A new root is
-        added to the tree with its first child.
+        A root is removed together with its last child, so a handle without pages refers to the namespace's present
+        root. A new root is added to the tree with its first child.
 
         Raises:
             InvariantError: the handle is invalid or has another namespace.

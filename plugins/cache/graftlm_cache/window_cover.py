@@ -33,8 +33,8 @@ class WindowCover:
     def __init__(self) -> None:
         self.evictable_pages = 0
         self._covered: set[RadixNode] = set()
-        self._num_locks: dict[RadixNode, int] = {}  # only counts above 0
-        self._last_use: dict[RadixNode, int] = {}  # of covered nodes without locks
+        self._num_locks: dict[RadixNode, int] = {}  # only nodes with locks
+        self._last_use: dict[RadixNode, int] = {}  # covered node without locks -> time of the last use of its window
         self._heap: list[_Entry] = []
         self._now = 0
 

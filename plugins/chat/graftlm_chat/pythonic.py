@@ -47,7 +47,7 @@ class PythonicFormat(ToolCallFormat):
         return _PythonicParser(tools, enforced=enforced)
 
     def grammar(self, tools: Sequence[Tool], choice: ToolChoice, *, parallel: bool) -> CallGrammar | None:
-        """Return an EBNF of the list if calls are required, otherwise None: any text may start with a bracket."""
+        """Return an EBNF of the list if calls are required, otherwise None, because free text may start with "["."""
         return python_calls(tools, parallel=parallel) if choice is ToolChoice.REQUIRED else None
 
     def render(self, calls: Sequence[ToolCall]) -> str:

@@ -205,7 +205,7 @@ def _one_after_the_other(one: _Shape, other: _Shape) -> _Shape:
 
 def _one_or_the_other(one: _Shape, other: _Shape) -> _Shape:
     after = _ALL if one.first & other.first else one.after | other.after
-    # An empty match of one branch can continue to a match of the other.
+    # If one branch matches the empty text, the characters that start the other branch can extend this match.
     after |= (other.first if one.nullable else 0) | (one.first if other.nullable else 0)
     return _Shape(one.nullable or other.nullable, one.first | other.first, after)
 

@@ -49,7 +49,7 @@ class JsonRules:
     _STRING: ClassVar = {
         "string": f'"\\"" {PLAIN_CHAR}* ("\\\\" escape {PLAIN_CHAR}*)* "\\""',
         "escape": '[\\u0022\\u005c\\u002fbfnrt] | "u" code',
-        "code": "[0-9A-CE-Fa-ce-f] hex hex hex | [Dd] [0-7] hex hex",  # no surrogates
+        "code": "[0-9A-CE-Fa-ce-f] hex hex hex | [Dd] [0-7] hex hex",  # excludes surrogates
         "hex": "[0-9A-Fa-f]",
     }
     _NUMBER: ClassVar = {

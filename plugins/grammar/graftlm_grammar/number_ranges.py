@@ -177,7 +177,7 @@ def _is_open(low: str | None, inclusive: bool) -> bool:
 
 
 def _tails(low: str | None, low_inclusive: bool, high: str | None, high_inclusive: bool) -> tuple[bool, str | None]:
-    """Return which decimals may follow if the decimals so far equal those of each bound that is not None.
+    """Return the decimals that may follow. The decimals so far equal the first decimals of each bound that is not None.
 
     Args:
         low, high: the remaining decimals of the bounds, without trailing zeros; None if the decimals so far already

@@ -12,7 +12,7 @@ __all__ = ["ANY_DEPTH", "inlined", "rust_regex"]
 #: Maximum nesting of arrays and objects in a value that a schema does not describe.
 ANY_DEPTH: Final = 2
 
-_MAX_SIZE: Final = 50_000  # expressions; a repeated expression counts once
+_MAX_SIZE: Final = 50_000  # maximum number of expressions; a repeated expression counts once
 _NUL: Final[CharSet] = ((0, 0),)
 _ANY: Final = "any"
 _NESTING: Final = frozenset({"object", "array"})  # the alternatives of `any` that are not scalars

@@ -242,8 +242,8 @@ def _checked(kind: GrammarKind, call: Callable[[], T]) -> T:
 def _check_speed(kind: GrammarKind, make_matcher: Callable[[], GrammarMatcher], vocab_size: int) -> float:
     """Refuse a grammar whose matchers are so slow that they would delay all requests, because steps wait for masks.
 
-    One matcher always accepts the lowest allowed token, then another one always the highest. Only CPU time of this
-    thread counts. On a busy machine this time can also increase, so a slow step is measured again.
+    One matcher always accepts the lowest allowed token; after it, another matcher always accepts the highest. Only CPU
+    time of this thread counts. On a busy machine this time can also increase, so a slow step is measured again.
 
     Returns: average time per mask, in seconds.
 

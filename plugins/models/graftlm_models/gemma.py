@@ -1,8 +1,8 @@
 """The Gemma family's text models: Gemma 2 (arXiv:2408.00118) and Gemma 3 (arXiv:2503.19786).
 
-Each branch has a norm before and after it, sliding-window layers alternate with full layers, and embeddings are scaled.
-Gemma 2 caps attention scores and logits. Gemma 3 normalises query and key heads instead, and has separate rotary
-frequencies for sliding and full layers.
+Attention and feed-forward each have a norm before and after them. Sliding-window layers alternate with layers of full
+attention, and embeddings are scaled. Gemma 2 caps attention scores and logits. Gemma 3 normalises query and key heads
+instead, and has separate rotary frequencies for sliding and full layers.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

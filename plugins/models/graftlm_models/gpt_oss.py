@@ -148,7 +148,7 @@ class GptOssAttention(nn.Module):
 
 
 def _norm(shape: DecoderShape, context: ModelContext) -> RMSNorm:
-    """Return a norm whose float32 weight multiplies before the result is rounded, so that only one rounding occurs."""
+    """Return a norm that multiplies by its float32 weight before it rounds, so that only one rounding occurs."""
     return RMSNorm(shape.hidden_size, shape.eps, device=context.device, dtype=torch.float32)
 
 

@@ -150,7 +150,7 @@ class _BodyOutput:
 
 
 def _twin(module: nn.Module) -> nn.Module:
-    """Return a copy of a module that shares its children, which can be replaced in the copy."""
+    """Return a copy of a module with the same children. Replacing a child of the copy does not change the module."""
     twin = copy.copy(module)
     twin._modules = dict(module._modules)
     return twin

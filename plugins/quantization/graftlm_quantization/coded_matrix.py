@@ -13,8 +13,8 @@ _LANES = 16  # rows in a vector; a block has two vectors of rows
 #: Number of inputs whose codes are stored together. The number of inputs of a row must be a multiple of it.
 INPUTS_MULTIPLE = 8
 _PANEL_ROWS = 1024  # rows that are encoded together; this limits the memory for intermediate values
-_FOUR_BIT_SHIFTS = (0, 16, 4, 20, 8, 24, 12, 28)  # shift of input i of 8; even inputs are in the low half of a word
-# Permutation of eight dimensions; after the first three come 16 rows as [4, 4] and 8 inputs as [2, 2, 2].
+_FOUR_BIT_SHIFTS = (0, 16, 4, 20, 8, 24, 12, 28)  # bit shift of input i, 0 to 7; even inputs are in a word's low half
+# Permutation of eight dimensions: three leading dimensions, 16 rows as [4, 4], and 8 inputs as [2, 2, 2].
 _EIGHT_BIT_ORDER = (0, 1, 2, 5, 3, 6, 4, 7)
 _EIGHT_BIT_ORDER_BACK = (0, 1, 2, 4, 6, 3, 5, 7)
 

@@ -51,8 +51,8 @@ inline void narrow(Floats values, uint16_t* out) {
 
 inline void narrow(Floats values, float* out) { std::memcpy(out, &values, sizeof values); }
 
-// Two kinds of arithmetic. Each defines the type of x (`Input`), the number of inputs in a vector of weights
-// (`kWidth`), and the product.
+// The kernel has two kinds of arithmetic. Each one defines the type of x (`Input`), the number of inputs in a vector of
+// weights (`kWidth`), and the product.
 
 struct InFloats {
     using Input = float;

@@ -24,7 +24,7 @@ class RowPages:
         self._page_size = page_size
         self._num_pages = num_pages
         self._free = list(range(num_pages))
-        self._rows: dict[int, NDArray[np.int32]] = {}  # the least recently used first
+        self._rows: dict[int, NDArray[np.int32]] = {}  # row -> its pages; least recently used row first
 
     @property
     def num_free(self) -> int:

@@ -55,7 +55,7 @@ def longest_earlier(tokens: TokenIds, max_match: int) -> tuple[int, int]:
         return 0, 0
     num_matched = 1
     most = min(max_match, len(tokens) - 1)
-    is_match = tokens[:-1] == tokens[-1]  # index: start of an earlier occurrence
+    is_match = tokens[:-1] == tokens[-1]  # is_match[i]: whether an earlier occurrence starts at i
     while num_matched < most and np.count_nonzero(is_match) > _MAX_INDEXED:
         longer = is_match[1:] & (tokens[: -1 - num_matched] == tokens[-1 - num_matched])
         if not longer.any():

@@ -107,7 +107,7 @@ class StorageTier:
         self._writer.submit(partial(self._write, block))
 
     def write_everything(self) -> None:
-        """Skip no block from now on, even if many blocks are queued. Called before the cache is closed."""
+        """From now on, queue every block, even if many blocks are queued. Called before the cache is closed."""
         self._max_writing = self._host.num_slots
 
     def _write(self, block: HostBlock) -> None:
@@ -228,7 +228,7 @@ class StorageTier:
         self._begin_end().join(_ABANDON_TIMEOUT_S)
 
     def _begin_end(self) -> threading.Thread:
-        """Start a thread that ends both workers and then closes the storage; return it."""
+        """Start and return a thread that ends both workers and then closes the storage."""
         ending = threading.Thread(target=self._end, name="graftlm-kv-end", daemon=True)
         ending.start()
         return ending
