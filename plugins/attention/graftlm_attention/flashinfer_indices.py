@@ -64,7 +64,7 @@ def ragged_pages(
 
 
 def _compact(table: Tensor, first_columns: NDArray[np.int64], indptr: NDArray[np.int32]) -> Tensor:
-    """Concatenate parts of the table's rows: from each row's first column on. Does not wait for the device.
+    """Concatenate a table's rows, each one from its own first column on. Does not wait for the device.
 
     Args:
         table: int32 [n, P], page ids; on the device.

@@ -45,7 +45,10 @@ class CudaFence:
         self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
-        """Wait for the event. In the engine, step n is committed before step n + 2 is planned, so it has completed."""
+        """Wait for the event.
+
+        In the engine, the event is complete already, because step n is committed before step n + 2 is planned.
+        """
         self._event.synchronize()
 
     def record(self) -> None:

@@ -115,7 +115,7 @@ def _checksum(identity: bytes, content: memoryview) -> bytes:  # SHA-256, 32 byt
 
 
 def _read_fully(fd: int, content: memoryview) -> bool:
-    """Fill `content` from a file. Return False if the file ends before."""
+    """Fill `content` from a file. Return False if the file ends too early."""
     done = 0
     while done < len(content):
         count = os.readv(fd, [content[done:]])

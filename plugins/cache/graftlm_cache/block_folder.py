@@ -60,7 +60,7 @@ class Listing:
 
 
 def list_blocks(root: str, kind: str | None = None) -> Listing:
-    """List the block files under a root without reading their contents. Files that disappear meanwhile are left out.
+    """List the block files under a root without reading their contents. Files that disappear during this are left out.
 
     Args:
         root: the folder; the listing is empty if it does not exist.

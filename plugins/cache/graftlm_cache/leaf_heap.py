@@ -15,9 +15,9 @@ __all__ = ["LeafHeap"]
 
 logger = logging.getLogger(__name__)
 
-#: Priority, stamp, node. Stamps are unique, so that nodes are never compared.
+#: An entry: priority, stamp, node. Stamps are unique, so that nodes are never compared.
 _Entry: TypeAlias = tuple[tuple[float, ...], int, RadixNode]
-#: The lowest entry of a run, and the rest of the run, highest first.
+#: A run: the priority, stamp and node of its lowest entry, then its other entries, highest first.
 _Head: TypeAlias = tuple[tuple[float, ...], int, RadixNode, list[_Entry]]
 
 #: The types of the numbers of a priority; all of them can be compared with each other.
@@ -149,7 +149,7 @@ class LeafHeap:
         return priority, stamp, node
 
     def _priority(self, node: RadixNode) -> tuple[float, ...]:
-        """Return the strategy's priority; the lowest one, an empty tuple, if it fails or cannot be compared."""
+        """Return the strategy's priority; if that fails or cannot be compared, return (), the lowest priority."""
         try:
             priority = self._strategy.priority(node.stats)
         except Exception as error:

@@ -14,7 +14,7 @@ __all__ = ["MAX_PINS", "Pins"]
 #: Maximum number of simultaneous pins. It is limited, because each eviction of window pages visits all pins.
 MAX_PINS: Final = 4096
 
-#: Stale ends are removed only if there are more than this number.
+#: Stale end times are removed only if there are more than this number.
 _SLACK: Final = 64
 
 

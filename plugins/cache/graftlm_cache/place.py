@@ -29,7 +29,7 @@ class Place:
     def is_current(self) -> bool:
         """Whether a probe of the same key would end here again, provided that `node` is still in the tree.
 
-        A split changes the child's run.
+        A split of the child is noticed, because it changes the child's run.
         """
         child = self.node.children.get(self.edge)
         return child is self.child and (child is None or child.run is self.run)

@@ -50,7 +50,7 @@ class SWARadixCache(RadixCache):
 
     Args:
         context: see `CacheContext`.
-        window: view of the window memory, which returns the pages that have window pages.
+        window: view of the window memory; the cache reads from it which pages have window pages.
     """
 
     def __init__(self, context: CacheContext, window: WindowView) -> None:

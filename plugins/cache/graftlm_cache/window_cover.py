@@ -9,7 +9,7 @@ from graftlm_cache.node import RadixNode
 
 __all__ = ["WindowCover"]
 
-#: Time of the last use of the node's window, number of pages up to the node's end, its id, the node.
+#: An entry: time of the last use of a node's window, number of pages up to the node's end, id of the node, the node.
 _Entry: TypeAlias = tuple[int, int, int, RadixNode]
 
 #: The heap is compacted only if it has more than this number of stale entries.

@@ -78,7 +78,7 @@ def _grammar(kind: GrammarKind, value: object, tools: Sequence[Tool], place: str
 
 
 def _moved(schema: Any, place: str) -> Any:
-    """Return a copy of a schema whose references are valid after it is put at `place`, a JSON pointer."""
+    """Return a copy of a schema, with its references adapted to its new location `place`, a JSON pointer."""
     if isinstance(schema, list):
         return [_moved(item, place) for item in schema]
     if not isinstance(schema, Mapping):

@@ -60,7 +60,7 @@ class PythonicFormat(ToolCallFormat):
 
 
 class _PythonicParser(ToolCallParser):
-    """Holds back a list at the start of the text until it is complete. If calls are enforced, holds back one call."""
+    """Holds back a list at the start of the text until it is complete; if enforced, only the current call."""
 
     def __init__(self, tools: Sequence[Tool], *, enforced: bool) -> None:
         self._names = {python_name(tool.name): tool.name for tool in tools}

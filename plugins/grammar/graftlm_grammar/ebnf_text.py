@@ -19,7 +19,8 @@ _ANY_CHAR: Final = ebnf_class(complement(()))
 def ebnf_text(rules: Mapping[str, Expression]) -> str:
     """Return rules as a grammar, one line per rule.
 
-    Sets of characters are written without negation: a library may include surrogates in `[^a]`, which no text contains.
+    Sets of characters are written without negation, because a library may include surrogates in `[^a]`. No text
+    contains surrogates.
     """
     writer = _Writer()
     return "\n".join(f"{name} ::= {writer.text(expression)}" for name, expression in rules.items())

@@ -134,7 +134,7 @@ class _Translation:
         form = next((key for key in COMBINED if key in schema), None)
         own = next((key for key in keywords if key in _KNOWN), None)
         if own is not None and form in ("anyOf", "oneOf", "allOf"):
-            # The combining keyword and the schema's other keywords cannot both be enforced; the others are kept.
+            # The combining keyword cannot be enforced together with the schema's other keywords. The others are kept.
             keywords = self._without(keywords, lambda key: key in COMBINED, schema, path, own)
             form = None
         if form is None:

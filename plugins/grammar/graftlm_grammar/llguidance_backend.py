@@ -175,7 +175,8 @@ class _Matcher(GrammarMatcher):
     def trim(self, mask: NDArray[np.int32], row: int) -> None:
         """Clear bits that the library may have set incorrectly.
 
-        These are the bits after V, stop tokens before the text is complete, and all bits after a stop token.
+        These are the bits from V on, and the bits of stop tokens while the text is incomplete. After a stop token was
+        accepted, all bits are cleared.
 
         Raises:
             GrammarError: the same as for `fill_bitmask`.

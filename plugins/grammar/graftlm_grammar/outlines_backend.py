@@ -94,7 +94,7 @@ class OutlinesBackend(GrammarBackend):
 
 
 class _Tokens:
-    """The vocabulary in the library's form. It has one stop token, no special tokens, and two additional ids from V."""
+    """The vocabulary in the library's form. The only stop token is V, and U+0000 is V + 1. It has no special tokens."""
 
     def __init__(self, context: GrammarContext) -> None:
         self.vocab_size = context.vocab_size

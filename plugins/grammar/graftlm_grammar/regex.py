@@ -32,7 +32,7 @@ MAX_REPEATS: Final = 1000
 _MAX_DEPTH: Final = 100
 _ANY: Final = complement(())
 _QUANTIFIER: Final = re.compile(r"([*+?]|\{([0-9]+)(?:(,)([0-9]*))?\})\??")  # a final ? (lazy) has no effect here
-_POSIX: Final = re.compile(r"\[([:.=])\^?\w+\1\]")  # ECMAScript reads [[:alpha:]] as one of "[:alph", then "]"
+_POSIX: Final = re.compile(r"\[([:.=])\^?\w+\1\]")  # ECMAScript reads [[:alpha:]] as a character of "[:alph", then "]"
 _CODE: Final = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4}))")
 _CONTROLS: Final = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v"}
 _CLASSES: Final = {

@@ -2,9 +2,9 @@
 
 For each position in a rule, the library stores which tokens are allowed. Tokens that extend past the end of the rule
 must be tried again for each mask, and the library treats groups and repetitions as rules. Therefore a part and its
-continuation are written as one path. A path is a chain of rules that end with a reference to the next rule:
-`x ("," x)*` becomes `x more` with `more ::= "," x more | ""`. References to small rules are replaced by the rules'
-expressions.
+continuation are written as one path, which is a sequence of parts. A repetition within a path becomes a reference to a
+new rule: `x ("," x)*` becomes `x more` with `more ::= "," x more | ""`. References to small rules are replaced by the
+rules' expressions.
 """
 
 from collections import Counter

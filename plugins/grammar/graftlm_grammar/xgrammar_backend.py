@@ -201,7 +201,7 @@ class _Matcher(GrammarMatcher):
         self.trim(mask, row)
 
     def trim(self, mask: NDArray[np.int32], row: int) -> None:
-        """Clear the bits that the library does not clear: those after V, and all bits after a stop token."""
+        """Clear the bits that the library leaves set: bits from V on, and all bits after a stop token was accepted."""
         if self._finished:
             mask[row] = 0
         elif self._last_word != -1:

@@ -68,10 +68,10 @@ def choose_by_softmax(groups: ExpertGroups, top_k: int, *, scale: float) -> Choo
 def choose_by_sigmoid(
     groups: ExpertGroups, top_k: int, correction: Tensor, *, renormalise: bool, scale: float
 ) -> ChooseExperts:
-    """Return V3's choice: by the sigmoid of each expert's logit plus a correction that balances load.
+    """Return V3's choice. Experts are ranked by the sigmoid of their logit plus a correction that balances load.
 
     Args:
-        groups: the groups, which are ranked by the sum of their two best experts.
+        groups: the groups, which are ranked by the sum of their two best experts' scores.
         top_k: K, number of experts per token.
         correction: float32 [E], a parameter of the model. It affects the choice, but not the experts' weights.
         renormalise: whether the chosen experts' scores are divided by their sum.

@@ -176,7 +176,7 @@ def _clamped_swiglu(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
 
 
 def _sliding_windows(config: ModelConfig, num_layers: int) -> Iterator[int | None]:
-    """Yield each layer's window from `layer_types`. Default: every other layer has one, from the first on."""
+    """Yield each layer's window from `layer_types`. By default, layers 0, 2, 4 and so on have a window."""
     alternating = ["full_attention" if i % 2 else "sliding_attention" for i in range(num_layers)]
     for kind in read_layer_types(config.raw, default=alternating):
         yield read_size(config.raw, "sliding_window", default=128) if kind == "sliding_attention" else None

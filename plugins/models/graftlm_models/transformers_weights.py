@@ -70,7 +70,7 @@ class CheckpointNames:
             yield from self._convert(target, group)
 
     def _renamed_back(self, target: str) -> str:
-        """Return the checkpoint's name that is renamed to `target`; `target` itself if no such name is found."""
+        """Return the checkpoint's name of the tensor `target`; `target` itself if no such name is found."""
         from transformers.core_model_loading import rename_source_key
 
         undoing = [rule.reverse_transform() for rule in reversed(self._renamings)]
@@ -84,7 +84,7 @@ class CheckpointNames:
         return target in self._computed or any(pattern.search(target) for pattern in self._ignored)
 
     def _place(self, name: str) -> tuple[str, str | None]:
-        """Return the target's name, and the pattern of the rule that joins or changes the tensor, or None."""
+        """Return the target's name, and the pattern of the rule that converts the tensor; None if no rule does."""
         from transformers.core_model_loading import rename_source_key
 
         prefix = self._module.base_model_prefix

@@ -156,7 +156,7 @@ class DraftModelDrafter(Drafter):
         return list(placed.values())
 
     def _tasks(self, requests: Sequence[DraftRequest]) -> list[_Task]:
-        """Return the tasks of this call, at most `prefill_tokens` tokens in total; requests with few tokens first."""
+        """Return this call's tasks, at most `prefill_tokens` tokens in total. Fewest missing tokens come first."""
         missing = []
         for request in requests:
             num_computed = self._truncate(request)
@@ -172,7 +172,7 @@ class DraftModelDrafter(Drafter):
         return tasks
 
     def _truncate(self, request: DraftRequest) -> int:
-        """Drop the computed tokens from the first difference to the request's tokens on. Return how many remain.
+        """Drop the computed tokens that do not match the request's tokens. Return the number of remaining ones.
 
         At least the request's last token is computed again, because the draft is sampled after it.
         """

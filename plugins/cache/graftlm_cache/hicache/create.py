@@ -78,7 +78,7 @@ def _storage(options: StorageOptions | None, context: CacheContext, host: HostTi
 
 
 def _wait_s(options: StorageOptions) -> float | None:
-    """Return the maximum time that a request waits for storage, in seconds; None: until its prefetch is complete."""
+    """Return the maximum time that a request waits for storage, in seconds; None: it waits for the whole prefetch."""
     if options.prefetch == "best_effort":
         return 0.0
     return options.prefetch_timeout_s if options.prefetch == "timeout" else None
