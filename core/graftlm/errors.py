@@ -76,7 +76,7 @@ __all__ = [
 ]
 
 
-#: Limits of an error message, which may contain a client's input of any length.
+#: Limits of the length of an error message. It may quote a client's input, which can have any length.
 _MAX_LINE_CHARS: Final = 2000
 _MAX_LINES: Final = 100
 
@@ -143,8 +143,7 @@ class RequestError(GraftlmError, ValueError):
     """One request fails; others continue.
 
     Attributes:
-        param: name of the wrong argument, or of the same field over HTTP; None if the error is not about a single
-            argument.
+        param: name of the wrong argument or HTTP field; None if the error is not about a single one.
     """
 
     def __init__(self, message: str = "", *, param: str | None = None) -> None:

@@ -1,4 +1,4 @@
-"""All hooks that a plugin may implement. `provide_*` hooks run at an engine's assembly, never per token or per layer.
+"""All hooks that a plugin may implement. `provide_*` hooks run when an engine is assembled, never per token or layer.
 
 A plugin is a module (or object) with functions marked `@graftlm.hookimpl`. It is found through the entry-point group
 `graftlm`, listed in `plugins.modules`, or passed as `Engine(..., plugins=[module])`.
@@ -75,12 +75,12 @@ def provide_drafters() -> Iterable[Provider[Drafter]]:  # type: ignore[empty-bod
 
 @hookspec
 def provide_kv_storages() -> Iterable[Provider[KVStorage]]:  # type: ignore[empty-body]
-    """Provide KV storages, which the options of a tiered cache select; `create` gets a `StorageContext`."""
+    """Provide KV storages; an option of a tiered cache selects one. `create` gets a `StorageContext`."""
 
 
 @hookspec
 def provide_logits_processors() -> Iterable[Provider[LogitsProcessor]]:  # type: ignore[empty-body]
-    """Provide logits processors, which requests select; `create` gets a `LogitsContext`, once per request."""
+    """Provide logits processors; requests select them. `create` is called with a `LogitsContext` once per request."""
 
 
 @hookspec
@@ -95,12 +95,12 @@ def provide_reasoning_formats() -> Iterable[Provider[ReasoningFormat]]:  # type:
 
 @hookspec
 def request_finished(record: RequestRecord) -> None:
-    """Observe a request that ended for any reason. Hooks are looked up once, at assembly; exceptions are logged."""
+    """Observe a request that has ended for any reason. Hooks are looked up once, at assembly. Exceptions are logged."""
 
 
 @hookspec
 def step_finished(record: StepRecord) -> None:
-    """Observe a committed step. Hooks are looked up once, at assembly; without implementations this costs nothing."""
+    """Observe a committed step. Hooks are looked up once, at assembly; without one, no record is created."""
 
 
 @hookspec

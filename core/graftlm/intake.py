@@ -1,4 +1,4 @@
-"""Makes requests from prompts and sampling parameters, with all checks that need no device."""
+"""Checks prompts and sampling parameters, and makes requests from them. None of the checks needs a device."""
 
 import reprlib
 import secrets
@@ -42,12 +42,12 @@ class IntakeLimits:
     """The limits of a request.
 
     Attributes:
-        vocab_size: size of the vocabulary; token ids are smaller.
+        vocab_size: size of the vocabulary; valid token ids are smaller.
         context_len: maximum number of tokens of prompt and output together.
         memory_tokens: number of tokens that fit into the KV memory.
         eos_token_ids: tokens that end an output.
         logits_processors: names of the logits processors that a request may use.
-        generates: whether the model has a trained output projection.
+        generates: whether the model can generate tokens: it has a trained output projection.
         num_labels: number of values that the model's score head returns per text; None: it has no score head.
     """
 
@@ -74,8 +74,8 @@ class Intake:
         """Create an intake.
 
         Args:
-            grammars: compiles the grammars of requests; None: requests with a grammar are refused.
-            adapters: finds the adapters of requests; None: requests with an adapter are refused.
+            grammars: compiles the grammars of requests; None: a request with a grammar is refused.
+            adapters: finds the adapters of requests; None: a request with an adapter is refused.
         """
         self.limits = limits
         self._grammars = grammars
@@ -92,7 +92,7 @@ class Intake:
         Raises:
             UnsupportedFeatureError: the model does not support this use of the prompt.
             InvalidPromptError: the prompt is empty, not made of integers, or contains an id outside the vocabulary.
-            PromptTooLongError: the prompt leaves no room for output; an embedding needs none.
+            PromptTooLongError: the prompt leaves no room for output in the context; an embedding needs no such room.
         """
         self._check_able(pooling)
         prompt = _as_array(token_ids)
@@ -109,7 +109,7 @@ class Intake:
                 f"this model's maximum context length is {self.limits.context_len} tokens{share}; the prompt has "
                 f"{len(prompt)} tokens. Shorten the prompt."
             )
-        return prompt.astype(np.int32)  # a copy: the caller may change its own array
+        return prompt.astype(np.int32)  # a copy, because the caller may change its own array
 
     def check_params(self, params: SamplingParams) -> tuple[SamplingParams, tuple[str, ...]]:
         """Check sampling parameters against the model and the engine.
@@ -180,7 +180,7 @@ class Intake:
 
         Raises:
             AdapterNotFoundError: there is no such adapter.
-            RequestError: the request does not fit into memory; or it is pooled, and `params` ask for several
+            RequestError: the request does not fit into memory. Or it is a pooling request, and `params` request several
                 completions or log-probabilities.
         """
         pooling = options.pooling
@@ -212,7 +212,7 @@ class Intake:
         )
 
     def find_adapter(self, name: str | None) -> LoadedAdapter | None:
-        """Return the adapter of a name; None for None.
+        """Return the adapter with the given name; None if `name` is None.
 
         Raises:
             AdapterNotFoundError: there is no such adapter.
@@ -224,7 +224,7 @@ class Intake:
         return self._adapters.find(name)
 
     def namespace(self, cache_salt: str, adapter: str | None) -> str:
-        """Return the namespace of the prefixes that requests with a salt and an adapter share.
+        """Return the cache namespace of requests with the given salt and adapter.
 
         Raises:
             AdapterNotFoundError: there is no such adapter.
@@ -235,7 +235,7 @@ class Intake:
     def _grammar(
         self, spec: GrammarSpec, params: SamplingParams, prompt_token_ids: TokenIds, now: float
     ) -> RequestGrammar:
-        """Return a grammar that is compiled or being compiled. No specification is checked: steps may be waiting."""
+        """Return the grammar of a specification that `check_params` has checked; it may still be compiling."""
         compiler = self._backends(spec).compiler(params.grammar_backend)
         reasoning, prompt_end = reasoning_before(params), prompt_token_ids[-MAX_END_BYTES:].tolist()
         compiling = compiler.compile(spec, reasoning)
@@ -249,7 +249,7 @@ class Intake:
         )
 
     def _check_able(self, pooling: Pooling | None) -> None:
-        """Refuse a request for which this model has no head."""
+        """Check that the model has the output head that a request needs."""
         if pooling is not None and pooling.way == "scores":
             if self.limits.num_labels is None:
                 raise UnsupportedFeatureError(
@@ -268,7 +268,7 @@ class Intake:
             raise RequestError(message, param="label_token_ids")
 
     def _check_backend(self, name: str | None) -> None:
-        """Refuse the name of an unknown grammar backend, also if the request has no grammar."""
+        """Check that a named grammar backend exists, even if the request has no grammar."""
         if name is not None and self._grammars is None:
             raise UnsupportedFeatureError(f"Unknown grammar backend {name[:60]!r}. This engine has none.")
         if name is not None and self._grammars is not None:
@@ -305,14 +305,14 @@ def _as_array(token_ids: object) -> NDArray[Any]:
     try:
         prompt = np.asarray(token_ids)
     except (ValueError, OverflowError):
-        prompt = np.empty(())  # ragged, or beyond any integer type
+        prompt = np.empty(())  # a ragged list, or integers too large for any dtype
     if prompt.ndim == 1 and (prompt.dtype.kind in "iu" or not len(prompt)):
         return prompt
     raise InvalidPromptError(f"a prompt is text or a flat list of token ids, got {reprlib.repr(token_ids)}")
 
 
 def check_ttl(ttl_s: object) -> None:
-    """Check the time for which a prefix is pinned.
+    """Check the number of seconds for which a prefix is to be pinned.
 
     Raises:
         RequestError: the time is not a positive number of seconds up to `MAX_TTL_S`.
@@ -322,7 +322,7 @@ def check_ttl(ttl_s: object) -> None:
 
 
 def _spell(value: object) -> str:
-    """Return a value as text for a message. An integer may have more digits than Python converts to text."""
+    """Return a value as text for an error message. Python refuses to convert an integer with thousands of digits."""
     try:
         return reprlib.repr(value)
     except ValueError:

@@ -14,7 +14,7 @@ LogFormat: TypeAlias = Literal["text", "json"]
 #: Id of the HTTP request that is being handled; it is added to log lines.
 request_id_var: ContextVar[str | None] = ContextVar("graftlm_request_id", default=None)
 
-#: Standard attributes of records; other attributes were set with `extra=`.
+#: Standard attributes of log records; a caller set all other attributes with `extra=`.
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "request_id"}
 
 
@@ -50,7 +50,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """Formats a record as text: time, level, process, message, and a traceback below it."""
+    """Formats a record as text: a line with time, level, process and message, and a traceback below it."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
@@ -99,6 +99,6 @@ def _moment(record: logging.LogRecord) -> datetime:
 
 
 def _request_id(record: logging.LogRecord) -> str | None:
-    """Return the record's request id, else that of the HTTP request that is being handled."""
+    """Return the record's request id; without one, the id of the HTTP request that is being handled."""
     given = getattr(record, "request_id", None)
     return request_id_var.get() if given is None else str(given)

@@ -14,7 +14,7 @@ Observer = Callable[[Any], object]
 
 @dataclass(frozen=True, slots=True)
 class Observers:
-    """The observers of requests and steps; looked up once."""
+    """The implementations of the observer hooks, looked up once at assembly."""
 
     request_finished: tuple[Observer, ...] = ()
     step_finished: tuple[Observer, ...] = ()

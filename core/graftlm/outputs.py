@@ -36,7 +36,7 @@ class CompletionText:
             return self._stream.push(update.token_ids).text
         visible = update.token_ids
         if isinstance(finish.matched_stop, int) and not self._keeps_stop:
-            visible = visible[:-1]  # a stop token is not part of the text, like a stop string
+            visible = visible[:-1]  # the text does not contain the stop token, as it does not contain a stop string
         return self._stream.push(visible).text + self._stream.finish()
 
 
@@ -91,7 +91,7 @@ class _CompletionBuilder:
 
 @dataclass(frozen=True, slots=True)
 class GatheredOutput:
-    """The output so far: a `RequestOutput` without the prompt, whose conversion to a tuple takes milliseconds.
+    """The output so far, without the prompt: converting a long prompt to a tuple would take milliseconds.
 
     Attributes:
         prompt_logprobs: see `RequestOutput`.
@@ -173,7 +173,7 @@ class OutputBuilder:
 
     @property
     def usage(self) -> Usage:
-        """The token counts so far."""
+        """The token counts of all completions so far."""
         builders = list(self._completions.values())
         num_output_tokens = sum(len(b.token_ids) for b in builders)
         first = builders[0]
@@ -194,14 +194,14 @@ class OutputBuilder:
 
 
 def completion_ids(base_id: str, num_completions: int) -> list[CompletionId]:
-    """Return the ids of a prompt's completions: the prompt's id for one completion, else "id#0", "id#1" and so on."""
+    """Return the ids of a prompt's completions: `base_id` if there is one completion, else "id#0", "id#1" and so on."""
     if num_completions == 1:
         return [CompletionId(base_id)]
     return [CompletionId(f"{base_id}#{i}") for i in range(num_completions)]
 
 
 def _merge(timings: list[Timings]) -> Timings:
-    """Return the timings of the prompt: first token of any completion, end of the last completion."""
+    """Return a prompt's timings, from the first token of any completion and the end of the last completion."""
     first = [t.first_token_s for t in timings if t.first_token_s is not None]
     total = [t.total_s for t in timings if t.total_s is not None]
     return Timings(timings[0].queue_s, min(first, default=None), max(total) if len(total) == len(timings) else None)

@@ -1,7 +1,7 @@
 """Plain data that the scheduler and the runner exchange, built once by the sender.
 
-Both identify a running request by its row, an index of the request table that belongs to the request from admission
-until it finishes or is retracted.
+They identify a running request by its row, an index into the request table. The request has the same row from its
+admission until it finishes or is retracted.
 """
 
 from concurrent.futures import Future
@@ -30,12 +30,12 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class RowSetup:
-    """The sampler's parameters of a request that gets its row in this step.
+    """The sampler's parameters for a request that gets its row in this step.
 
     Attributes:
         seed: seed of the request's noise.
         prompt_token_ids: int32 [n], the prompt, for the repetition penalty.
-        output_token_ids: int32 [m], tokens generated before a retraction; empty without one.
+        output_token_ids: int32 [m], tokens generated before the request was retracted; empty if it was not.
         stop_token_ids: tokens that must not be sampled before `min_tokens`.
     """
 
@@ -69,10 +69,10 @@ class PoolSpan:
     """Prompt positions of one request whose final hidden states are pooled.
 
     Attributes:
-        pooling: how the hidden states are pooled: their sum, or the last one.
+        pooling: how the hidden states are pooled.
         start: index of the first position, among the step's T tokens.
         num_tokens: number of positions.
-        is_last: whether the span contains the prompt's last token, with which the request ends.
+        is_last: whether the span contains the prompt's last token; the request then ends with this step.
     """
 
     row: int
@@ -84,7 +84,7 @@ class PoolSpan:
 
 @dataclass(frozen=True, slots=True)
 class TokenMask:
-    """The allowed tokens of M of a step's S samples; the other samples may be any token.
+    """The allowed tokens of M of a step's S samples. For the other samples, all tokens are allowed.
 
     Attributes:
         idx: int64 [M], indices into S, ascending.
@@ -97,7 +97,7 @@ class TokenMask:
 
 @dataclass(frozen=True, slots=True)
 class LateMask:
-    """A token mask that is filled after the previous step was committed, during this step's forward pass.
+    """A token mask that is filled during the step's forward pass, after the previous step is committed.
 
     Attributes:
         idx: see `TokenMask`.
@@ -138,19 +138,19 @@ class StepPlan(msgspec.Struct, frozen=True, eq=False):
     are equal to the samples at their positions.
 
     Attributes:
-        rows: int32 [B]; the same array object as in the previous plan if the same rows decode again.
+        rows: int32 [B]; if the same rows decode again, the same array object as in the previous plan.
         query_lens: int32 [B], number of tokens of each request in this step.
-        seq_lens: int32 [B], context length with these tokens.
+        seq_lens: int32 [B], context length of each request, including its tokens in this step.
         page_table: int32 [B, P], page ids; entries past a request's pages are valid ids without meaning.
         input_ids: int64 [T]; the runner inserts the rows' latest sampled tokens at `device_idx`.
         device_idx: int64 [N], indices into T.
         positions: int64 [T].
         out_slots: int64 [T].
-        num_decodes: number of requests at the front that have one token.
+        num_decodes: number of requests with one token; they are the first in the batch.
         sample_idx: int64 [S], indices into B of the requests that sample, ascending. A request with n drafts appears n
             + 1 times.
         sample_positions: int64 [S], positions of the sampled tokens.
-        setups: rows allocated in this step; the runner sets them first.
+        setups: parameters of rows that were allocated in this step; the runner applies them before the forward pass.
         prompt_spans: prompt log-probabilities to compute.
         pool_spans: hidden states to pool.
         token_mask: allowed tokens of requests with a grammar, filled later; None if no such request samples.
@@ -218,7 +218,7 @@ class LogprobTable:
     top_logprobs: NDArray[np.float32]
 
     def rows(self, start: int, end: int) -> "LogprobTable":
-        """Return the table of the tokens start : end, as views."""
+        """Return the table of the tokens start : end; its arrays are views."""
         return LogprobTable(self.token_logprobs[start:end], self.top_ids[start:end], self.top_logprobs[start:end])
 
 
@@ -227,8 +227,8 @@ class StepResult(msgspec.Struct, frozen=True, eq=False):
 
     Attributes:
         token_ids: integers [S], the sampled tokens; undefined for failed samples.
-        errors: sample index -> error of that sample.
-        logprobs: log-probabilities of all S samples if one of them returns log-probabilities, else None.
+        errors: index of a failed sample -> its error.
+        logprobs: log-probabilities of all S samples; None if no request in the step returns log-probabilities.
         prompt_logprobs: one per prompt span of the plan.
         model_s: device time of the step in seconds.
         pooled: float32 vectors, one per pool span of the plan.

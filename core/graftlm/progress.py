@@ -1,4 +1,4 @@
-"""A progress bar of prompts or other requests."""
+"""A progress bar for a list of prompts."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ _PROGRESS_FROM = 16
 
 @contextmanager
 def progress_bar(total: int, wanted: bool | None, title: str = "generating") -> Iterator[Callable[[], None]]:
-    """Show progress on standard error. Yields: a function that advances it by one.
+    """Show a progress bar on standard error. Yields: a function that advances the bar by one.
 
     Args:
         wanted: whether to show a bar; None: only on a terminal, for `_PROGRESS_FROM` or more prompts.

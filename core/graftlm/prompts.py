@@ -1,4 +1,4 @@
-"""The forms of prompts that users may pass, which are distinguished by their shape."""
+"""The forms of prompts that users may pass; types and nesting distinguish them."""
 
 import reprlib
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ Prompts: TypeAlias = Prompt | Sequence[Prompt]
 
 @dataclass(frozen=True, slots=True)
 class TextPair:
-    """Two texts that the checkpoint's tokenizer joins to one prompt, in the form that the score head expects."""
+    """Two texts that the checkpoint's tokenizer joins to one prompt for its score head."""
 
     first: str
     second: str
@@ -36,7 +36,7 @@ def check_chat(messages: Sequence[Message]) -> Sequence[Message]:
     """Check that each message of a chat is a mapping with a role and a content (or tool calls); return the chat.
 
     Raises:
-        InvalidPromptError: a message is not; the error names the message.
+        InvalidPromptError: a message has another form; the error has the message.
     """
     for i, message in enumerate(messages):
         is_mapping = isinstance(message, Mapping)

@@ -16,12 +16,13 @@ class TierStats:
         host_blocks, host_used_blocks: capacity of host memory in blocks, and number of blocks in use.
         stored_blocks, loaded_blocks: number of blocks copied from the device to host memory, and back.
         evicted_blocks: number of blocks evicted from host memory.
-        skipped_stores: number of blocks not stored because no block of host memory could be evicted.
-        lost_copies: number of copies lost because their step failed.
+        skipped_stores: number of blocks that were not stored, because host memory was full and no block could be
+            evicted.
+        lost_copies: number of block copies that were lost because their step failed.
         prefetched_blocks: number of blocks prefetched from storage to host memory for waiting requests.
         late_prefetches: number of requests that were admitted before their prefetch was complete.
-        skipped_writes: number of blocks not written to storage, because it is too slow or because they contain
-            numbers that are not finite.
+        skipped_writes: number of blocks that were not written to storage, because storage is too slow or because the
+            block contains numbers that are not finite.
         storage_blocks ... storage_failures: see `graftlm.contracts.StorageStats`; zeros without a storage.
     """
 
@@ -56,15 +57,15 @@ class EngineStats:
             evictable prefixes, of prefixes that running requests use, and owned by one running request.
         steps ... retracted_tokens: counters. `aged_requests` counts requests that were admitted first because later
             requests had overtaken them. `retracted_tokens` counts computed tokens of requests that were retracted.
-        eviction_age_s: seconds between last use and eviction of the last evicted node; None before the first eviction,
-            or if not measured.
-        host_s, model_s: seconds spent on planning and committing, and on the device.
+        eviction_age_s: seconds between the last use and the eviction of the most recently evicted node; None before the
+            first eviction, or if not measured.
+        host_s, model_s: seconds spent on planning and committing steps, and seconds spent on running them.
         cached_host_tokens, cached_storage_tokens: numbers of `cached_tokens` that were loaded from each lower tier.
-        tiers: statistics of the prefix cache's lower tiers; None if it has none.
-        jump_forward_tokens: number of `generated_tokens` that the grammar determined, so they were not sampled.
-        grammar_hits, grammar_misses: numbers of requests whose grammar was already compiled or being compiled, and of
-            the other requests with a grammar.
-        drafts: drafter -> number of its tokens that steps verified, and number of those that were accepted.
+        tiers: statistics of the prefix cache's lower tiers; None without lower tiers.
+        jump_forward_tokens: number of `generated_tokens` that the grammar forced, and that were not sampled.
+        grammar_hits, grammar_misses: numbers of requests with a grammar. A hit: the grammar was already compiled or
+            being compiled. A miss: its compilation had to be started.
+        drafts: name of a drafter -> number of its tokens that steps verified, and number of accepted tokens.
     """
 
     running_requests: int
@@ -133,12 +134,12 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class CacheEvent:
-    """A change of a node of the prefix cache; replaying all events gives an external indexer the same tree.
+    """A change of a node of the prefix cache. An external indexer that replays all events has the same tree.
 
     Attributes:
         kind: "stored": a new node below `parent_id`. "split": the first `num_tokens` tokens of node `node_id` moved to
-            a new node `parent_id` above it. "removed": node `node_id` was removed; it had no children. "cleared": all
-            nodes were removed, because the cache was flushed or restarted after a failure.
+            a new node, `parent_id`, which is now its parent. "removed": node `node_id` was removed; it had no children.
+            "cleared": all nodes were removed by a flush or by a restart after a failure.
         num_tokens: number of tokens that were stored, moved, removed or cleared.
         node_id: unique until "cleared", after which ids may be reused; None for "cleared", and in caches without nodes.
         parent_id: None for a node at the start of a prompt.

@@ -20,9 +20,9 @@ class RequestOptions:
     Attributes:
         priority: number; requests of higher priority are admitted first and retracted last.
         timeout_s: seconds from arrival until the request ends as aborted; None: no limit.
-        cache_salt: text; a request shares cached prefixes only with requests of the same salt and the same adapter.
-        adapter: name of a loaded low-rank adapter; None: no adapter.
-        pooling: how one vector of the prompt is computed instead of tokens; None: tokens are generated.
+        cache_salt: text; requests share cached prefixes only if they have the same salt and the same adapter.
+        adapter: name of a loaded LoRA adapter; None: no adapter.
+        pooling: how the prompt's vector is computed; None: the request generates tokens instead of a vector.
 
     Raises:
         RequestError: a value is of the wrong type or out of range.
@@ -50,7 +50,7 @@ def _check_timeout(timeout_s: object) -> None:
     if timeout_s is None:
         return
     is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
-    # Converted by its text, because `float` refuses an int of more than 308 digits.
+    # Converted to text first, because `float` raises for an int of more than 308 digits.
     if not is_number or not 0 < float(str(timeout_s)) < math.inf:
         raise RequestError(f"timeout_s must be a number of seconds above 0, or None, got {timeout_s!r}")
 
@@ -64,5 +64,5 @@ def _check_salt(cache_salt: object) -> None:
         raise RequestError(f"cache_salt must be valid Unicode, got a lone surrogate: {cache_salt!a:.60}") from error
 
 
-#: The options of a request that sets none of them.
+#: The options of a request that sets no option.
 DEFAULT_OPTIONS: Final = RequestOptions()

@@ -26,20 +26,20 @@ class SamplingParams:
 
     Logits are processed in this order: logits processors, logit_bias, min_tokens, the grammar's mask, repetition,
     frequency and presence penalties, temperature, top_k, top_p, min_p. The grammar has precedence: if the stages before
-    it set all tokens that it allows to -inf, these stages are ignored.
+    the mask set all tokens that the grammar allows to -inf, the mask is applied to the unchanged logits.
 
     Attributes:
         max_tokens: maximum number of tokens to generate; None: until the context or the KV memory is full.
-        min_tokens: minimum number of tokens to generate. Before it is reached, no end-of-sequence or stop token is
-            sampled, and no stop string ends the request.
+        min_tokens: minimum number of tokens to generate. Before this number is reached, no end-of-sequence or stop
+            token is sampled, and no stop string ends the request.
         temperature: number by which logits are divided; 0 selects the most likely token (greedy).
         top_k: number of most likely tokens that are kept; None keeps all.
         top_p: probability p; the smallest set of tokens whose probability reaches p is kept.
-        min_p: number; tokens are kept if their probability is at least min_p times that of the most likely token.
+        min_p: factor from 0 to 1; tokens are kept if their probability is at least min_p times the highest probability.
         presence_penalty: number that is subtracted once from the logit of each token in the output.
         frequency_penalty: number that is subtracted from a token's logit once per occurrence in the output.
-        repetition_penalty: number that divides positive and multiplies negative logits of tokens in prompt or output
-            (CTRL, arXiv:1909.05858).
+        repetition_penalty: number that divides positive logits and multiplies negative logits, for tokens that occur in
+            prompt or output (CTRL, arXiv:1909.05858).
         logit_bias: token id -> number that is added to its logit.
         stop: strings that end the output; the text ends before the match.
         stop_token_ids: token ids that end the output, in addition to the model's.
@@ -47,36 +47,38 @@ class SamplingParams:
         ignore_eos: whether generation continues after the model's end-of-sequence tokens. With a grammar, these tokens
             still end a complete output.
         skip_special_tokens: whether special tokens are omitted from the text.
-        seed: seed that makes sampling reproducible, independent of the batch; None: a random seed.
+        seed: seed of the sampler's noise, which does not depend on the batch; None: a random seed.
         n: number of completions per prompt, each with its own seed derived from `seed`.
         logprobs: number of most likely tokens whose log-probabilities are reported, in addition to that of the sampled
             token; None: no log-probabilities.
-        prompt_logprobs: the same number for each token of the prompt, given the tokens before it. The first token has
-            no log-probability.
-        prompt_logprobs_start: index of the first prompt token that is reported; past the end, none is reported. A
-            token's log-probability needs the logits of the token before it; earlier tokens may come from the prefix
-            cache. 0 computes the whole prompt.
+        prompt_logprobs: number of most likely tokens whose log-probabilities are reported for each prompt token, in
+            addition to that of the prompt token; None: no log-probabilities. The first prompt token has none, because
+            no token precedes it.
+        prompt_logprobs_start: index of the first prompt token whose log-probability is reported; past the end, none is
+            reported. A token's log-probability needs the logits of the token before it. Only tokens before that one may
+            come from the prefix cache; with 0, the whole prompt is computed.
         logits_processors: processor name -> options; plugins provide the processors.
         json_schema: constrain the output to a JSON schema: a dict, true or false, JSON text, or a pydantic model class,
             which is converted to a dict. Needs a grammar backend.
         regex: constrain the output to a regular expression. Needs a grammar backend.
-        ebnf: constrain the output to a grammar. Needs a grammar backend.
+        ebnf: constrain the output to a grammar in EBNF. Needs a grammar backend.
         choice: constrain the output to one of several strings. Needs a grammar backend.
-        structural_tag: constrain parts of the output, each of which begins with a trigger: a dict or JSON text, as
+        structural_tag: constrain parts of the output; a trigger text starts each part. A dict or JSON text, as
             described in `graftlm.contracts.GrammarKind`. Needs a grammar backend.
         reasoning_end: text that ends the model's reasoning, such as `</think>`. The constraint applies to the text
-            after `reasoning_end` and up to two line ends. Inside the reasoning, only stop strings, stop tokens and
-            `max_tokens` of the request end the output.
+            after `reasoning_end` and up to two line breaks. Inside the reasoning, only the request's stop strings, stop
+            tokens and `max_tokens` end the output.
         reasoning_begin: text that is a single token of the model, such as `<think>`; the model reasons only if the
-            output begins with this text. None: the prompt ends with it, and the output begins inside the reasoning.
+            output begins with this text. None: the prompt already contains this text at its end, so the output begins
+            inside the reasoning.
         strict: whether a JSON schema with keywords that cannot be enforced is refused. False: these keywords are
-            ignored, and `RequestOutput.unenforced` has them.
+            ignored, and `RequestOutput.unenforced` lists them.
         grammar_backend: name of the grammar backend; None: the engine's default.
-        jump_forward: False: with a grammar, sample every token, also if the grammar allows only one. The text is then
-            the same as with masks only, with and without `logprobs`. None and True: the setting `grammar.jump_forward`
-            of the configuration applies; if it is false, True does not enable jump-forward.
-        speculation: False: draft no tokens for the request. None and True: the setting `speculation` of the
-            configuration applies. The output is the same.
+        jump_forward: whether tokens that the grammar forces are appended without sampling. False: every token is
+            sampled, so the text is the same as with masks only, with and without `logprobs`. None and True: the setting
+            `grammar.jump_forward` of the configuration applies; True does not override a false setting.
+        speculation: whether tokens are drafted for the request. False: no tokens are drafted. None and True: the
+            setting `speculation` of the configuration applies. The output is the same in all cases.
 
     Raises:
         SamplingParamsError: a value is out of range; the message has the parameter's name.
@@ -137,7 +139,7 @@ class SamplingParams:
 
     @property
     def has_penalties(self) -> bool:
-        """Whether any penalty changes logits."""
+        """Whether a presence, frequency or repetition penalty is set."""
         return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
 
     @property

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class Mover(Protocol):
-    """Copies blocks between the device and host memory; see `graftlm.execution.block_mover.BlockMover`."""
+    """Copies KV blocks between the device and host memory; see `graftlm.execution.block_mover.BlockMover`."""
 
     def copy(self, copies: StepCopies) -> None:
         """Make copies and wait until they are done."""
@@ -35,8 +35,9 @@ class Mover(Protocol):
 class StepLoop:
     """Drives the scheduler and the executor.
 
-    Without overlap, a call of `step` plans a step, runs it and commits it. With overlap, it plans and launches step
-    n + 1, and then commits step n, unless the scheduler needs step n committed first:
+    Without overlap, a call of `step` plans a step, runs it and commits it. With overlap, a call plans and launches step
+    n + 1, and then commits step n. If the scheduler needs the result of step n first, the call commits step n before it
+    plans step n + 1.
 
         host      plan 1 | plan 2 | commit 1, plan 3 | commit 2, plan 4 | ...
         device           |   step 1   |   step 2     |   step 3         | ...
@@ -70,15 +71,15 @@ class StepLoop:
         self._grammars = grammars
         self._clock = clock
         self._debug = debug
-        self._has_failed = False  # since the last step was launched
+        self._has_failed = False  # whether a failure occurred since the last step was launched
         self._pending: deque[tuple[StepPlan, Outcome[StepResult], float]] = deque()
         self._is_stuck = False
 
     @property
     def idle_s(self) -> float | None:
-        """Seconds until `step` has work if no request is added; None if it will have none.
+        """Seconds until `step` has work if no request is added; None if it has no work before a request is added.
 
-        A request whose grammar is being compiled is no work for `step` before the request's deadline.
+        A request whose grammar is being compiled does not count as work until the request's deadline.
         """
         if not self.scheduler.has_work:
             return None
@@ -90,8 +91,8 @@ class StepLoop:
     def step(self) -> list[RequestUpdate]:
         """Plan and run one step of every running request.
 
-        Returns: the updates of the committed step; empty if no step was committed. An error of a step or a plugin ends
-            the affected requests by an update; this method does not raise it.
+        Returns: the updates of the committed step; empty if no step was committed. Errors of a step or a plugin are not
+            raised; each affected request ends with an update that has the error.
         """
         try:
             updates = self._step()
@@ -104,14 +105,15 @@ class StepLoop:
         return self._reported(updates)
 
     def add(self, requests: Sequence[Request], when_compiled: Callable[[], None]) -> None:
-        """Queue either all of the given requests, or none.
+        """Queue requests; if one is refused, queue none of them.
 
         Args:
             when_compiled: function that is called from any thread when a request's grammar has been compiled or its
                 prefetch has ended; `step` then has work.
 
         Raises:
-            RequestError: a request is refused, and none is queued. Updates of the requests before it may follow.
+            RequestError: a request is refused. The requests before it are aborted, and their updates may still be
+                returned.
         """
         added: list[Request] = []
         try:
@@ -147,7 +149,7 @@ class StepLoop:
             self._recover(error)
 
     def expire(self) -> list[RequestUpdate]:
-        """End the requests whose deadline has passed, while the loop is paused; return the updates."""
+        """End the requests whose deadline has passed; return the updates. Called while the loop is paused."""
         try:
             self.scheduler.expire()
         except Exception as error:
@@ -180,7 +182,7 @@ class StepLoop:
             self._recover(error)
 
     def take_updates(self) -> list[RequestUpdate]:
-        """Return the updates that no step has returned yet."""
+        """Return the updates that `step` has not returned yet."""
         return self._reported(self.scheduler.take_updates())
 
     def abort(self, request_id: str, reason: str) -> None:
@@ -297,7 +299,7 @@ class StepLoop:
         return updates + self.scheduler.take_updates()
 
     def _copy_idle(self) -> None:
-        """Run the queued copies while no step is planned with which they could run."""
+        """Run the queued copies between device and host memory now, because no step is planned that could run them."""
         tiers = self.scheduler.kv.tiers
         copies = None if tiers is None else tiers.take_all()
         mover = self._mover
@@ -328,10 +330,10 @@ class StepLoop:
         return updates
 
     def _recover(self, error: Exception) -> None:
-        """Restart with empty KV memory, after the memory's bookkeeping, or a plugin that it calls, has failed.
+        """Restart with empty KV memory after a failure of the scheduler or of a plugin that it calls.
 
-        Running requests fail. Waiting requests fail only if no step was launched since the previous failure, because
-        one of them may be the cause.
+        Running requests fail. Waiting requests fail too if no step was launched since the previous failure, because one
+        of them may be the cause.
         """
         is_repeated, self._has_failed = self._has_failed, True
         if is_repeated:
@@ -351,7 +353,7 @@ class StepLoop:
         """Wait until the launched steps end, and drop their results."""
         for plan, _, _ in self._pending:
             if plan.token_mask is not None:
-                plan.token_mask.bits.cancel()  # otherwise the step would wait for the mask
+                plan.token_mask.bits.cancel()  # else the step would wait for its mask forever
         while self._pending:
             self._pending.popleft()[1].exception()
 

@@ -58,10 +58,10 @@ class FinishReason(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Log-probabilities of one token and of the most likely tokens: natural, from the model's unmodified logits.
+    """Natural log-probabilities of one token and of the most likely tokens, from the model's unmodified logits.
 
     Attributes:
-        top: pairs (token id, log-probability), most likely first.
+        top: pairs (token id, log-probability) of the most likely tokens, most likely first.
     """
 
     token_id: int
@@ -81,9 +81,9 @@ class Usage:
         cached_tokens: number of prompt tokens that were reused from the prefix cache.
         cached_host_tokens, cached_storage_tokens: numbers of `cached_tokens` that were loaded from host memory and
             from storage.
-        jump_forward_tokens: number of completion tokens that the grammar determined, so they were not sampled.
-        drafted_tokens: number of tokens that speculation drafted and steps verified.
-        accepted_draft_tokens: number of completion tokens that were drafted.
+        jump_forward_tokens: number of completion tokens that the grammar forced, and that were not sampled.
+        drafted_tokens: number of drafted tokens that a step verified.
+        accepted_draft_tokens: number of drafted tokens that were accepted and became output.
     """
 
     prompt_tokens: int = 0
@@ -109,7 +109,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Seconds since the request's arrival; None before the event.
+    """Times of a request's events, in seconds since its arrival; None before the event.
 
     Attributes:
         queue_s: time until the request's first admission.
@@ -130,7 +130,7 @@ class Completion:
         matched_stop: the stop string or token id that ended the completion; None if none did.
         error: the error if `finish_reason` is "error".
         logprobs: one entry per token if requested, else None.
-        jump_forward_tokens: number of tokens that the grammar determined, so they were not sampled.
+        jump_forward_tokens: number of tokens that the grammar forced, and that were not sampled.
         drafted_tokens, accepted_draft_tokens: see `Usage`; set when the completion has ended.
     """
 
@@ -186,17 +186,17 @@ class RequestOutput:
 
     @property
     def matched_stop(self) -> str | int | None:
-        """The stop string or token id that ended the first completion."""
+        """The stop string or token id that ended the first completion; None if none did."""
         return self.completions[0].matched_stop
 
     @property
     def error(self) -> str | None:
-        """The error, if the first completion ended with "error"."""
+        """The error of the first completion if its `finish_reason` is "error", else None."""
         return self.completions[0].error
 
     @property
     def logprobs(self) -> tuple[TokenLogprob, ...] | None:
-        """The first completion's log-probabilities, if requested."""
+        """The first completion's log-probabilities if requested, else None."""
         return self.completions[0].logprobs
 
 
@@ -215,10 +215,10 @@ class EmbeddingOutput:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClassificationOutput:
-    """The output of a model's score head for a prompt.
+    """A prompt's scores from the model's score head.
 
     Attributes:
-        scores: float32 [labels], the unmodified outputs of the head: logits of a classifier, or a reward.
+        scores: float32 [labels], the unmodified outputs of the head: a classifier's logits, or one reward.
         labels: names of the scores, from config.json's id2label.
     """
 
