@@ -10,17 +10,17 @@ __all__ = ["AdmissionControl"]
 
 
 class AdmissionControl:
-    """Estimates the pages that running requests will still need.
+    """Estimates the number of pages that running requests will still need.
 
-    A request may generate up to its limit but rarely does. The estimate is a share of the maximum need of all running
-    requests. The share decreases slowly with each step, and increases when a request is retracted.
+    A request may generate up to its limit but rarely does. The estimate covers the rest of their prompts, and a share
+    of their maximum outputs. The share decreases slowly with each step, and increases when a request is retracted.
     """
 
     FIRST_SHARE = 0.5
     MIN_SHARE = 0.05
-    DECAY = 0.995  # per step
-    RAISE = 0.1  # per retraction
-    #: Maximum number of output tokens that are counted per request.
+    DECAY = 0.995  # factor of the share per step
+    RAISE = 0.1  # added to the share per retraction
+    #: Maximum number of future output tokens that are counted per request.
     HORIZON_TOKENS = 4096
 
     def __init__(self, table: RequestTable, page_size: int) -> None:
@@ -29,18 +29,18 @@ class AdmissionControl:
         self.share = self.FIRST_SHARE
 
     def step_planned(self) -> None:
-        """Decrease the estimate."""
+        """Decrease the share, because a step was planned."""
         self.share = max(self.MIN_SHARE, self.share * self.DECAY)
 
     def retracted(self) -> None:
-        """Increase the estimate."""
+        """Increase the share, because a request was retracted."""
         self.share = min(1.0, self.share + self.RAISE)
 
     def reserved_pages(self, leaving: Sequence[int] = ()) -> int:
-        """Return the pages to reserve for running rows: for the rest of their prompts, and a share of their outputs.
+        """Return the number of pages to reserve for the rest of running rows' prompts and a share of their outputs.
 
         Args:
-            leaving: rows that are not counted.
+            leaving: rows that will be retracted, and are therefore not counted.
         """
         table = self._table
         taken = table.limit > 0

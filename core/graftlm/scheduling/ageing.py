@@ -1,4 +1,4 @@
-"""Finds the waiting requests that have been passed over for too long."""
+"""Finds aged requests: waiting requests that the policy has passed over for too long."""
 
 import heapq
 import itertools
@@ -10,28 +10,28 @@ __all__ = ["Ageing"]
 
 
 class Ageing:
-    """Records when a waiting request is first passed over, and returns the requests that were passed over long ago.
+    """Records when each waiting request is first passed over, and returns the requests that have aged since.
 
-    A request is passed over when a later arrival of the same or a lower priority is admitted before it. A more
-    important request passes over no other request. The record survives a retraction.
+    A request is passed over when a later request of the same or a lower priority is admitted before it. A later request
+    of higher priority does not count. The recorded time remains if the request is admitted and retracted.
 
         arrives          passed over          aged: admitted first; aged requests in order of arrival
         |----------------|-------------------|------------------------------>
                          |<- max_wait_s    ->|
 
-    Costs: none per waiting request; one heap insertion for each request that is passed over.
+    Costs: one heap insertion for each request that is passed over; a step has no cost per waiting request.
     """
 
     def __init__(self) -> None:
         self.num_aged = 0
-        self._fresh: dict[int, dict[str, Request]] = {}  # priority -> requests not passed over, as they arrived
+        self._fresh: dict[int, dict[str, Request]] = {}  # priority -> requests not passed over, in order of arrival
         self._passed: list[tuple[float, int, Request]] = []  # a heap; may contain requests that no longer wait
         self._waiting_passed: dict[str, int] = {}  # id of a waiting request -> ticket of its valid heap entry
         self._aged: dict[str, Request] = {}
         self._tickets = itertools.count()
 
     def add(self, request: Request) -> None:
-        """Begin to watch a waiting request."""
+        """Add a waiting request."""
         if request.is_aged:
             self._aged[request.request_id] = request
         elif request.passed_over_s is not None:
@@ -40,7 +40,7 @@ class Ageing:
             self._add_fresh(request)
 
     def remove(self, request: Request) -> None:
-        """Stop watching a request."""
+        """Remove a request."""
         request_id = request.request_id
         fresh = self._fresh.get(request.priority, {})
         if fresh.pop(request_id, None) is not None and not fresh:
@@ -49,7 +49,7 @@ class Ageing:
         self._aged.pop(request_id, None)
 
     def admitted(self, request: Request, now: float) -> None:
-        """Record which requests an admitted request has passed over, and stop watching it."""
+        """Record the requests that an admitted request has passed over."""
         for priority in [priority for priority in self._fresh if priority >= request.priority]:
             fresh = self._fresh[priority]
             passed = list(itertools.takewhile(lambda other: other.seniority < request.seniority, fresh.values()))

@@ -20,7 +20,7 @@ from graftlm.types import FinishReason, TokenLogprob
 
 __all__ = ["Committer"]
 
-_FINISHED: Final = RequestStatus.FINISHED  # read for every token; a global name is faster than an enum's member
+_FINISHED: Final = RequestStatus.FINISHED  # read for every token: a global name is faster than access to an enum member
 
 
 class Committer:
@@ -98,11 +98,11 @@ class Committer:
     def _commit_samples(
         self, step: StepInFlight, request: Request, start: int, token_ids: list[int], result: StepResult, now: float
     ) -> None:
-        """Commit tokens of a request, up to the first one that ends it or after which output is forced.
+        """Commit tokens of a request, up to the first token that ends the request or is followed by forced output.
 
         Args:
             start: index of the first token among the step's S samples.
-            token_ids: the accepted drafts, then one more sample.
+            token_ids: the accepted drafts and the sample after them.
 
         Effects: adds the committed drafts to the request's `accepted_draft_tokens`.
         """
@@ -195,9 +195,9 @@ class Committer:
                 self._live.finish(request, Finish(FinishReason.STOP), embedding=request.pooled.tobytes())
 
     def _fail_untrusted(self, request: Request, error: str) -> None:
-        """End a request whose numbers are not finite, and empty the cache, because the request's prompt was published.
+        """End a request with logits that are not finite, and empty the cache, which contains the request's prompt.
 
-        With overlap, a later plan may have retracted the request before this step's result arrived; it then has no row.
+        The request may have no row: with overlap, a later plan may have retracted it before this step's result arrived.
         """
         if request.row is not None:
             self._running.discard(request)

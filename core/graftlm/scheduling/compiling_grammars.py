@@ -16,7 +16,7 @@ class CompilingGrammars:
 
     @property
     def next_deadline_s(self) -> float | None:
-        """The clock reading at which the first compilation times out; None if none is pending."""
+        """Clock reading at which the first compilation times out; None if no grammar is being compiled."""
         deadlines = [r.grammar.deadline_s for r in self._requests.values() if r.grammar is not None]
         return min(deadlines, default=None)
 
@@ -26,11 +26,11 @@ class CompilingGrammars:
             self._requests[request.request_id] = request
 
     def start(self, now: float) -> Iterator[tuple[Request, RequestError | None]]:
-        """Start the grammars that have been compiled.
+        """Create the matchers of grammars that have been compiled.
 
-        Effects: a request whose grammar has started is removed. A failed request stays until `leave`.
+        Effects: removes each request that now has a matcher. A request whose grammar failed stays until `leave`.
 
-        Returns: each request whose grammar has started, with None, or has failed, with the error.
+        Returns: each request that now has a matcher, with None, and each request whose grammar failed, with the error.
         """
         for request_id, request in list(self._requests.items()):
             try:

@@ -19,7 +19,7 @@ class Deadlines:
 
     @property
     def next_s(self) -> float | None:
-        """Clock reading of the earliest deadline, possibly of a finished request; None without deadlines."""
+        """Earliest deadline as a clock reading; None without deadlines. It may belong to a finished request."""
         return self._heap[0][0] if self._heap else None
 
     def add(self, request: Request) -> None:
@@ -32,7 +32,8 @@ class Deadlines:
         """Remove and yield the unfinished requests whose deadline has passed.
 
         Args:
-            num_unfinished: number of unfinished requests. Entries of finished requests are pruned when they are more.
+            num_unfinished: number of unfinished requests. Entries of finished requests are removed when they outnumber
+                the unfinished requests.
         """
         if len(self._heap) > 2 * num_unfinished + _MIN_PRUNE_LEN:
             self._heap = [entry for entry in self._heap if entry[2].status is not RequestStatus.FINISHED]

@@ -25,7 +25,7 @@ class PlannedDraft:
 
     Attributes:
         source: the draft, cut before the first token that is not allowed.
-        masks: int32 [n, ceil(V / 32)], allowed tokens after each of its n tokens; [0, 0] without a grammar.
+        masks: int32 [n, ceil(V / 32)], allowed tokens after each of the draft's n tokens; [0, 0] without a grammar.
     """
 
     source: SourcedDraft
@@ -45,11 +45,12 @@ class PlannedDraft:
 
 
 class Drafting:
-    """Drafts tokens for running requests, and learns from the numbers of accepted tokens.
+    """Drafts tokens for running requests, and records how many of them are accepted.
 
     Args:
         speculator: calls the drafters.
-        forced: drafts the tokens that grammars force; it has precedence. None: jump-forward is not exact.
+        forced: drafts the tokens that grammars force, before the drafters are called. None: forced tokens are not
+            drafted.
     """
 
     def __init__(self, speculator: Speculator, forced: ForcedDrafts | None = None) -> None:
@@ -57,10 +58,10 @@ class Drafting:
         self._forced = forced
 
     def draft(self, requests: Sequence[Request]) -> dict[int, PlannedDraft]:
-        """Return drafts for requests that decode in the step that is being planned, by row.
+        """Return row -> draft for requests that decode in the step that is being planned.
 
         Args:
-            requests: the requests. No step is in flight, so the host has the values of all their tokens.
+            requests: the requests. No step may be in flight: drafters need the values of all tokens.
         """
         if not self.speculator.may_pay(len(requests)):
             return {}
@@ -76,11 +77,11 @@ class Drafting:
         return planned
 
     def is_worth_waiting(self, requests: Sequence[Request]) -> bool:
-        """Return whether to commit the step in flight before the next one is planned, so that drafts can be verified.
+        """Return whether to commit the step in flight before planning the next one, because drafts could save time.
 
         Args:
-            requests: requests of the step in flight, which samples one token of each. The first drafted token predicts
-                that sample; the next step could verify the drafted tokens after it.
+            requests: requests of the step in flight, which samples one token per request. The first token of a draft
+                predicts this sample, and the next step could verify the other tokens of the draft.
         """
         if not self.speculator.may_pay(len(requests)):
             return False
@@ -94,7 +95,7 @@ class Drafting:
         return bool(self.speculator.choose(len(requests), later))
 
     def observe(self, request: Request, draft: PlannedDraft, num_accepted: int) -> None:
-        """Learn how many tokens of a draft were accepted, also if the request ends before all of them are output."""
+        """Record how many tokens of a draft were accepted; some of them do not become output if the request ends."""
         request.drafted_tokens += len(draft.token_ids)
         if request.row is not None:
             self.speculator.observe(request.row, draft.source, num_accepted)
@@ -104,7 +105,7 @@ class Drafting:
         self.speculator.count_output(draft.source, num_tokens)
 
     def _proposed(self, requests: Sequence[Request], num_unknown: int) -> dict[int, SourcedDraft]:
-        """Return drafts of the requests that may have drafts, by row.
+        """Return row -> draft for the requests that may have drafts.
 
         Args:
             num_unknown: number of tokens that a step in flight samples; the drafts begin with these tokens.
@@ -113,7 +114,7 @@ class Drafting:
         asked: list[DraftRequest] = []
         for request in requests:
             row = request.row
-            # The token after the last accepted draft is sampled, so a draft ends one token before the limit.
+            # A token is also sampled after the last accepted draft, so a draft ends one token before the limit.
             room = request.max_len - request.num_tokens - 1 - num_unknown
             if row is None or room <= 0:
                 continue
@@ -127,14 +128,14 @@ class Drafting:
 
 
 def _cut(request: Request, draft: SourcedDraft) -> PlannedDraft | None:
-    """Return the part of a draft before the first stop token and before the end of the request's grammar."""
+    """Return the part of a draft before the first token that stops the request, is forbidden or ends the grammar."""
     token_ids = draft.token_ids[: _num_before_stop(request, draft.token_ids)]
     masks = _NO_MASKS
     if request.grammar is not None and len(token_ids):
         try:
             masks = request.grammar.masks_along(token_ids.tolist())
         except RequestError:
-            return None  # if the error recurs, the step without drafts reports it
+            return None  # if the error occurs again in the step without drafts, it is reported there
         token_ids = token_ids[: len(masks)]
     if not len(token_ids):
         return None

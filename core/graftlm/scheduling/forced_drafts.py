@@ -1,8 +1,9 @@
 """Drafts the output that a grammar forces (exact jump-forward).
 
-A grammar forces characters, and a model chooses tokens that spell them. The tokenizer's tokens for the forced text are
-drafted. A step verifies them under the grammar's masks, so the output has the model's choices, with log-probabilities.
-Forced text of up to `speculation.max_drafts` tokens costs one step instead of one step per token.
+A grammar forces characters, but several token sequences may spell them. The tokenizer's tokens for the forced text are
+drafted. A step verifies the drafts under the grammar's masks. The model therefore chooses every token, and
+log-probabilities are available. Forced text of up to `speculation.max_drafts` tokens costs one step instead of one step
+per token.
 """
 
 import logging
@@ -17,7 +18,7 @@ from graftlm.types import TokenIds
 
 __all__ = ["FORCED", "Encoder", "ForcedDrafts"]
 
-#: The source of these drafts in counts and metrics.
+#: Name of the source of these drafts in counts and metrics.
 FORCED: Final = "grammar"
 
 _logger = logging.getLogger(__name__)
@@ -29,7 +30,7 @@ _NO_TOKENS: Final[TokenIds] = np.empty(0, dtype=np.int32)
 
 
 class Encoder(Protocol):
-    """The methods of a tokenizer that are needed."""
+    """The method of a tokenizer that `ForcedDrafts` calls."""
 
     def encode_inside(self, text: str) -> list[int]:
         """Return the tokens of a text that is part of a longer text."""
@@ -40,7 +41,7 @@ class ForcedDrafts:
     """Drafts the tokens that requests' grammars force next.
 
     Args:
-        tokenizer: encodes forced text. Its results are cached for texts that recur, such as keys of JSON objects.
+        tokenizer: encodes forced text. The tokens are cached, because texts such as keys of JSON objects recur.
     """
 
     def __init__(self, tokenizer: Encoder) -> None:
@@ -48,9 +49,10 @@ class ForcedDrafts:
         self._cached: dict[str, TokenIds] = {}
 
     def of(self, request: Request) -> SourcedDraft | None:
-        """Return the tokens of the text that must come next.
+        """Return the tokens of the text that the request's grammar forces next.
 
-        None if there is a choice, the request has jump-forward or speculation off, or the tokenizer fails.
+        None if the grammar forces no text, the request has jump-forward or speculation disabled, or the tokenizer
+        fails.
         """
         grammar, params = request.grammar, request.params
         if grammar is None or params.jump_forward is False or params.speculation is False:
@@ -58,7 +60,7 @@ class ForcedDrafts:
         try:
             text = grammar.forced_text()[:_MAX_CHARS]
         except RequestError:
-            return None  # if the error recurs, the next mask reports it
+            return None  # if the error occurs again when the next mask is filled, it is reported there
         token_ids = self._tokens(text) if text else _NO_TOKENS
         return SourcedDraft(FORCED, token_ids, _CONFIDENCE) if len(token_ids) else None
 

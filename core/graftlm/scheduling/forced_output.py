@@ -1,4 +1,4 @@
-"""Appends output by jump-forward."""
+"""Appends output by jump-forward, without sampling it."""
 
 import logging
 from collections.abc import Callable
@@ -21,10 +21,10 @@ class ForcedOutput:
 
     Args:
         jump_forward: finds the forced tokens; None: all output is sampled.
-        next_step_id: function that returns the id of the step that is planned next.
+        next_step_id: function that returns the id of the next step to plan.
 
     Attributes:
-        num_tokens: number of tokens appended since the start, minus the tokens that they replaced.
+        num_tokens: number of tokens appended since the start, minus the number of tokens that they replaced.
     """
 
     def __init__(
@@ -45,8 +45,8 @@ class ForcedOutput:
     def extend(self, request: Request, now: float) -> None:
         """Append the tokens that the request's grammar forces next.
 
-        Effects: if the output changes, the samples of steps in flight are dropped for this request. The request fails
-            if its grammar or the tokenizer fails.
+        Effects: if the output changes, this request's samples of steps in flight are dropped. The request fails if its
+            grammar or the tokenizer fails.
         """
         try:
             jump = None if self._jump_forward is None else self._jump_forward.find(request)
@@ -73,7 +73,7 @@ class ForcedOutput:
             request.stop_watch.jump(num_dropped, jump.token_ids, jump.text)
         if request.row is not None:
             self._planner.rewrite(request, request.num_tokens - len(jump.token_ids))
-        elif num_dropped:  # the queue's tree stores the request at its old tokens, which include the dropped ones
+        elif num_dropped:  # the queue's tree has the request at its old tokens, including the dropped ones
             self._queue.remove(request)
             self._queue.add(request)
         changes = RequestUpdate.of(request, jump.token_ids, num_dropped=num_dropped, forced_text=jump.text)

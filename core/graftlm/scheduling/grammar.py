@@ -1,4 +1,4 @@
-"""The grammar of one request: while it is compiled, and then with the state that the output has reached."""
+"""The grammar of one request, while it is being compiled and afterwards with the state of the output."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -19,18 +19,19 @@ FillBitmasks = Callable[[Sequence[GrammarMatcher], NDArray[np.int32]], None]
 
 
 class RequestGrammar:
-    """Follows one completion through a grammar that several requests may share.
+    """Tracks the state of one completion in its grammar. Several requests may share the compiled grammar.
 
-    The state survives a retraction of the request: it has always accepted exactly the committed output.
+    The matcher has always accepted exactly the committed output, so it stays valid if the request is retracted.
 
     Args:
-        deadline_s: function that returns the property of the same name; called at each access.
-        leave: called when the request ends before the grammar is compiled.
-        start_matcher: creates the matcher of the request's output.
+        deadline_s: function that returns the value of the property `deadline_s`; called at each access.
+        leave: function that is called when the request ends before the grammar is compiled.
+        start_matcher: function that creates the matcher from the compiled grammar.
 
     Attributes:
         num_words: ceil(V / 32), the length of the bitmasks.
-        fill_bitmasks: fills the bitmasks of several requests in one call; all of them must have the same function.
+        fill_bitmasks: function that fills the bitmasks of several requests in one call. Requests can share a call only
+            if they have the same function.
     """
 
     def __init__(
@@ -63,10 +64,10 @@ class RequestGrammar:
 
     @property
     def matcher(self) -> GrammarMatcher:
-        """The state of the output in the grammar.
+        """The matcher, which has accepted the output so far.
 
         Raises:
-            RequestFailedError: the state was lost, because the backend failed to roll back.
+            RequestFailedError: the matcher is unusable, because the backend failed to roll back.
         """
         if self._lost is not None:
             raise RequestFailedError(self._lost)
@@ -79,7 +80,7 @@ class RequestGrammar:
         self._compiling.add_done_callback(lambda _: callback())
 
     def start(self, now: float) -> bool:
-        """Create the matcher if the grammar is compiled; return False while it is being compiled.
+        """Create the matcher if the grammar is compiled. Return False if it is still being compiled.
 
         Raises:
             RequestError: compiling failed or took too long.
@@ -107,21 +108,21 @@ class RequestGrammar:
         return _guarded(lambda: bool(matcher.finished))
 
     def fill(self, bits: NDArray[np.int32]) -> None:
-        """Write the tokens that may come next into `bits`, int32 [ceil(V / 32)].
+        """Write the mask of the allowed next tokens into `bits`, int32 [ceil(V / 32)].
 
         Raises:
-            RequestFailedError: no token may come next, or the backend fails.
+            RequestFailedError: no token is allowed, or the backend fails.
         """
         _guarded(lambda: self.matcher.fill_bitmask(bits[None], 0))
         check_allowed(bits)
 
     def masks_along(self, token_ids: Sequence[int]) -> NDArray[np.int32]:
-        """Return the bitmasks after each token, up to the first token that is not allowed or that ends the grammar.
+        """Return the bitmask after each token. Stop before the first token that is forbidden or ends the grammar.
 
-        Effects: none; the state is the same afterwards, also if the backend failed. If it cannot be restored, every
+        Effects: none; the matcher's state is restored, even if the backend failed. If it cannot be restored, every
             later use of the grammar raises RequestFailedError.
 
-        Returns: int32 [n, ceil(V / 32)] for the first n tokens.
+        Returns: int32 [n, ceil(V / 32)], where n is the number of tokens before the stop.
 
         Raises:
             RequestFailedError: the backend failed.
@@ -152,7 +153,7 @@ class RequestGrammar:
         return bits[1 : num_allowed + 1]
 
     def forced_text(self) -> str:
-        """Return the text that must come next; "" if there is a choice.
+        """Return the text that the grammar forces next; "" if the next character is not forced.
 
         Raises:
             RequestFailedError: the backend fails.
@@ -160,7 +161,7 @@ class RequestGrammar:
         return _guarded(lambda: _text(self.matcher.forced_text()))
 
     def replace(self, dropped: Sequence[int], token_ids: Sequence[int]) -> bool:
-        """Roll back the latest tokens, `dropped`, and accept `token_ids` instead.
+        """Roll back `dropped`, the latest accepted tokens, and accept `token_ids` instead.
 
         Returns: False, with the state unchanged, if the grammar does not allow `token_ids`.
 
@@ -189,10 +190,10 @@ class RequestGrammar:
 
 
 def check_allowed(bits: NDArray[np.int32]) -> None:
-    """Check that at least one token may come next.
+    """Check that a mask allows at least one token.
 
     Raises:
-        RequestFailedError: no token may come next.
+        RequestFailedError: the mask allows no token.
     """
     if not bits.any():
         raise RequestFailedError(
@@ -204,12 +205,12 @@ def _text(text: object) -> str:
     """Check that a plugin's result is text, and return it."""
     if not isinstance(text, str):
         raise TypeError(f"forced_text returned {type(text).__name__}, expected str")
-    text.encode()  # raises for halves of surrogate pairs
+    text.encode()  # raises for unpaired surrogates
     return text
 
 
 def _guarded(call: Callable[[], T]) -> T:
-    """Call a plugin's code. Any error fails only this request, also a panic in Rust, which is no `Exception`."""
+    """Call a plugin's code, and convert any error to a request's failure. A panic in Rust is not an `Exception`."""
     try:
         return call()
     except (RequestError, KeyboardInterrupt):

@@ -1,15 +1,15 @@
 """Appends output that a grammar forces, without sampling it: jump-forward (arXiv:2312.07104, section 4).
 
 A grammar forces characters, but a model reads tokens. The appended tokens must be the tokenizer's tokens for the whole
-text, because the model was hardly trained on other spellings. Therefore the latest tokens are encoded again together
-with the forced text:
+text, because the model has rarely seen other tokenizations in training. Therefore the latest tokens are encoded again
+together with the forced text:
 
     sampled      | {" | summ |                         the grammar forces  ary": "
     encoded      | {" | summary | ": | "  |
                    kept  instead of summ
 
-The last token may be the start of a longer token, together with the text that follows: here `"`. If the grammar allows
-such a longer token, the last token is not appended, and the model chooses between both.
+Together with the text that follows, the last token (here `"`) may be the start of a longer token. If the grammar allows
+such a longer token, the last token is not appended, and the model samples one of the two.
 """
 
 from collections.abc import Sequence
@@ -24,14 +24,14 @@ from graftlm.types import TokenIds
 __all__ = ["Jump", "JumpForward", "Retokenizer"]
 
 _REPLACEMENT: Final = "\ufffd"
-_WINDOWS: Final = (8, 4, 2, 1, 0)  # numbers of latest tokens to encode again; the first that succeeds is used
-_CONTEXT: Final = 4  # tokens before the window that are decoded too: the first text of a sequence may lose its space
-_MAX_CHAR_BYTES: Final = 4  # a token has at least one byte
-_MAX_CHARS: Final = 2048  # of forced text that is appended in one call
+_WINDOWS: Final = (8, 4, 2, 1, 0)  # numbers of latest tokens to encode again; the first number that succeeds is used
+_CONTEXT: Final = 4  # number of tokens before the window that are also decoded: decoding may drop a space at the start
+_MAX_CHAR_BYTES: Final = 4  # a character has at most this number of bytes, so at most this number of tokens
+_MAX_CHARS: Final = 2048  # maximum number of characters of forced text that one call appends
 
 
 class Retokenizer(Protocol):
-    """The methods of a tokenizer that are needed."""
+    """The methods of a tokenizer that `JumpForward` calls."""
 
     def encode_inside(self, text: str) -> list[int]:
         """Return the tokens of a text that is part of a longer text."""
@@ -48,7 +48,7 @@ class Jump:
 
     Attributes:
         dropped: the latest tokens, which are removed.
-        token_ids: the tokens that replace them; their text is longer by `text`.
+        token_ids: the tokens that replace them; their text is that of `dropped` followed by `text`.
         text: the text that the grammar forced.
     """
 
@@ -59,10 +59,10 @@ class Jump:
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """The latest tokens of a request.
+    """The latest tokens of a request, which are encoded again.
 
     Attributes:
-        text: text of the latest tokens. It follows `before`, the text of the tokens before them, `context`.
+        text: text of the latest tokens. before: text of the tokens before them, which are `context`.
     """
 
     token_ids: list[int]
@@ -72,19 +72,19 @@ class _Window:
 
 
 class JumpForward:
-    """Finds the tokens that a request's grammar forces, and advances the grammar by them."""
+    """Finds the tokens that a request's grammar forces, and advances the matcher by them."""
 
     def __init__(self, tokenizer: Retokenizer) -> None:
         self._tokenizer = tokenizer
 
     def find(self, request: Request) -> Jump | None:
-        """Return the change of a request's output that needs no sampling; None if there is none.
+        """Return the change of a request's output that its grammar forces; None if there is none.
 
-        The output ends at least one token before `max_new_tokens`. The result is None for requests with the parameter
-        `jump_forward=False`, and for requests that report log-probabilities, which forced tokens do not have. It is
-        also None if the forced text completes a stop string or ends the request, because this text is sampled.
+        The changed output ends at least one token before `max_new_tokens`. The result is None if the request has
+        `jump_forward=False` or reports log-probabilities, which forced tokens do not have. It is also None if the
+        forced text completes a stop string or ends the request; such text is sampled.
 
-        Effects: the request's grammar has accepted a returned jump; the request's tokens are unchanged.
+        Effects: the request's grammar accepts the tokens of the returned jump. The request's tokens are unchanged.
 
         Raises:
             RequestFailedError: the grammar backend failed.
@@ -94,7 +94,7 @@ class JumpForward:
         if grammar is None or params.logprobs is not None or params.jump_forward is False:
             return None
         text = grammar.forced_text()[:_MAX_CHARS]
-        room = request.max_new_tokens - request.num_output_tokens - 1  # the last token is sampled
+        room = request.max_new_tokens - request.num_output_tokens - 1  # the last token is always sampled
         while text and room > 0 and not self._may_stop(request, text):
             found = next((f for size in _WINDOWS if (f := self._spell(request, size, text)) is not None), None)
             if found is None or not request.stop_token_ids.isdisjoint(found[1]):
@@ -114,10 +114,10 @@ class JumpForward:
         return None
 
     def _spell(self, request: Request, size: int, text: str) -> tuple[_Window, list[int]] | None:
-        """Return the tokens of the text of the latest `size` tokens and of the forced text after it.
+        """Encode the text of the latest `size` tokens together with the forced text after it; return the tokens.
 
-        None if the tokens do not decode to this text, or the first of several tokens changes. In the second case the
-        tokens before it might change too.
+        None if the tokens do not decode to this text, or if the first of several tokens changes, because then the
+        tokens before the window might change too.
         """
         num_output = request.num_output_tokens
         if size > num_output:
@@ -136,7 +136,7 @@ class JumpForward:
         return window, token_ids
 
     def _is_open(self, request: Request, last: int) -> bool:
-        """Return whether the grammar allows a longer token in place of the last one, which it has accepted."""
+        """Return whether the grammar also allows a longer token in place of `last`, the token that it accepted last."""
         grammar = request.grammar
         if grammar is None:
             return False
@@ -149,13 +149,13 @@ class JumpForward:
         allowed = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
         size = len(self._decode([last]).encode())
         if len(allowed) > size + len(request.stop_token_ids) + 1:
-            return True  # more tokens are allowed than there are shorter ones
+            return True  # more tokens are allowed than there can be prefixes of the last token
         return any(len(self._decode([token_id]).encode()) > size for token_id in allowed.tolist())
 
     def _without_last(
         self, request: Request, window: _Window, dropped: list[int], added: list[int], kept: int
     ) -> Jump | None:
-        """Remove the last token, so that the model samples it, unless the jump would then add no text."""
+        """Remove the last token from the jump, so that it is sampled, unless the jump would then add no text."""
         grammar = request.grammar
         if grammar is None:
             return None
@@ -166,11 +166,11 @@ class JumpForward:
         return Jump(tuple(dropped), tuple(added[:-1]), gained) if gained else None
 
     def _gained(self, window: _Window, token_ids: list[int]) -> str:
-        """Return the text that tokens add to a window's text."""
+        """Return the text by which `token_ids` extend a window's text."""
         return self._decode(window.context + token_ids)[len(window.before) + len(window.text) :]
 
     def _may_stop(self, request: Request, text: str) -> bool:
-        """Return whether forced text, together with the text before it, may complete a stop string."""
+        """Return whether forced text completes a stop string, possibly together with the text before it."""
         stops = request.params.stop_strings
         if not stops:
             return False

@@ -15,7 +15,7 @@ __all__ = ["LiveRequests"]
 
 
 class LiveRequests:
-    """Owns requests from `add` to `finish`, and collects their updates.
+    """The requests between `add` and `finish`, and their updates.
 
     Attributes:
         updates: the updates since the last `take_updates`, in order.
@@ -53,7 +53,7 @@ class LiveRequests:
         return Counter(request.adapter.slot for request in self if request.adapter is not None)
 
     def get(self, request_id: str) -> Request | None:
-        """Return a request; None if it is unknown or has finished."""
+        """Return the request with an id; None if the id is unknown or the request has finished."""
         return self._requests.get(request_id)
 
     def add(self, request: Request) -> None:
@@ -74,8 +74,8 @@ class LiveRequests:
     ) -> None:
         """End a request.
 
-        Effects: removes the request from its row or from the queue; its computed tokens stay cached. Appends its last
-            update.
+        Effects: removes the request from its row or from the queue, and appends its last update. Its computed tokens
+            stay cached.
         """
         if request.row is not None:
             self._running.release(request)

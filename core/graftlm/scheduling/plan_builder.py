@@ -1,4 +1,4 @@
-"""Builds the arrays of a step plan from its rows and chunks."""
+"""Builds step plans from decode rows and chunks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ FEW_ROWS: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The tokens start : end of a request; the host has their values.
+    """Consecutive tokens of a request, start : end, whose values are known on the host.
 
     Attributes:
         reads: positions whose prompt log-probabilities or hidden states are read.
@@ -38,12 +38,12 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class DecodeRows:
-    """Decode rows, with the arrays that plans share until a row is added or removed. The arrays are never changed.
+    """Decode rows and derived arrays. Plans share the arrays until a row is added or removed, and never write them.
 
     Attributes:
         rows, query_lens: int32 [B].
-        input_ids: int64 [B], which the runner does not read.
-        idx: int64 [B], 0 to B - 1.
+        input_ids: int64 [B], placeholders; the runner replaces them by the latest sampled tokens.
+        idx: int64 [B], the numbers 0 to B - 1.
         masked_idx: int64 [M], indices of the rows with a grammar.
         adapter_slots: see `StepPlan`.
     """
@@ -89,8 +89,8 @@ def build_plan(
         windows: the rows' window pages, if sliding-window layers have their own memory; else None.
         take_copies: function from the slots that the step writes, int64 [T], to the copies that run with the step.
 
-    Effects: counts the decode rows' tokens as computed, and samples as known. Chunks were counted as computed when
-        their pages were reserved. Drafts count as neither. If a row has drafts, only its first sample counts.
+    Effects: increases `computed` of decode rows, and `known` of all rows that sample, by one. `computed` of chunks was
+        increased when their pages were reserved. Drafts are not counted in either.
     """
     if not chunks:
         return _decode_plan(step_id, table, page_size, decoding, setups, windows, take_copies)
@@ -113,7 +113,7 @@ def build_plan(
     known_ends = ends if num_drafts is None else ends - num_drafts
     sample_idx = np.flatnonzero(known_ends == table.known[rows])
     prompt_spans, pool_spans = _spans(chunks, token_starts[num_decodes:])
-    if pool_spans:  # a request for an embedding has no further tokens to compute either, but may not sample
+    if pool_spans:  # a pooling request must not sample after its last token
         sampling = rows[sample_idx]
         sample_idx = sample_idx[table.known[sampling] < table.limit[sampling]]
     sampling = rows[sample_idx]
@@ -158,7 +158,7 @@ def _num_drafts(num_decodes: int, chunks: list[Chunk]) -> NDArray[np.int32] | No
 def _with_drafts(
     sample_idx: NDArray[np.int64], num_drafts: NDArray[np.int32]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the request of each sample, with one more sample for each draft, and the drafts before each sample."""
+    """Add one sample per draft. Return the request of each sample, and the number of drafts before each sample."""
     counts = num_drafts[sample_idx].astype(np.int64) + 1
     ends = counts.cumsum()
     return sample_idx.repeat(counts), np.arange(ends[-1]) - (ends - counts).repeat(counts)
@@ -173,7 +173,7 @@ def _decode_plan(
     windows: RowWindows | None,
     take_copies: Callable[[NDArray[np.int64]], StepCopies | None],
 ) -> StepPlan:
-    """Build the plan of a step with decode rows only, the most frequent kind, with a third of the calls."""
+    """Build the plan of a step with decode rows only. This most frequent kind needs a third of the numpy calls."""
     rows = decoding.rows
     advance = _advance_few if len(rows) <= FEW_ROWS else _advance
     positions, out_pages, num_columns = advance(table, page_size, rows)
@@ -204,13 +204,13 @@ def _decode_plan(
 def _advance(
     table: RequestTable, page_size: int, rows: NDArray[np.int32]
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], int]:
-    """Count one more token of each row as computed, and one more as known.
+    """Increase `computed` and `known` of each row by one.
 
-    Returns: positions of the computed tokens, int64 [B]; their pages, int32 [B]; the largest page count of a row.
+    Returns: positions of the tokens to compute, int64 [B]; their pages, int32 [B]; and the largest page count of a row.
     """
     positions = table.computed[rows]
     table.computed[rows] = positions + 1
-    table.known[rows] = positions + 2  # the latest sample was the only token to compute
+    table.known[rows] = positions + 2  # before, only the latest sample was to be computed
     out_pages = table.page_table[rows, positions if page_size == 1 else positions // page_size]
     return positions, out_pages, int(np.maximum.reduce(table.num_pages[rows]))
 
@@ -218,7 +218,7 @@ def _advance(
 def _advance_few(
     table: RequestTable, page_size: int, rows: NDArray[np.int32]
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], int]:
-    """Do `_advance` row by row."""
+    """Do the same as `_advance` in a Python loop, which is faster for few rows."""
     positions, out_pages, num_columns = [], [], 0
     for row in rows.tolist():
         position = int(table.computed[row])
@@ -231,8 +231,8 @@ def _advance_few(
 
 
 def _copied_rows(page_table: NDArray[np.int32], rows: NDArray[np.int32], num_columns: int) -> NDArray[np.int32]:
-    """Return a copy of some rows, which steps read while later steps are planned."""
-    if len(rows) == 1:  # at less than half of the cost
+    """Return some rows of the page table as a copy, because the table changes while the step runs."""
+    if len(rows) == 1:  # takes less than half of the time
         row = int(rows[0])
         return page_table[row : row + 1, :num_columns].copy()
     return page_table[rows, :num_columns]
@@ -256,7 +256,7 @@ def _window_tables(
 
 
 def _slots(pages: NDArray[np.int32], offsets: NDArray[np.int64] | None, page_size: int) -> NDArray[np.int64]:
-    """Return the slots of tokens from their pages and offsets; with one token per page, `offsets` is None."""
+    """Return the slots of tokens from their pages and offsets in the pages; `offsets` is None with page size 1."""
     slots = pages.astype(np.int64)
     return slots if offsets is None else slots * page_size + offsets
 

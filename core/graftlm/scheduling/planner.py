@@ -18,29 +18,31 @@ from graftlm.types import TokenIds
 
 __all__ = ["DraftRows", "Planner"]
 
-#: Function from the decode requests of a step to the drafts of some of their rows, int32 [n] each.
+#: Function from the decode requests of a step to a mapping row -> draft, int32 [n].
 DraftRows = Callable[[Sequence[Request]], Mapping[int, TokenIds]]
 
 
 class Planner:
     """Plans steps. Prefill and decode are not separate phases.
 
-    A running request has `known` tokens, of which `computed` are in the KV cache. Each step raises `computed` towards
-    `known`: by one token in decode, by a chunk in prefill. When they are equal, the request samples, and `known` grows
+    A running request has `known` tokens, of which `computed` are in the KV cache. Each step increases `computed`: by
+    one token in decode, by a chunk in prefill. When `computed` reaches `known`, the request samples, and `known` grows
     by one. The sampled token counts as known when its step is planned, before its value arrives; therefore step n + 1
     can be planned before step n is committed. A request for an embedding does not sample, and ends with the commit of
     the step that computes its last token.
 
-    A row with a grammar is planned like any other row. Its token mask is set when all earlier tokens are committed;
-    only the step's sampling waits for the mask, not its forward pass.
+    A row with a grammar is planned like any other row. Its token mask is set when all earlier tokens are committed. The
+    step's sampling waits for the mask; its forward pass does not.
 
-    Decode rows come first, then running prefills, then waiting requests, up to the token budget, the rows and the
-    pages. If a decode row gets no page, the least important running request is retracted. If the policy preempts,
-    waiting requests of sufficient priority are admitted before the other rows are planned; they replace the least
-    important running requests. Without `mix_chunks`, decode rows keep their pages but skip steps that contain prefill.
+    A step takes decode rows first, then prompts that are partly computed, then waiting requests, as long as token
+    budget, rows and pages suffice. If a decode row gets no page, the least important running request is retracted. If
+    the policy preempts, waiting requests of sufficient priority are admitted first, and the least important running
+    requests are retracted for them. Without `mix_chunks`, decode rows keep their pages but skip steps that contain
+    prefill.
 
     Attributes:
-        current: the request that is being planned, which fails if its planning raises; None between requests.
+        current: the request that is being planned; it fails if planning raises. None if no single request is being
+            planned.
     """
 
     def __init__(
@@ -65,19 +67,19 @@ class Planner:
         self._prefill_tokens = prefill_tokens
         self._preemption = preemption
         self._mix_chunks = mix_chunks
-        self._setups: dict[int, RowSetup] = {}  # by row, for requests admitted since the last plan
-        self._decoding = DecodeRows.of(np.empty(0, dtype=np.int32), kv.table)  # of the last plan
+        self._setups: dict[int, RowSetup] = {}  # row -> setup of requests that were admitted since the last plan
+        self._decoding = DecodeRows.of(np.empty(0, dtype=np.int32), kv.table)  # the decode rows of the last plan
         self._admission = AdmissionControl(kv.table, kv.page_size)
 
     def plan(self, step_id: int, now: float, draft: DraftRows | None = None) -> StepPlan | None:
-        """Return the next step; None if no request can continue.
+        """Return the plan of the next step; None if no request can continue.
 
         Args:
-            draft: function that drafts for the rows of a step without prefill; None if the host lacks the values of
-                tokens.
+            draft: function that returns drafts for the rows of a step without prefill; None if the values of some
+                tokens are not known on the host yet.
 
-        Effects: reserves pages, counts the step's tokens as computed and its samples as known, publishes the step's
-            prompt tokens to the cache, and admits and retracts requests.
+        Effects: admits and retracts requests, reserves pages, increases `computed` and `known`, and publishes the
+            step's prompt tokens to the cache.
         """
         self.current = None
         if self._preemption is not None:
@@ -89,7 +91,7 @@ class Planner:
         budget = self._prefill_tokens
         if len(decode_rows) < len(self._running):
             budget = self._continue_prompts(chunks, budget)
-        if self.num_retractions == retracted:  # otherwise the retracted request would be admitted again immediately
+        if self.num_retractions == retracted:  # else the retracted request would be admitted again
             self._admit(chunks, budget, now)
         self.current = None
         if chunks and not self._mix_chunks:
@@ -119,7 +121,7 @@ class Planner:
     def _add_drafts(self, draft: DraftRows, decode_rows: NDArray[np.int32], chunks: list[Chunk]) -> NDArray[np.int32]:
         """Plan the rows that have drafts as chunks; return the other rows.
 
-        A draft is shortened to the free and evictable pages that no running request needs.
+        A draft is shortened if there are too few free and evictable pages that no running request needs.
         """
         kv = self._kv
         requests = self._running.at(decode_rows)
@@ -144,14 +146,14 @@ class Planner:
         return decode_rows[~np.isin(decode_rows, drafted)] if drafted else decode_rows
 
     def break_standstill(self) -> None:
-        """Retract the least important running request, because all of them wait for pages."""
+        """Retract the least important running request, because every running request waits for pages."""
         if len(self._running) == 1:
             request = self._running.requests[0]
             raise InvariantError(f"request {request.request_id} runs alone and gets no pages: {self._kv.usage}")
         self._retract()
 
     def forget_rows(self) -> None:
-        """Delete the setups of rows allocated since the last plan, because the KV memory restarts empty."""
+        """Delete the setups of rows that were allocated since the last plan, because the KV memory restarts empty."""
         self._setups.clear()
 
     def requeue(self, request: Request) -> None:
@@ -169,9 +171,10 @@ class Planner:
         self.num_retractions += 1
 
     def rewrite(self, request: Request, num_kept: int) -> None:
-        """Continue a running request whose tokens after the first `num_kept` were replaced and are not computed.
+        """Continue a running request after its tokens from index `num_kept` on were replaced by tokens to compute.
 
-        Effects: retracts the request if published tokens are replaced, or tokens whose window pages were freed.
+        Effects: retracts the request if replaced tokens were published, or if window pages that it needs may have been
+        freed.
         """
         kv, row = self._kv, request.held_row
         table = kv.table
@@ -186,7 +189,7 @@ class Planner:
         self._setups[row] = request.setup(row)
 
     def _reserve_decodes(self) -> NDArray[np.int32]:
-        """Return the decode rows, after reserving a page slot for the next token of each."""
+        """Reserve a slot for the next token of each decode row; return the decode rows."""
         table = self._kv.table
         while len(self._running) > FEW_ROWS:
             rows = self._running.rows
@@ -198,7 +201,7 @@ class Planner:
         return self._reserve_few()
 
     def _reserve_few(self) -> NDArray[np.int32]:
-        """Do the same as `_reserve_decodes` row by row, which is faster for few rows."""
+        """Do the same as `_reserve_decodes` in a Python loop, which is faster for few rows."""
         kv, table = self._kv, self._kv.table
         while True:
             rows = self._running.rows
@@ -209,7 +212,7 @@ class Planner:
             self._retract()
 
     def _continue_prompts(self, chunks: list[Chunk], budget: int) -> int:
-        """Plan chunks of prompts that are partly computed; return the budget left."""
+        """Plan chunks of prompts that are partly computed; return the remaining budget in tokens."""
         table, rows = self._kv.table, self._running.rows
         (partial,) = (~table.on_device[rows] & (table.computed[rows] < table.known[rows])).nonzero()
         for request in [self._running.requests[i] for i in partial.tolist()]:
@@ -226,7 +229,7 @@ class Planner:
         return budget
 
     def _preempt(self, min_difference: int, now: float) -> None:
-        """Admit the waiting requests whose priority is high enough to retract running ones."""
+        """Admit waiting requests whose priority is high enough to retract running requests."""
         highest, running, budget = self._queue.highest_priority, self._running.requests, self._prefill_tokens
         if highest is None or not running or highest - running[-1].priority < min_difference:
             return
@@ -245,7 +248,7 @@ class Planner:
         running, kv = self._running.requests, self._kv
         rows = [victim.held_row for victim in running if victim.priority <= highest_victim]
         lacking = kv.pages_for(request.num_tokens) - kv.cache.probe(request.reusable_key())
-        freed = int(kv.table.num_pages[rows].sum())  # an upper limit: pages shared with other rows stay
+        freed = int(kv.table.num_pages[rows].sum())  # an upper limit: pages shared with other rows are not freed
         if lacking + self._admission.reserved_pages(leaving=rows) > kv.available_pages + freed:
             return False
         while running and running[-1].priority <= highest_victim:
@@ -255,7 +258,7 @@ class Planner:
         return False
 
     def _admit(self, chunks: list[Chunk], budget: int, now: float) -> None:
-        """Admit waiting requests while budget, rows and pages last. A request that lacks pages blocks later ones."""
+        """Admit waiting requests while budget, rows and pages suffice. The first request that lacks pages ends this."""
         if budget <= 0 or not len(self._queue) or not self._has_room():
             return
         for request in self._queue.ordered(now):
@@ -267,7 +270,7 @@ class Planner:
                 budget -= self._take_chunk(request, chunks, budget)
 
     def _has_room(self) -> bool:
-        """Return whether a request could be admitted: a row is free, and a page, which even a cached prompt needs."""
+        """Return whether a row and at least one page are free; even a request with a cached prompt needs a page."""
         kv = self._kv
         return bool(kv.table.num_free_rows) and self._admission.reserved_pages() < kv.available_pages
 
@@ -315,7 +318,7 @@ class Planner:
     def _count_cached(self, request: Request, reuse: Reuse) -> None:
         if request.num_retractions:
             return
-        num_tokens = min(reuse.num_tokens, request.prompt_len - request.cached_tokens)  # of the prompt only
+        num_tokens = min(reuse.num_tokens, request.prompt_len - request.cached_tokens)  # only prompt tokens are counted
         for sums in (request, self):
             sums.cached_tokens += num_tokens
             sums.cached_host_tokens += reuse.host_tokens

@@ -1,4 +1,4 @@
-"""The prefetches from storage to host memory for waiting requests."""
+"""The prefetches of KV blocks from storage to host memory for waiting requests."""
 
 from graftlm.memory import KVManager
 from graftlm.scheduling.request import Request, RequestStatus
@@ -12,16 +12,16 @@ class Prefetches:
     def __init__(self, kv: KVManager) -> None:
         self._kv = kv
         self._requests: dict[str, Request] = {}
-        self._blocked: list[Request] = []  # not admitted in the latest plan because of their prefetch
+        self._blocked: list[Request] = []  # requests that the latest plan did not admit because of their prefetch
 
     @property
     def next_deadline_s(self) -> float | None:
-        """The clock reading at which the first blocked request stops waiting for its prefetch; None if none does."""
+        """Clock reading at which the first blocked request stops waiting for its prefetch; None without a limit."""
         tickets = [request.prefetch for request in self._blocked]
         return min((t.deadline_s for t in tickets if t is not None and t.deadline_s is not None), default=None)
 
     def begin(self, request: Request) -> None:
-        """Begin to prefetch the stored blocks of a request's prompt, if there are lower tiers."""
+        """Begin to prefetch the blocks of a request's prompt that are in storage, if the cache has lower tiers."""
         if self._kv.tiers is None:
             return
         request.prefetch = self._kv.tiers.cache.prefetch(request.reusable_key())
@@ -29,7 +29,7 @@ class Prefetches:
             self._requests[request.request_id] = request
 
     def begin_plan(self, now: float) -> None:
-        """Record which requests cannot be admitted now because of their prefetch."""
+        """Record the requests that cannot be admitted now because of their prefetch."""
         self._blocked = [request for request in self._requests.values() if request.awaits_prefetch(now)]
 
     def release(self) -> None:

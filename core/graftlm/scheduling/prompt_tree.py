@@ -1,4 +1,4 @@
-"""The radix tree of waiting requests, which groups them by common prefixes."""
+"""A radix tree that groups waiting requests by common prefixes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ _TOKEN_BYTES = np.dtype(np.int32).itemsize
 
 
 class PromptNode:
-    """Requests with a common prefix; a node with two or more requests is a `graftlm.contracts.PrefixGroup`.
+    """A node of the tree. If two or more requests share its prefix, it is a `graftlm.contracts.PrefixGroup`.
 
     Attributes:
-        run: bytes of the int32 tokens after the parent's tokens, whole pages; empty only for a root.
-        num_tokens: number of tokens from the start of the prompt to the end of the run.
+        run: the tokens between the parent's prefix and this node's, as bytes of int32, in whole pages; empty only for a
+            root.
+        num_tokens: number of tokens in the node's prefix, from the start of the prompt to the end of the run.
         num_waiting: number of requests that end at or below this node.
     """
 
@@ -24,28 +25,28 @@ class PromptNode:
 
     def __init__(self, parent: PromptNode | None, run: bytes) -> None:
         self._parent = parent
-        self.children: dict[bytes, PromptNode] = {}  # by the bytes of their first page
+        self.children: dict[bytes, PromptNode] = {}  # first page's bytes -> child
         self.run = run
         self.num_tokens: int = len(run) // _TOKEN_BYTES + (0 if parent is None else parent.num_tokens)
         self.num_waiting = 0
 
     @property
     def parent(self) -> PromptNode | None:
-        """The next larger group; None if the parent is a root, which shares no tokens."""
+        """The group of the parent node; None if the parent is a root, because a root has no common tokens."""
         return self._parent if self._parent is not None and self._parent.num_tokens else None
 
     @property
     def group(self) -> PromptNode | None:
-        """The smallest group of a request that ends at this node; for a single request, the parent."""
+        """The smallest group of a request that ends at this node; if it is the node's only request, the parent."""
         return self if self.num_waiting > 1 and self.num_tokens else self.parent
 
     @property
     def above(self) -> PromptNode | None:
-        """The node above, a root included; None for a root."""
+        """The parent node, which may be a root; None for a root."""
         return self._parent
 
     def split(self, num_bytes: int, page_bytes: int) -> PromptNode:
-        """Move the first `num_bytes` of the run to a new parent node, and return it; requests stay below it."""
+        """Move the first `num_bytes` of the run to a new parent node, and return the new node."""
         upper = PromptNode(self._parent, self.run[:num_bytes])
         upper.num_waiting = self.num_waiting
         self._replace_by(upper, page_bytes)
@@ -54,7 +55,7 @@ class PromptNode:
         return upper
 
     def merge_into_child(self, page_bytes: int) -> None:
-        """Remove this node: its only child, which has all requests, is extended by the run."""
+        """Remove this node, which has one child and no requests that end here; put its run before the child's run."""
         (child,) = self.children.values()
         child._parent, child.run = self._parent, self.run + child.run
         self._replace_by(child, page_bytes)
@@ -65,7 +66,7 @@ class PromptNode:
 
 
 class PromptTree:
-    """Updates the tree when requests are added and removed. One comparison of bytes compares a whole run.
+    """The radix tree. A run is compared in one comparison of bytes.
 
         root ─┬─ [few-shot examples] ─┬─ [question 1]
               │                       └─ [question 2]
@@ -76,7 +77,7 @@ class PromptTree:
 
     def __init__(self, page_size: int) -> None:
         self._page_bytes = page_size * _TOKEN_BYTES
-        self._roots: dict[str, PromptNode] = {}  # by namespace; a root has at least one request
+        self._roots: dict[str, PromptNode] = {}  # namespace -> root; a root has at least one request
 
     def __len__(self) -> int:
         """Return the number of requests in the tree."""
@@ -115,7 +116,7 @@ class PromptTree:
             del self._roots[namespace]
 
     def _tidy(self, node: PromptNode, above: PromptNode) -> None:
-        """Remove a node that has no requests, or only those of its single child."""
+        """Remove a node without requests, or merge it into its only child if no request ends at the node itself."""
         if not node.num_waiting:
             del above.children[node.run[: self._page_bytes]]
         elif len(node.children) == 1:
@@ -125,7 +126,7 @@ class PromptTree:
 
 
 def _common_bytes(run: bytes, other: bytes, page_bytes: int) -> int:
-    """Return the number of bytes of the common prefix of two different runs, in whole pages."""
+    """Return the length in bytes of the common whole pages at the start of two different runs."""
     num_compared = min(len(run), len(other))
     differs = np.frombuffer(run[:num_compared], np.uint8) != np.frombuffer(other[:num_compared], np.uint8)
     first = int(differs.argmax()) if differs.any() else num_compared

@@ -1,4 +1,4 @@
-"""The queue of waiting requests, and the order in which they are considered."""
+"""The queue of waiting requests, and their order of admission."""
 
 import itertools
 import logging
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class QueueEntry:
-    """A waiting request in the form that a policy reads, `graftlm.contracts.WaitingRequest`.
+    """The view of a waiting request that policies read; implements `graftlm.contracts.WaitingRequest`.
 
     Attributes:
         node: node of the request in the tree of waiting requests; None until a policy reads a group.
@@ -53,7 +53,7 @@ class QueueEntry:
 
     @property
     def cached_tokens(self) -> int:
-        """Number of cached tokens. If the cache has changed, it is looked up again, from the last found place on."""
+        """Number of cached tokens. After a change of the cache, they are looked up again, from the last result on."""
         queue = self._queue
         if self._probed_at is not queue.moment:
             self._probe(queue)
@@ -67,7 +67,7 @@ class QueueEntry:
         return None if self.node is None else self.node.group
 
     def forget_place(self) -> None:
-        """Probe from the start next time, because the cache was replaced."""
+        """Forget the last lookup, because the cache was replaced; the next one starts at the first token."""
         self._place = None
 
     def _probe(self, queue: "WaitingQueue") -> None:
@@ -84,10 +84,10 @@ class WaitingQueue:
     """Waiting requests in order of arrival.
 
     Requests are ordered by priority. Within a priority, requests that were passed over for the policy's `max_wait_s`
-    (see `Ageing`) come first, in order of arrival. The others follow in the policy's order.
+    (see `Ageing`) come first, in order of arrival. The other requests follow in the policy's order.
 
     Attributes:
-        cache: the cache that entries probe, from the last call of `ordered`.
+        cache: the cache in which entries look up their tokens; set by `ordered`.
         moment: an object that is replaced whenever the cache has changed between two calls of `ordered`.
     """
 
@@ -103,7 +103,7 @@ class WaitingQueue:
         self._numbers = itertools.count()
         self._ageing = Ageing()
         self._tree = PromptTree(page_size)
-        self._unplanted: dict[str, QueueEntry] = {}  # entries that are not in the tree yet
+        self._unplanted: dict[str, QueueEntry] = {}  # request id -> entry that is not in the tree yet
         self._logged_faults: set[str] = set()  # kinds of the policy's faults; a fault may recur at every step
 
     def __len__(self) -> int:
@@ -114,7 +114,7 @@ class WaitingQueue:
 
     @property
     def num_aged(self) -> int:
-        """Number of requests that ageing has put first so far."""
+        """Number of aged requests since the start."""
         return self._ageing.num_aged
 
     @property
@@ -123,7 +123,7 @@ class WaitingQueue:
         return max(self._num_by_priority, default=None)
 
     def add(self, request: Request) -> None:
-        """Append a request, or put a retracted request back to the position of its arrival."""
+        """Add a request at the position of its arrival; a retracted request is not the last one."""
         if not request.num_retractions:
             request.queue_number = next(self._numbers)
         last = next(reversed(self._entries.values()), None)
@@ -152,7 +152,7 @@ class WaitingQueue:
             self.remove(request)
 
     def admit(self, request: Request, now: float) -> None:
-        """Remove an admitted request, and record which requests it passed over."""
+        """Remove an admitted request, and record the requests that it passed over."""
         self.remove(request)
         self._ageing.admitted(request, now)
 
@@ -182,9 +182,9 @@ class WaitingQueue:
         self.cache, self._seen_version, self.moment = cache, cache.version, object()
 
     def _policy_order(self, waiting: list[QueueEntry], now: float) -> list[QueueEntry]:
-        """Return the policy's order, or the order of arrival if the policy raises or returns no permutation.
+        """Return the policy's order; if the policy raises or does not return a permutation, the order of arrival.
 
-        The policy gets a copy of the list, so that changes to it lose no request.
+        The policy gets a copy of the list. If it changes the copy, no request is lost.
         """
         try:
             order = list(cast(list[QueueEntry], self._policy.order(list(waiting), now)))

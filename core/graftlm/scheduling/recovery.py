@@ -1,4 +1,4 @@
-"""Fails or requeues requests when a step or the bookkeeping fails, or the KV memory is replaced."""
+"""Fails or requeues requests after a failure of a step or of the bookkeeping, and when the KV memory is emptied."""
 
 from collections.abc import Callable
 
@@ -15,9 +15,9 @@ __all__ = ["Recovery"]
 
 
 class Recovery:
-    """Fails the requests that cannot continue, and queues all other requests again.
+    """Fails the requests that cannot continue, and queues the other running requests again.
 
-    Three cases, with the data that is still valid:
+    There are three cases. "no" marks data that is no longer valid:
 
         a step failed on the device     pages of running rows: no    bookkeeping: yes    `fail_step`
         the weights were replaced       content of all pages: no     bookkeeping: yes    `restart_memory`
@@ -41,7 +41,7 @@ class Recovery:
         self._in_flight = in_flight
 
     def fail_step(self, failed: tuple[Request, ...], error: str) -> None:
-        """Fail the requests of a step that raised; queue all other running requests again. See `Scheduler.fail`."""
+        """Fail the requests of a step that raised, and queue all other running requests again. See `Scheduler.fail`."""
         self._forget_steps()
         if self._kv.tiers is not None:
             self._kv.tiers.lose_copies()
@@ -86,7 +86,7 @@ class Recovery:
                 self._live.fail_without_row(request, error)
 
     def _forget_steps(self) -> None:
-        """Drop the steps in flight; the remaining requests compute the tokens of these steps again."""
+        """Drop the steps in flight. Requests that do not fail compute the tokens of these steps again."""
         self._in_flight.clear()
         for request in self._live:
             request.num_in_flight = 0

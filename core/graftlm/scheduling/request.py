@@ -18,7 +18,7 @@ from graftlm.types import SamplingParams, TokenIds, Usage
 
 __all__ = ["CompletionId", "Request", "RequestStatus", "StopWatch"]
 
-#: The id of one of a prompt's `n` completions. Each completion is a request to the scheduler.
+#: The id of one of a prompt's `n` completions. The scheduler treats each completion as a request.
 CompletionId = NewType("CompletionId", str)
 
 
@@ -38,12 +38,12 @@ class StopWatch(Protocol):
         ...
 
     def jump(self, num_dropped: int, token_ids: Sequence[int], text: str) -> object:
-        """Replace the latest tokens by `token_ids`, which add `text`; `text` completes no stop string."""
+        """Replace the latest `num_dropped` tokens by `token_ids`, which add `text`; `text` completes no stop string."""
         ...
 
     @property
     def matched(self) -> str | None:
-        """The stop string that the tokens so far have completed; None if there is none."""
+        """The stop string that the text so far contains; None if it contains none."""
         ...
 
 
@@ -53,34 +53,37 @@ class Request:
 
     Attributes:
         prompt_token_ids: int32 [n].
-        max_new_tokens: maximum number of tokens to generate, already limited by context and memory. Zero for an
-            embedding.
-        stop_token_ids: tokens that end the request, the model's own included unless `ignore_eos`.
+        max_new_tokens: maximum number of tokens to generate, already limited by context and memory. Zero for a pooling
+            request.
+        stop_token_ids: tokens that end the request. They include the model's end-of-sequence tokens unless
+            `ignore_eos`.
         seed: seed of the request's noise.
-        deadline_s: clock reading at which the request times out, or None.
+        deadline_s: clock reading at which the request times out; None: never.
         stop_watch: watches the text if the request has stop strings, else None.
         grammar: the grammar if the output is constrained, else None; it has accepted exactly the committed output.
-        num_in_flight: number of steps that were planned with the request and not committed.
-        queue_number: number of requests queued before; orders requests that arrive at the same time.
-        passed_over_s: clock reading when a later arrival was first admitted before this request, or None.
+        num_in_flight: number of steps with the request that are planned and not committed.
+        queue_number: number of requests queued before this request; it orders requests that arrive at the same time.
+        passed_over_s: clock reading at which a later request was first admitted before this request; None: not yet.
         is_aged: whether the request was passed over for so long that it is admitted first.
-        jump_forward_tokens: number of output tokens that the grammar forced, so they were not sampled.
-        drafted_tokens: number of tokens that drafters proposed and steps verified.
+        jump_forward_tokens: number of output tokens that the grammar forced, and that were not sampled.
+        drafted_tokens: number of drafted tokens that a step verified.
         accepted_draft_tokens: number of drafted tokens that became output.
-        valid_from_step: id of a step; samples of earlier steps are dropped, because the output was changed meanwhile.
+        valid_from_step: id of the first step whose samples are used. Samples of earlier steps are dropped, because the
+            output was changed after they were planned.
         cached_tokens: number of prompt tokens found in the cache, counted until the first retraction.
         cached_host_tokens, cached_storage_tokens: numbers of `cached_tokens` that were loaded from each lower tier.
-        prefetch: prefetch from storage to host memory while the request waits.
-        pooling: how an embedding is pooled; None for other requests. An embedding ends with its prompt and is never
-            sampled.
-        adapter: the LoRA adapter; `namespace` separates its prefixes from those of other adapters.
-        num_reads_planned, num_reads_reported: numbers of prompt positions, from `first_read` on, whose logits or
-            hidden state a planned step reads, or a step has returned.
+        prefetch: ticket of the prefetch from storage to host memory, while the request waits.
+        pooling: how the prompt's vector is computed; None for requests that generate tokens. A pooling request samples
+            no token, and ends when its prompt is computed.
+        adapter: the LoRA adapter, or None. `namespace` separates the cached prefixes of different adapters.
+        num_reads_planned, num_reads_reported: the logits or hidden states of prompt positions from `first_read` on are
+            results of the request. These are the numbers of positions that steps have been planned to read, and that
+            steps have returned.
         prompt_len: number of tokens of the prompt.
         num_tokens: number of tokens whose values are known on the host: the prompt and the committed output.
         max_len: maximum number of tokens of prompt and output.
-        is_watched: whether the request has stop strings or a grammar, so that the text of a token may end it or force
-            further tokens.
+        is_watched: whether the request has stop strings or a grammar. The text of a token may then end the request or
+            force further tokens.
     """
 
     request_id: CompletionId
@@ -150,9 +153,10 @@ class Request:
 
     @property
     def reusable_len(self) -> int:
-        """Number of leading tokens that may come from the cache: those before the next position whose logits are read.
+        """Number of leading tokens that may come from the cache: the tokens before the next position to read.
 
-        If no prompt position is left to read, this position is the last token, because sampling reads its logits.
+        If no prompt position is left to read, the next position to read is the last token, because sampling reads its
+        logits.
         """
         if self.num_reads_planned < self.num_reads:
             return self.first_read + self.num_reads_planned
@@ -160,14 +164,14 @@ class Request:
 
     @property
     def first_read(self) -> int:
-        """The first prompt position to read. A token's log-probability is read at the position before the token."""
+        """The first prompt position to read. The logits for a token's log-probability are at the position before it."""
         if self.pooling is not None:
             return 0
         return min(max(self.params.prompt_logprobs_start - 1, 0), self.prompt_len - 1)
 
     @property
     def num_reads(self) -> int:
-        """Number of prompt positions, from `first_read` on, that must be read."""
+        """Number of prompt positions from `first_read` on whose logits or hidden states are read."""
         if self.pooling is not None:
             return self.prompt_len if self.pooling.reads_all else 0
         return 0 if self.params.prompt_logprobs is None else self.prompt_len - 1 - self.first_read
@@ -181,7 +185,7 @@ class Request:
 
     @property
     def adapter_slot(self) -> int:
-        """The slot of the request's adapter; the slot of the plain model if it has none."""
+        """The slot of the request's adapter; `BASE_SLOT` if the request has no adapter."""
         return BASE_SLOT if self.adapter is None else self.adapter.slot
 
     @property
@@ -190,9 +194,10 @@ class Request:
         return self.arrival_s, self.queue_number
 
     def can_be_admitted(self, now: float) -> bool:
-        """Return whether the request could run now.
+        """Return whether the request may be admitted now.
 
-        It cannot run while a step with it is in flight, its grammar is being compiled, or it waits for its prefetch.
+        A request may not be admitted while a step with the request is in flight, its grammar is being compiled, or it
+        waits for its prefetch.
         """
         is_ready = not self.num_in_flight and (self.grammar is None or self.grammar.is_ready)
         return is_ready and not self.awaits_prefetch(now)
@@ -220,7 +225,7 @@ class Request:
         self.num_tokens += 1
 
     def replace_latest(self, num_dropped: int, token_ids: Sequence[int]) -> None:
-        """Replace the latest tokens. Keys that were created before still have the old tokens."""
+        """Replace the latest tokens. Cache keys that were created before the call still have the old tokens."""
         if num_dropped:
             self.num_tokens -= num_dropped
             self._tokens = self._tokens[: self.num_tokens].copy()
@@ -234,29 +239,29 @@ class Request:
 
     @property
     def pooled(self) -> NDArray[np.float32]:
-        """The embedding, float32 [n], after the last position has been added."""
+        """The prompt's vector, float32 [n]; available after all positions have been added."""
         if self._pooled is None:
             raise InvariantError(f"request {self.request_id} ends without its hidden states")
         num_tokens = self.prompt_len if self.pooling is not None and self.pooling.reads_all else 1
         return (self._pooled / num_tokens).astype(np.float32)
 
     def uses_sample_of(self, step_id: int) -> bool:
-        """Return whether a step's sample is used: since its plan, the request has not ended or changed its output."""
+        """Return whether a step's sample is used: the request has not ended, and its output has not been replaced."""
         return self.status is not RequestStatus.FINISHED and step_id >= self.valid_from_step
 
     def reads(self, start: int, end: int) -> range:
-        """Return the positions of start : end that must be read and are not planned yet."""
+        """Return the positions in start : end whose logits or hidden states no planned step reads yet."""
         if self.pooling is not None and not self.pooling.reads_all:
             return range(max(start, self.prompt_len - 1), end)
         first = max(start, self.first_read + self.num_reads_planned)
         return range(first, max(first, min(end, self.first_read + self.num_reads)))
 
     def key(self, num_tokens: int) -> PrefixKey:
-        """Return the cache key of its first tokens."""
+        """Return the cache key of the request's first `num_tokens` tokens."""
         return PrefixKey(self._tokens[:num_tokens], self.namespace, self.priority)
 
     def reusable_key(self) -> PrefixKey:
-        """Return the key of the tokens that may come from the cache."""
+        """Return the cache key of the first `reusable_len` tokens."""
         return self.key(self.reusable_len)
 
     def setup(self, row: int) -> RowSetup:

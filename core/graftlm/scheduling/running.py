@@ -19,12 +19,13 @@ class RunningRequests:
         on_leave: function that is called with each row that a request leaves.
 
     Attributes:
-        requests: the running requests, highest priority first, then earliest arrival; the last is retracted first.
+        requests: the running requests, highest priority first, then earliest arrival. The last request is retracted
+            first.
     """
 
     def __init__(self, kv: KVManager, on_leave: Callable[[int], None] | None = None) -> None:
         self.requests: list[Request] = []
-        self._rows: NDArray[np.int32] | None = None  # None: rebuild on the next access
+        self._rows: NDArray[np.int32] | None = None  # None: to be rebuilt on the next access
         self._all: tuple[Request, ...] = ()  # copy of `requests`; valid while `_rows` is set
         self._kv = kv
         self._by_row: dict[int, Request] = {}
@@ -49,16 +50,15 @@ class RunningRequests:
         return tuple([by_row[row] for row in rows.tolist()])
 
     def enter(self, request: Request, reserved_pages: int) -> Reuse | None:
-        """Assign a row to a waiting request, and attach the request's cached prefix.
+        """Assign a free row to a waiting request, and attach the request's cached prefix. A row must be free.
 
         Args:
-            reserved_pages: pages that must stay available for other rows.
+            reserved_pages: number of pages that must stay available for other rows.
 
-        Returns: the numbers of reused tokens; None, with nothing changed, if there are too few pages. A row must be
-            free.
+        Returns: the numbers of reused tokens; None if there are too few pages, and then nothing is changed.
         """
         kv = self._kv
-        at_best = kv.cache.probe(request.reusable_key())  # a probe first, because a match counts as a hit
+        at_best = kv.cache.probe(request.reusable_key())  # a probe first, because the cache counts a match as a hit
         lacking = kv.pages_for(request.num_tokens) - at_best
         if lacking + reserved_pages > kv.available_pages or not kv.has_window_room(lacking, len(self.requests)):
             return None
@@ -86,7 +86,7 @@ class RunningRequests:
         self._kv.discard(self._leave(request))
 
     def clear(self) -> None:
-        """Remove all requests from their rows without changing the KV memory, because it is replaced."""
+        """Remove all requests from their rows. The KV memory is not changed, because it is emptied afterwards."""
         for row, request in self._by_row.items():
             request.row = None
             if self._on_leave is not None:

@@ -1,4 +1,4 @@
-"""Moves requests through their life: queued, planned into steps, committed, finished."""
+"""Queues requests, plans steps, commits results, and ends requests."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -66,7 +66,7 @@ class SchedulerCounters:
 
 
 class Scheduler:
-    """Turns requests into steps, and results of steps into updates. It runs on the host and has no tensors.
+    """Plans steps from requests, and converts results of steps to updates. It runs on the host, without tensors.
 
     A request passes through these owners:
 
@@ -92,9 +92,9 @@ class Scheduler:
 
         Args:
             clock: monotonic clock in seconds.
-            jump_forward: appends output that a grammar forces; None: all output is sampled.
+            jump_forward: finds the output that a grammar forces; None: all output is sampled.
             speculator: drafts tokens that steps verify; None: each step samples one token per request.
-            forced_drafts: drafts output that a grammar forces; needs a speculator.
+            forced_drafts: drafts output that a grammar forces; it requires `speculator`.
         """
         self.kv = kv
         self._limits = limits
@@ -138,15 +138,15 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether there is an unfinished request, an uncommitted step, or an update that was not taken."""
+        """Whether there is an unfinished request, an uncommitted step, or an update that was not returned yet."""
         return bool(len(self._live) or len(self._in_flight) or self._live.updates)
 
     @property
     def awaits_commit(self) -> bool:
-        """Whether the step in flight must be committed before the next one is planned.
+        """Whether the step in flight must be committed before the next step is planned.
 
-        This is the case if the step verifies drafts, because its number of tokens is not known before; or if the next
-        step could verify drafts.
+        This is the case if the step in flight verifies drafts, because the number of accepted tokens is not known
+        before. It is also the case if the next step could verify drafts.
         """
         step = self._in_flight.first
         if self._drafting is None or step is None:
@@ -158,7 +158,7 @@ class Scheduler:
 
     @property
     def next_deadline_s(self) -> float | None:
-        """Clock reading at which `plan` has work even if nothing else happens before; None if there is none."""
+        """Clock reading of the next deadline, at which `plan` has work; None without deadlines."""
         owners = self._grammars, self._prefetches
         deadlines = [self._deadlines.next_s, *[owner.next_deadline_s for owner in owners]]
         return min((deadline_s for deadline_s in deadlines if deadline_s is not None), default=None)
@@ -234,14 +234,14 @@ class Scheduler:
             return None
         requests = self._running.at(plan.rows)
         used: dict[int, PlannedDraft] = {}
-        if plan.num_drafts is not None:  # the plan may have shortened drafts, or left them out
+        if plan.num_drafts is not None:  # the plan may contain shorter or fewer drafts
             planned = zip(plan.rows.tolist(), plan.num_drafts.tolist(), strict=True)
             used = {row: drafts[row].first(num_drafts) for row, num_drafts in planned if num_drafts}
         self._in_flight.add(StepInFlight(plan, requests, used))
         return plan
 
     def fill_mask(self) -> None:
-        """Set the token mask of the first step in flight, if it has a mask that is not set.
+        """Set the token mask of the first step in flight, if the step needs a mask that is not set yet.
 
         Call this method after each commit, because the tokens that a grammar allows depend on all earlier tokens.
         """
@@ -252,7 +252,7 @@ class Scheduler:
         if mask is None or mask.bits.done():
             return
         masked_idx = plan.sample_idx[mask.idx]
-        is_first = np.diff(masked_idx, prepend=-1) != 0  # the other samples follow drafts; their masks exist already
+        is_first = np.diff(masked_idx, prepend=-1) != 0  # other samples follow drafts, whose masks are already computed
         sampling = [step.requests[b] for b in masked_idx[is_first].tolist()]
         grammars = [request.grammar if request.uses_sample_of(plan.step_id) else None for request in sampling]
         num_words = next(request.grammar.num_words for request in sampling if request.grammar is not None)
@@ -280,10 +280,10 @@ class Scheduler:
         return self.take_updates()
 
     def fail(self, plan: StepPlan, error: str) -> list[RequestUpdate]:
-        """Drop a step that raised on the device: its requests fail, all other running requests are queued again.
+        """Drop a step that raised on the device: its requests fail, and all other running requests are queued again.
 
-        Effects: every running request loses its pages and the cache is emptied, because prompts are published before
-            they are computed. Steps planned after this one must have ended; they are dropped.
+        Effects: frees the pages of every running request and empties the cache, because prompts are published before
+            they are computed. Drops the steps planned after this one, which must have ended.
 
         Returns: every update since the last commit.
         """
@@ -298,16 +298,16 @@ class Scheduler:
         """Put running requests back into the queue, and empty the KV memory. No step may be in flight.
 
         Args:
-            make_cache: function that creates the new cache. It is called only if there are lower tiers, because storage
-                is keyed by the weights. Its errors are raised, as by `KVManager.restart`.
+            make_cache: function that creates a new cache. It is called only if there are lower tiers, because the names
+                of blocks in storage depend on the weights. Its errors are raised; see `KVManager.restart`.
         """
         self._recovery.restart_memory(make_cache)
 
     def recover(self, error: str, make_cache: Callable[[], PrefixCache], *, waiting_too: bool = False) -> None:
-        """Continue after the bookkeeping, or a plugin that it calls, has failed. Steps in flight must have ended.
+        """Continue after a failure of the bookkeeping or of a plugin that it calls. Steps in flight must have ended.
 
-        Effects: the running requests and the request that was being planned fail, because the owners of pages are
-            unknown. The KV memory starts empty with a new cache. Waiting requests stay in the queue.
+        Effects: the running requests and the request that was being planned fail, because the ownership of pages is no
+            longer reliable. The KV memory starts empty with a new cache. Waiting requests stay in the queue.
 
         Args:
             make_cache: function that creates the new cache, called after the old cache has released its memory. Its
@@ -326,7 +326,7 @@ class Scheduler:
         return self._live.take_updates()
 
     def _draft_into(self, drafts: dict[int, PlannedDraft]) -> DraftRows | None:
-        """Return a function that drafts for the next step and adds to `drafts`; None while a step is in flight."""
+        """Return a function that drafts for the next step and stores in `drafts`; None while a step is in flight."""
         drafting = self._drafting
         if drafting is None or len(self._in_flight):
             return None
@@ -352,6 +352,6 @@ class Scheduler:
 
 
 def _draft_masks(step: StepInFlight, request: Request) -> NDArray[np.int32] | None:
-    """Return the masks after a request's drafts; None if the step verifies no drafts of the request."""
+    """Return the masks after a request's drafts; None if the step has no drafts of the request."""
     draft = None if request.row is None else step.drafts.get(request.row)
     return None if draft is None else draft.masks

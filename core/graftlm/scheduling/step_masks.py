@@ -1,4 +1,4 @@
-"""The token masks of one step's requests with a grammar."""
+"""Fills the token masks of a step's requests with a grammar."""
 
 from collections.abc import Sequence
 
@@ -19,11 +19,11 @@ def fill_masks(
     """Fill a step's bitmasks, with one call per backend.
 
     Args:
-        grammars: one grammar per row that samples under a grammar; None if the row's sample will not be used.
+        grammars: the grammar of each request that samples under a grammar; None if the sample will not be used.
         num_words: ceil(V / 32).
 
-    Returns: int32 [len(grammars), num_words], and a mapping index -> reason why that request cannot continue. Rows
-        without a grammar, or that cannot continue, allow any token.
+    Returns: the masks, int32 [len(grammars), num_words], and a mapping index -> error of a request that cannot
+        continue. The mask allows all tokens if the grammar is None or the request cannot continue.
     """
     bits = np.empty((len(grammars), num_words), dtype=np.int32)
     by_fill: dict[FillBitmasks, list[int]] = {}
@@ -48,12 +48,12 @@ def fill_masks(
 def insert_masks(
     bits: NDArray[np.int32], is_first: NDArray[np.bool_], drafted: Sequence[NDArray[np.int32] | None]
 ) -> NDArray[np.int32]:
-    """Return the masks of all samples, int32 [M, W]: for each request its first mask, then the masks after its drafts.
+    """Return the masks of all samples, int32 [M, W]: each request's first mask, followed by the masks after its drafts.
 
     Args:
         bits: int32 [m, W], the first mask of each of m requests.
         is_first: bool [M], whether each sample is the first of its request.
-        drafted: the masks after each request's drafts; None if its samples are no longer used, so any token is allowed.
+        drafted: the masks after each request's drafts; None if the request's samples are no longer used.
     """
     whole = np.full((len(is_first), bits.shape[1]), _ANY, dtype=np.int32)
     whole[is_first] = bits
@@ -67,13 +67,13 @@ def insert_masks(
 def _fill_together(
     fill: FillBitmasks, grammars: Sequence[RequestGrammar | None], idx: list[int], bits: NDArray[np.int32]
 ) -> dict[int, RequestError]:
-    """Fill rows of one backend; if this fails, fill them one by one to find the request that causes the failure."""
+    """Fill the masks of one backend in one call; if it fails, fill them one by one to find the failing request."""
     target = bits if len(idx) == len(bits) else np.empty((len(idx), bits.shape[1]), dtype=np.int32)
     try:
         fill([grammar.matcher for grammar in map(grammars.__getitem__, idx) if grammar is not None], target)
     except KeyboardInterrupt:
         raise
-    except BaseException:  # a plugin's code, or a Rust panic; filling one by one finds the request and the reason
+    except BaseException:  # any error of a plugin, including a Rust panic; the calls one by one report it
         return _fill_singly(grammars, idx, bits)
     if target is not bits:
         bits[idx] = target

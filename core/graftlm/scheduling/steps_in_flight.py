@@ -1,4 +1,4 @@
-"""The steps that have been planned and not committed."""
+"""The steps that are planned and not committed."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -17,8 +17,8 @@ class StepInFlight:
     """A planned step.
 
     Attributes:
-        requests: the requests in the order of the plan's rows.
-        drafts: the drafts that the step verifies, by row.
+        requests: the step's requests, in the order of the plan's rows.
+        drafts: row -> the draft that the step verifies.
     """
 
     plan: StepPlan
@@ -27,10 +27,10 @@ class StepInFlight:
 
 
 class StepsInFlight:
-    """A queue of steps in the order in which they were planned, which is the order of their commits.
+    """A queue of steps in the order in which they were planned. They are committed in the same order.
 
     Attributes:
-        num_planned: number of steps since the start, which is the id of the next step.
+        num_planned: number of steps planned since the start; it is the id of the next step.
     """
 
     def __init__(self) -> None:

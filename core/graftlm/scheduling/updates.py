@@ -27,7 +27,7 @@ class Finish:
     Attributes:
         matched_stop: the stop string or token id, for "stop".
         error: description of the failure for "error", or of the reason for "abort".
-        failure: kind of failure, for "error", and for "abort" after the maximum time.
+        failure: kind of failure for "error", and for an "abort" because of the request's timeout.
     """
 
     reason: FinishReason
@@ -36,21 +36,22 @@ class Finish:
     failure: Failure | None = None
 
 
-# One object is created for every token, and an engine stores those of a list of prompts until they are read.
-# `gc=False`: the garbage collector need not scan them, because they are in no reference cycle.
+# One object is created for every token, and an engine stores the updates of a list of prompts until they are read.
+# `gc=False`: the garbage collector does not scan updates, because they are never in a reference cycle.
 class RequestUpdate(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
     """New tokens of one request. Processes send it to each other unchanged.
 
     Attributes:
         token_ids: tokens generated since the last update.
-        num_dropped: number of previously reported tokens that these tokens replace. This happens because forced text is
-            encoded together with the text before it, which may change the latest tokens.
-        forced_text: the text that such a replacement adds; it removes no text.
+        num_dropped: number of previously reported tokens that `token_ids` replace. Jump-forward encodes forced text
+            together with the text before it, which may change the latest tokens.
+        forced_text: the text that jump-forward adds with this update; a replacement of tokens removes no text.
         logprobs: one entry per token if requested.
         prompt_logprobs: log-probabilities of further prompt positions if requested.
         finish, usage: set in the request's last update.
-        queue_s, first_token_s, total_s: seconds from arrival to admission, first sample, end.
-        embedding: float32 [hidden] as bytes, in the last update of a request for an embedding.
+        queue_s, first_token_s, total_s: seconds from arrival to the first admission, the first token and the end; None
+            before the event.
+        embedding: float32 [n] as bytes, the prompt's vector in the last update of a pooling request.
     """
 
     request_id: CompletionId
@@ -82,10 +83,11 @@ class RequestUpdate(msgspec.Struct, frozen=True, array_like=True, omit_defaults=
         num_dropped: int = 0,
         forced_text: str = "",
     ) -> "RequestUpdate":
-        """Create an update from a request's current state."""
+        """Create an update with a request's current timings and counts."""
         arrival_s, admitted_s = request.arrival_s, request.admitted_s
         first_token_s, finished_s = request.first_token_s, request.finished_s
-        # Arguments by position: an update is created for every token, and keywords make this four times as slow.
+        # Positional arguments: an update is created for every token, and keyword arguments would take four times as
+        # long.
         return cls(
             request.request_id,
             token_ids,
