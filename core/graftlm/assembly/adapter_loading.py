@@ -19,7 +19,7 @@ class AdapterLoader:
     """Reads adapters in any thread, and installs them in the thread of the step loop.
 
     Args:
-        loop: the step loop of the engine.
+        loop: the engine's step loop.
         catalog: the adapters by name.
         layers: the layers that store the adapters' weights.
         read: function that reads the adapter in a folder; raises AdapterError if it does not fit the model.
@@ -36,7 +36,7 @@ class AdapterLoader:
         self._catalog = catalog
         self._layers = layers
         self._read = read
-        self._unloaded_slots: set[int] = set()  # slots of unloaded adapters that are not cleared yet
+        self._unloaded_slots: set[int] = set()  # slots of unloaded adapters whose weights are not cleared yet
 
     @property
     def loaded(self) -> Mapping[str, LoadedAdapter]:
@@ -44,7 +44,7 @@ class AdapterLoader:
         return self._catalog.loaded
 
     def read(self, name: str, path: str) -> AdapterWeights:
-        """Read an adapter and check that it fits the model. Any thread may call this method; it has no effects.
+        """Read an adapter and check that it fits the model. The method has no effects; any thread may call it.
 
         Args:
             name: the name that the adapter will have.

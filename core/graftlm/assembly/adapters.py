@@ -1,4 +1,4 @@
-"""Creates the layers and the memory for low-rank adapters from the configuration."""
+"""Creates the layers and the memory for LoRA adapters from the configuration."""
 
 import logging
 from collections.abc import Callable
@@ -26,7 +26,7 @@ _MB = 1e6
 
 @dataclass(frozen=True, slots=True)
 class AdapterParts:
-    """The additional parts of an engine with adapters.
+    """The parts that an engine needs for adapters.
 
     Attributes:
         catalog: the adapters by name.

@@ -53,14 +53,14 @@ def assemble(
     await_tokenizer: Callable[[], Tokenizer] | None = None,
     num_replicas: int = 1,
 ) -> EngineParts:
-    """Create every part of an engine, and connect the parts. Only this function does so.
+    """Create every part of an engine, and connect the parts.
 
     Args:
         on_stage: function that is called with the name of each stage, such as "loading weights"; None: progress is
             shown on a terminal.
         on_step: function that is called with every committed step, in addition to the plugins that observe steps.
-        await_tokenizer: function that returns the tokenizer; called after the slow stages. None: the checkpoint's
-            tokenizer is read.
+        await_tokenizer: function that waits for the tokenizer and returns it; called after the slow stages. None: the
+            tokenizer is read from the checkpoint.
         num_replicas: number of engines that share this machine's memory, including this one.
 
     Raises:
@@ -89,7 +89,7 @@ def _assemble(
     target = Target.of(config, platform, path, model_config, num_replicas)
 
     chosen = choose_plugins(config, registry, target)
-    if watcher is None:  # in a server, the main process logs this, with line numbers of the configuration file
+    if watcher is None:  # in a server, the main process logs this line, with line numbers of the configuration file
         _logger.info("%s", resolved_line(chosen.resolved))
 
     check_draft_model(config, registry, model_config, path)

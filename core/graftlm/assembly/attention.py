@@ -23,8 +23,8 @@ def make_attention(
     """Create the attention backend.
 
     Args:
-        window: the window pages if sliding-window layers have a separate memory. This memory then gets a second
-            backend.
+        window: the window pages if sliding-window layers have a separate memory, for which a second backend is created;
+            else None.
     """
     layers = chosen.model.attention_layers
     context = AttentionContext(

@@ -1,4 +1,4 @@
-"""The cache events of an engine, for all prefix caches that it creates one after the other."""
+"""The cache events of an engine, across restarts of its prefix cache."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ __all__ = ["CacheEvents"]
 
 
 class CacheEvents:
-    """Passes the events of prefix caches to observers, and reports when a cache is discarded.
+    """Passes the events of prefix caches to observers, and reports a "cleared" event when a cache is discarded.
 
     Args:
         observers: hooks that get each `CacheEvent`.
@@ -18,7 +18,7 @@ class CacheEvents:
 
     def __init__(self, observers: Sequence[Callable[..., Any]]) -> None:
         self._observers = tuple(observers)
-        self._num_tokens = 0  # number of tokens in the nodes that were reported as stored
+        self._num_tokens = 0  # number of tokens in the nodes that observers have
 
     @property
     def listener(self) -> Callable[[CacheEvent], None] | None:
@@ -26,7 +26,7 @@ class CacheEvents:
         return self._report if self._observers else None
 
     def clear(self) -> None:
-        """Report that the cache was discarded with all its nodes."""
+        """Report that the cache was discarded, and with it all nodes."""
         if self._observers:
             self._report(CacheEvent("cleared", self._num_tokens))
 

@@ -1,4 +1,4 @@
-"""Creates the prefix cache at the engine's start, and each time that the KV memory restarts empty."""
+"""Creates the prefix cache when the engine starts, and each time the KV memory restarts empty."""
 
 import logging
 import time
@@ -16,7 +16,7 @@ _logger = logging.getLogger(__name__)
 
 
 class CacheFactory:
-    """Creates an empty prefix cache with a new eviction strategy, which replaces the previous cache."""
+    """Creates empty prefix caches, each with a new eviction strategy."""
 
     def __init__(self, config: EngineConfig, registry: Registry, memory: KVMemory, tiers: TierParts | None) -> None:
         self._config = config
@@ -27,7 +27,7 @@ class CacheFactory:
         self._has_created = False
 
     def __call__(self) -> PrefixCache:
-        """Create a cache.
+        """Create a cache that replaces the previous one.
 
         Effects: observers get a "cleared" event for the previous cache. If the lower tiers cannot be created again, the
             new cache works without them.

@@ -24,8 +24,8 @@ class DeviceMemory:
     Attributes:
         total_bytes: size of the device's memory.
         free_bytes: number of bytes that no program uses.
-        weight_bytes: number of bytes that this process has allocated, which are the weights; None on a CPU, where they
-            are not counted.
+        weight_bytes: number of bytes that this process has allocated for weights; None on a CPU, where allocations are
+            not counted.
     """
 
     total_bytes: int
@@ -51,12 +51,12 @@ class DeviceMemory:
         return cls(total_bytes, free_bytes, torch.cuda.memory_allocated(device))
 
     def shared_by(self, num_replicas: int) -> "DeviceMemory":
-        """Return the share of one replica, if several replicas share the device."""
+        """Return one replica's share of the memory, if `num_replicas` replicas share the device."""
         return DeviceMemory(self.total_bytes // num_replicas, self.free_bytes // num_replicas, self.weight_bytes)
 
 
 def check_room(num_bytes: int, device_memory: DeviceMemory, setting: str, what: str, largest: str) -> None:
-    """Check that an allocation fits into a device's memory. Log a warning if it does not fit into the free part.
+    """Check that an allocation fits into a device's memory. If it does not fit into the free memory, log a warning.
 
     Args:
         num_bytes: size of the allocation.
@@ -86,7 +86,7 @@ def gib(num_bytes: int) -> str:
 def _cgroups(root: Path) -> list[tuple[int, int]]:
     """Return (limit in bytes, used bytes) for each cgroup of this process that has a limit.
 
-    The used bytes do not include the page cache, which the kernel can drop. Its pages are on two lists of the kernel,
+    The used bytes do not include the page cache, because the kernel can drop it. The kernel has two lists of its pages,
     "active" and "inactive"; for instance, pages of weights that were read twice are on the active list.
     """
     try:
@@ -107,7 +107,7 @@ def _cgroups(root: Path) -> list[tuple[int, int]]:
         else:
             continue
         folder = top / path.lstrip("/")
-        # In a container, the path may be a path of the host that is not mounted. Only `top` then has files.
+        # In a container, the path may be a host path that is not mounted. Only `top` then has files.
         for group in [folder, *folder.parents]:
             if group.is_relative_to(top) and (limit_bytes := _number(group / limit)) is not None:
                 statistics = _statistics(group / "memory.stat")
@@ -125,7 +125,7 @@ def _number(file: Path) -> int | None:
 
 
 def _statistics(file: Path) -> dict[str, int]:
-    """Return name -> bytes from a file memory.stat. Lines of another format are ignored."""
+    """Return name -> bytes from a memory.stat file. Lines of another format are ignored."""
     try:
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -34,13 +34,13 @@ class DeviceParts:
 
     Attributes:
         model: the model with its weights.
-        dtype: dtype of the model; `kv` may have a smaller one.
+        dtype: dtype in which the model computes; the dtype of `kv` may be smaller.
         attention: the attention backend.
         attention_name: name of the backend's provider.
         kv: the KV tensors.
         sampler: samples tokens from logits.
         runner: executes plans.
-        graphs: replays one-token steps; None if every step runs without replay.
+        graphs: replays steps with one token per request; None if every step runs without replay.
     """
 
     model: Model

@@ -22,13 +22,13 @@ _OPTIONS: Final = ("speculation", "drafter", "options")
 
 
 def draft_model_options(config: EngineConfig, registry: Registry) -> DraftModelOptions | None:
-    """Return the options of the configured drafter if they name a draft model; None otherwise.
+    """Return the options of the configured drafter if they contain a draft model; else None.
 
     Raises:
         ConfigError, PluginError: the drafter does not exist, or its options are wrong.
     """
     drafter = config.speculation.drafter
-    if drafter.name is None or drafter.name == AUTO:  # "auto" leaves out drafters that need a checkpoint
+    if drafter.name is None or drafter.name == AUTO:  # "auto" does not select drafters that need a checkpoint
         return None
     provider = registry.find("drafter", drafter.name)
     options = registry.options(provider, drafter.options, ".".join(_OPTIONS), config.origins)
@@ -36,14 +36,15 @@ def draft_model_options(config: EngineConfig, registry: Registry) -> DraftModelO
 
 
 def read_draft_checkpoint(path: str, served: ModelConfig, served_path: Path) -> tuple[Path, ModelConfig]:
-    """Return the place and the configuration of a draft model's checkpoint.
+    """Return the path and the configuration of a draft model's checkpoint.
 
     Args:
-        path: as configured.
-        served, served_path: of the served model.
+        path: path or name of the checkpoint, as in the configuration.
+        served, served_path: configuration and checkpoint path of the served model.
 
     Raises:
-        ModelError: there is no checkpoint, its configuration is wrong, or its vocabulary is not the served model's.
+        ModelError: there is no checkpoint, its configuration is wrong, or its vocabulary differs from the served
+            model's.
     """
     place = resolve_checkpoint(path, ".".join((*_OPTIONS, "path")))
     model_config = load_model_config(place)
@@ -53,17 +54,17 @@ def read_draft_checkpoint(path: str, served: ModelConfig, served_path: Path) -> 
 
 
 def unfit_draft_model(error: Exception) -> str:
-    """Return the message for a draft model that cannot be used."""
+    """Return the error message for a draft model that cannot be used."""
     return f"the draft model cannot be used: {error}"
 
 
 def option_path(option: str) -> KeyPath:
-    """Return the path of one of the drafter's options in the configuration."""
+    """Return the path in the configuration of one of the drafter's options."""
     return (*_OPTIONS, option)
 
 
 def option_place(config: EngineConfig, option: str) -> str:
-    """Return the place in the configuration file, and the path, of an option, for messages."""
+    """Return an option's line in the configuration file and its path, for messages."""
     path = option_path(option)
     return str(Problem(path, "", origin_of(path, config.origins)))
 

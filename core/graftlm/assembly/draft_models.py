@@ -1,4 +1,4 @@
-"""Loading of a draft model, with a KV memory of its own."""
+"""Loads a draft model, which has its own KV memory."""
 
 import logging
 import os
@@ -43,15 +43,15 @@ def load_draft_model(
     """Load a draft model on the device and in the dtype of the served model.
 
     Args:
-        path: as `model.path`.
-        kv_tokens: size of its KV memory in tokens; whole pages are allocated.
-        watcher: called with the progress of reading; None: progress is shown on a terminal.
+        path: path of the draft model's checkpoint, in the forms that `model.path` may have.
+        kv_tokens: size of the draft model's KV memory in tokens; whole pages are allocated.
+        watcher: function that is called with the progress of reading; None: progress is shown on a terminal.
 
     Effects: logs the size of the KV memory.
 
     Raises:
         ConfigError: the checkpoint cannot be used or has another vocabulary, or the memory cannot be allocated. The
-            message has the place of the option in the configuration.
+            message has the option's line in the configuration.
     """
     try:
         place, model_config = read_draft_checkpoint(path, target.model_config, target.path)
@@ -78,11 +78,11 @@ def load_draft_model(
 def draft_model_context(
     config: EngineConfig, model_config: ModelConfig, place: Path, served: ModelContext
 ) -> ModelContext:
-    """Return the context with which a draft model is created.
+    """Return the context for the creation of a draft model.
 
     Args:
-        model_config, place: of the draft model.
-        served: of the served model, with its context length.
+        model_config, place: configuration and checkpoint path of the draft model.
+        served: context of the served model.
     """
     longest = model_config.max_position_embeddings
     context_len = longest if served.context_len is None else min(served.context_len, longest)
@@ -99,7 +99,7 @@ def create_draft_model(registry: Registry, context: ModelContext, place: Path) -
     """Create a draft model, without weights.
 
     Args:
-        place: of its checkpoint.
+        place: path of the draft model's checkpoint.
 
     Raises:
         ModelError: the model is not supported, or cannot generate.
@@ -123,7 +123,7 @@ def _loaded(
         ModelError: the checkpoint cannot be read, or its model is not supported.
     """
     model = create_draft_model(registry, context, place)
-    if config.model.native_ops:  # must come before loading, since native kernels pack the weights
+    if config.model.native_ops:  # before loading, because native kernels pack the weights when they are loaded
         bind_ops(model, choose_ops(context.device, context.dtype, user_cache_dir(os.environ)))
     with watch_reading(place, watcher) as on_read:
         model.load_weights(iter_weights(place, context.dtype, on_read=on_read))
@@ -134,7 +134,7 @@ def _loaded(
 
 @dataclass(frozen=True, slots=True)
 class DraftKVSize:
-    """The size of a draft model's KV memory: pages of a number of tokens, each of some bytes, in a dtype."""
+    """The size of a draft model's KV memory."""
 
     num_pages: int
     page_size: int
@@ -143,7 +143,7 @@ class DraftKVSize:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens for which there is room."""
+        """Number of tokens that fit into the memory."""
         return self.num_pages * self.page_size
 
     @property
@@ -155,11 +155,11 @@ class DraftKVSize:
 def size_draft_kv(
     config: EngineConfig, model: Model, dtype: torch.dtype, kv_tokens: int, memory: DeviceMemory
 ) -> DraftKVSize:
-    """Return the size of a draft model's KV memory. Log a warning if it does not fit now.
+    """Return the size of a draft model's KV memory. If it does not fit into the free memory, log a warning.
 
     Args:
-        dtype: of the model.
-        memory: the share of the device's memory.
+        dtype: dtype in which the draft model computes.
+        memory: this engine's share of the device's memory.
 
     Raises:
         ConfigError: the device has too little memory.
@@ -174,7 +174,7 @@ def size_draft_kv(
 
 
 def _allocate(config: EngineConfig, target: Target, model: Model, kv_tokens: int) -> KVStore:
-    """Allocate the KV memory.
+    """Allocate the draft model's KV memory.
 
     Raises:
         ConfigError: the device has too little memory.
@@ -205,10 +205,10 @@ def _attention(
     context: ModelContext,
     kv: KVStore,
 ) -> AttentionBackend:
-    """Create the attention backend, which is of the configured provider, or of the best that fits the draft model.
+    """Create the attention backend: of the configured provider, or with "auto" the best that fits the draft model.
 
     Raises:
-        ConfigError: the configured one does not fit the draft model.
+        ConfigError: the configured backend does not fit the draft model.
     """
     try:
         provider = choose_attention(config, registry, target.platform, model, target.dtype)

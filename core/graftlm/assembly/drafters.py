@@ -1,4 +1,4 @@
-"""Creation of the configured drafters."""
+"""Creates the configured drafters."""
 
 from collections.abc import Callable
 
@@ -17,10 +17,10 @@ __all__ = ["AssembledDrafters", "make_drafters"]
 
 
 class AssembledDrafters:
-    """The drafters, and their view of the prefix cache, which is created after them.
+    """The drafters of an engine, and their access to the prefix cache, which is created after them.
 
     Attributes:
-        by_name: name -> drafter, in the order in which they are asked.
+        by_name: name -> drafter, in the order in which drafters are called.
     """
 
     def __init__(self) -> None:
@@ -28,11 +28,11 @@ class AssembledDrafters:
         self._manager: KVManager | None = None
 
     def bind_cache(self, manager: KVManager) -> None:
-        """Set the owner of the prefix cache that `continuation` reads."""
+        """Set the manager of the prefix cache that `continuation` reads."""
         self._manager = manager
 
     def continuation(self, key: PrefixKey, num_tokens: int) -> TokenIds:
-        """Return the tokens that follow a key in the prefix cache; none before `bind_cache`."""
+        """Return the tokens that follow a key in the prefix cache; no tokens before `bind_cache` is called."""
         if self._manager is None:
             return np.empty(0, dtype=np.int32)
         return self._manager.cache.continuation(key, num_tokens)
@@ -46,12 +46,12 @@ def make_drafters(
     on_stage: Callable[[str], None],
     watcher: Callable[[str], None] | None,
 ) -> AssembledDrafters:
-    """Create the configured drafters: none, one, or for "auto" all that are available and need no options.
+    """Create the configured drafters: none, one, or with "auto" all available drafters that need no options.
 
-    Draft models take their memory here, before the engine's KV memory gets a part of what is left.
+    Memory of draft models is allocated here, before the engine's KV memory is sized from the remaining memory.
 
     Args:
-        on_stage: called with the name of the stage in which a draft model is loaded.
+        on_stage: function that is called with the name of the stage in which a draft model is loaded.
         watcher: called with the progress of reading; None: progress is shown on a terminal.
 
     Raises:

@@ -23,7 +23,7 @@ __all__ = ["EngineParts"]
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:
-    """An assembled engine, without a thread.
+    """The parts of an assembled engine, without a thread that runs its step loop.
 
     Attributes:
         config: the configuration.
@@ -78,11 +78,12 @@ class EngineParts:
 
         Args:
             new: the new weights, which `weights` has checked.
-            flush_cache: whether all keys and values that the old weights computed are discarded. Running and paused
-                requests are then computed again. False keeps the keys and values.
+            flush_cache: whether all keys and values, which the old weights computed, are discarded. The tokens of
+                running and paused requests are then computed again.
 
         Raises:
-            RequestError: flush_cache is False, but the cache has lower tiers, whose blocks are named by the weights.
+            RequestError: flush_cache is False, but the cache has lower tiers: the names of their blocks depend on the
+                weights.
             EngineError: copying failed halfway.
         """
         if not flush_cache and self.loop.scheduler.kv.tiers is not None:
@@ -92,7 +93,7 @@ class EngineParts:
         self.loop.change_model(lambda: self.weights.replace(new), keep_memory=not flush_cache)
 
     def read_weight(self, name: str) -> torch.Tensor:
-        """Return a copy of a weight on the CPU, read between two steps. Errors are those of `ServedWeights.read`."""
+        """Return a copy of a weight on the CPU, read between two steps. Raises: see `ServedWeights.read`."""
         found: list[torch.Tensor] = []
         self.loop.run_on_device(lambda: found.append(self.weights.read(name)))
         return found[0]

@@ -1,4 +1,4 @@
-"""Computes the fingerprint of a model, which distinguishes its keys and values from those of other models."""
+"""Computes a model's fingerprint. Models with different keys and values for the same tokens have different ones."""
 
 import hashlib
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ def model_fingerprint(
     frequencies: bytes = b"",
     kv_dtype: str = "auto",
 ) -> bytes:
-    """Return a hash of everything that determines the keys and values of given tokens.
+    """Return a hash of everything that determines a model's keys and values for given tokens.
 
-    It covers config.json, every byte of the weights, their quantization, the dtypes, the layers and the rotation of
-    keys. It does not depend on the checkpoint's location, on modification times, or on page sizes.
+    The hash covers config.json, every byte of the weights, their quantization, the dtypes, the layers and the rotation
+    of keys. It does not depend on the checkpoint's location, on modification times or on page sizes.
 
     Args:
         path: the checkpoint's folder, or GGUF file.
@@ -57,5 +57,5 @@ def model_fingerprint(
 
 
 def _layer_key(layer: AttentionLayer) -> tuple[int | None, ...]:
-    """Return the properties of a layer that determine the values that it stores, and their order."""
+    """Return the properties of a layer that determine its keys and values."""
     return layer.num_kv_heads, layer.head_dim, layer.sliding_window, layer.value_prefix_dim

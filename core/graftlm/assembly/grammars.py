@@ -1,6 +1,6 @@
 """Creates the configured grammar backends.
 
-This module must not import torch: the server's main process, which checks grammars, does not need it.
+This module must not import torch: the server's main process checks grammars and does not need torch.
 """
 
 import time
@@ -29,7 +29,7 @@ from graftlm.tokenization import Tokenizer
 
 __all__ = ["make_grammars"]
 
-#: Number of kinds of reasoning whose tokens are cached. A model has one or two kinds.
+#: Maximum number of kinds of reasoning (pairs of begin and end text) whose tokens are cached. A model has one or two.
 _MAX_REASONINGS: Final = 8
 
 
@@ -40,12 +40,12 @@ def make_grammars(
     model_config: ModelConfig,
     spare_core: SpareCore | None = None,
 ) -> Grammars | None:
-    """Return the grammar backends; None if no backend is installed and the configuration names none.
+    """Return the grammar backends; None if none is installed and none is configured.
 
     A backend is created with the first request that needs it, because it reads the whole vocabulary.
 
     Args:
-        spare_core: reserves a CPU core for compilations while steps run; None: no core is reserved.
+        spare_core: reserves a CPU core for compilations while steps run; None: none is reserved.
 
     Raises:
         GraftlmError: the configured backend, its options or a fallback are wrong.
@@ -57,7 +57,7 @@ def make_grammars(
     options = registry.options(default, settings.options, "grammar.options", config.origins)
     fallback = options.fallback if isinstance(options, GrammarOptions) else ()
     for name in fallback:
-        registry.provider("grammar", name, "grammar.options.fallback")  # raises an error if there is no such backend
+        registry.provider("grammar", name, "grammar.options.fallback")  # raises if there is no such backend
     for problem in circular_fallbacks(config, registry):
         raise ConfigError(problem)
 
@@ -100,6 +100,6 @@ def make_grammars(
 
 
 def _shared(options: Mapping[str, Any], provider: Provider[GrammarBackend]) -> dict[str, Any]:
-    """Return the default backend's options that another backend also has, so that both produce the same JSON format."""
+    """Return the default backend's options that `provider` also has, so that both produce the same JSON format."""
     names = provider.options.model_fields.keys() - GrammarOptions.model_fields.keys()
     return {name: value for name, value in options.items() if name in names}

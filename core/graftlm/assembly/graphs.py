@@ -1,4 +1,4 @@
-"""Sets up the replay of one-token steps: CUDA graphs on a GPU, or recorded steps on a CPU."""
+"""Sets up the replay of steps with one token per request: CUDA graphs on a GPU, or recorded steps on a CPU."""
 
 import logging
 from collections.abc import Callable
@@ -19,14 +19,14 @@ _logger = logging.getLogger(__name__)
 
 
 def graphs_obstacle(can: AttentionCapabilities, device: torch.device) -> str | None:
-    """Return why one-token steps cannot run as graphs with an attention backend on a device; None if they can."""
+    """Return why an attention backend's one-token steps cannot be captured as graphs on a device; None if they can."""
     if device.type != "cuda":
         return f"there are no graphs on a {device.type}"
     return None if can.graph else "the attention backend cannot be captured"
 
 
 def wants_graphs(config: EngineConfig, can: AttentionCapabilities, device: torch.device) -> bool:
-    """Return whether one-token steps are padded and replayed.
+    """Return whether one-token steps are padded to captured batch sizes and replayed.
 
     Raises:
         ConfigError: `execution.graphs` is true, but the attention backend cannot be captured on this GPU.
@@ -41,7 +41,7 @@ def wants_graphs(config: EngineConfig, can: AttentionCapabilities, device: torch
 
 
 def captured_sizes(config: EngineConfig) -> tuple[int, ...]:
-    """Return the numbers of requests for which a step is captured."""
+    """Return the batch sizes, in requests, for which a step is captured."""
     return config.execution.graph_batch_sizes or graph_sizes(config.scheduling.max_running_requests)
 
 
@@ -53,15 +53,15 @@ def capture_graphs(
     max_pages: int,
     on_stage: Callable[[str], None],
 ) -> DecodeGraphs | None:
-    """Capture one-token steps of every size.
+    """Capture one-token steps of every batch size.
 
     Args:
         attention: the backend to which the model is bound.
-        kv: the KV tensors, with one spare page. If windows have a separate memory, it has a spare page too.
+        kv: the KV tensors, with one spare page. The separate memory of sliding-window layers, if any, also has one.
         max_pages: maximum number of pages of a request.
-        on_stage: function that is called with a text for every size.
+        on_stage: function that is called with a text for every batch size.
 
-    Returns: None if the steps cannot be captured and `execution.graphs` is auto. The log says why.
+    Returns: None if the steps cannot be captured and `execution.graphs` is auto. The log contains the reason.
 
     Raises:
         GraphCaptureError: the steps cannot be captured, and `execution.graphs` is true.
@@ -99,7 +99,7 @@ def capture_graphs(
 def recorded_steps(
     config: EngineConfig, model: Model, attention: AttentionBackend, device: torch.device, *, has_adapters: bool
 ) -> RecordedSteps | None:
-    """Return the recorder of one-token steps on a CPU; None if they cannot be recorded. The log says why.
+    """Return the recorder of one-token steps on a CPU; None if they cannot be recorded. The log contains the reason.
 
     Args:
         has_adapters: whether requests may use adapters.

@@ -22,7 +22,8 @@ class AllocatedKV:
     """The allocated KV memory.
 
     Attributes:
-        memory: size of the KV memory, and the window pages if sliding-window layers have a separate memory.
+        memory: size of the KV memory, and the allocator of window pages if sliding-window layers have a separate
+            memory.
         store: the tensors.
         max_row_pages: maximum number of pages of a request.
     """
@@ -41,7 +42,7 @@ def allocate_kv(
     has_graphs: bool,
     on_stage: Callable[[str], None],
 ) -> AllocatedKV:
-    """Measure the memory of the largest steps, and allocate KV memory in the rest of the device's memory.
+    """Measure the memory that the largest steps need, and allocate KV memory in the remaining device memory.
 
     Args:
         has_graphs: whether one-token steps are captured as CUDA graphs, which need a spare page.
@@ -63,7 +64,7 @@ def allocate_kv(
 def _measure_steps(
     config: EngineConfig, registry: Registry, target: Target, chosen: ChosenPlugins, *, has_graphs: bool
 ) -> StepMemory:
-    """Return the memory that steps need; nothing is measured if the size of the KV memory does not depend on it."""
+    """Return the memory that steps need. It is measured only if the size of the KV memory depends on it."""
     meter = meter_for(target.device)
     if meter is None or config.memory.kv_tokens is not None:
         return StepMemory()

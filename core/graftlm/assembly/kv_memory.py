@@ -1,4 +1,4 @@
-"""Determines the size and dtype of an engine's KV memory, with the separate memory of sliding-window layers."""
+"""Determines size and dtype of an engine's KV memory, including the separate memory of sliding-window layers."""
 
 import logging
 from collections.abc import Sequence
@@ -21,9 +21,10 @@ __all__ = ["DeviceMemory", "KVMemory", "check_kv_fits", "explain", "kv_bytes", "
 
 _logger = logging.getLogger(__name__)
 
-#: Page numbers are int32.
+#: Maximum number of pages, because page ids are int32.
 _MAX_PAGES = (1 << 31) - 1
-#: Number of tokens before its window that a row keeps, so that a later prompt can branch off shortly before its end.
+#: Number of tokens before a row's window that are not freed, so that a later prompt can branch off shortly before the
+#: row's end.
 _SPARE_TOKENS = 32
 
 
@@ -33,7 +34,7 @@ class KVMemory:
 
     Attributes:
         dtype: dtype of the stored keys and values.
-        num_pages: number of pages of each layer. With `window`, sliding-window layers have the window pages instead.
+        num_pages: number of pages of each layer; if `window` is set, of each full-attention layer.
         window: the allocator of window pages; None if sliding-window layers have no separate memory.
     """
 
@@ -59,14 +60,14 @@ def size_memory(
         dtype: dtype of the model.
         context_len: maximum number of tokens of a request.
         steps: memory that is reserved for steps.
-        num_replicas: number of replicas that share the device, each with its own KV memory.
+        num_replicas: number of replicas that share the device. Each has its own KV memory.
         device_memory: the memory of the device; None: it is read.
 
     Effects: logs the size and its reason.
 
     Raises:
-        ConfigError: the memory is too small for one request or for the configured size, or `memory.window_tokens` is
-            set but the model or the cache does not support it.
+        ConfigError: the memory is too small for one request or for the configured size. Or `memory.window_tokens` is
+            set, but the model or the cache does not support it.
     """
     settings = config.scheduling
     device_memory = (device_memory or DeviceMemory.read(device)).shared_by(num_replicas)
@@ -100,14 +101,14 @@ def check_kv_fits(
     layers: Sequence[AttentionLayer],
     kv_dtype: torch.dtype,
 ) -> None:
-    """Check that the configured numbers of tokens fit into the device's memory. Log a warning if they do not fit now.
+    """Check that configured sizes fit into the device's memory. If they do not fit into the free part, log a warning.
 
     Args:
         kv_dtype: dtype of the stored keys and values.
 
     Raises:
-        ConfigError: a configured number needs more memory than the device has. The message contains the largest number
-            that fits.
+        ConfigError: a configured number of tokens needs more memory than the device has. The message contains the
+            largest number that fits.
     """
     page_size, span = demand.page_size, demand.span
     windowed = [layer for layer in layers if layer.sliding_window is not None and span is not None]
@@ -153,7 +154,7 @@ def kv_bytes(sizes: KVSizes, layers: Sequence[AttentionLayer], kv_dtype: torch.d
 
 
 def _place(config: EngineConfig, name: str) -> str:
-    """Return the position in the configuration file and the path of a setting of `memory`."""
+    """Return the line in the configuration file and the path of a setting in the section `memory`."""
     path = ("memory", name)
     return str(Problem(path, "", origin_of(path, config.origins)))
 
@@ -171,7 +172,7 @@ def explain(
     dtype: torch.dtype,
     kv_dtype: torch.dtype,
 ) -> str:
-    """Return one line with the number of tokens of the KV memory, and the reason for it.
+    """Return one line with the number of tokens of the KV memory, and the reason for this number.
 
     Args:
         dtype: dtype of the model.

@@ -1,4 +1,4 @@
-"""The stage of the assembly that creates the scheduler and the step loop."""
+"""Creates the scheduler and the step loop."""
 
 import time
 
@@ -41,9 +41,9 @@ def make_loop(
     """Create the first prefix cache, the scheduler that uses it, and the loop that calls the scheduler and the runner.
 
     Args:
-        spare_core: the CPU core on which grammars are compiled; steps on a CPU do not use it.
-        drafters: get their view of the prefix cache.
-        on_step: called with every committed step, in addition to the plugins that observe steps.
+        spare_core: the CPU core for compiling grammars; while it is taken, steps on a CPU use one core less.
+        drafters: the drafters, which get access to the prefix cache here.
+        on_step: function that is called with every committed step, in addition to the plugins that observe steps.
     """
     make_cache = CacheFactory(config, registry, kv.memory, tiers)
     runner, is_cpu = device_parts.runner, target.device.type == "cpu"

@@ -19,7 +19,7 @@ _ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
 def check_machine(config: EngineConfig, registry: Registry) -> list[str]:
-    """Return everything that this machine lacks for a configuration, one line each.
+    """Return what this machine lacks for a configuration, one line per problem.
 
     This function reads no weights and does not import torch. It must not be used for a configuration of another
     machine.
@@ -28,11 +28,11 @@ def check_machine(config: EngineConfig, registry: Registry) -> list[str]:
 
 
 def check_files(config: EngineConfig, registry: Registry) -> list[str]:
-    """Return the errors of the checkpoints and the adapters, one line each. Each error would make a start fail.
+    """Return the errors in checkpoints and adapters that would make a start fail, one line each.
 
-    This takes milliseconds, and up to seconds if the draft model's tokenizer.json is not the served model's. The device
-    is not checked, because torch may find a device that the driver does not report. Options with which an engine can
-    start, such as a storage that cannot be written, are not checked either.
+    The check takes milliseconds, or up to seconds if the draft model's tokenizer.json differs from the served model's.
+    The device is not checked, because torch may find a device that the driver does not report. Problems that do not
+    prevent a start, such as a storage that cannot be written, are not checked either.
     """
     return _lines(_files(config, registry))
 
@@ -97,12 +97,12 @@ def _adapters(config: EngineConfig) -> Iterator[Problem]:
             continue
         if not has_weights:
             yield _problem(config, where, f"{place} does not contain {_ADAPTER_WEIGHTS}")
-        if peft.r > config.lora.max_rank and not peft.rank_pattern:  # rank_pattern may give every module a lower rank
+        if peft.r > config.lora.max_rank and not peft.rank_pattern:  # rank_pattern may lower the rank of every module
             yield _problem(config, where, f"has rank {peft.r}, above lora.max_rank {config.lora.max_rank}")
 
 
 def _options(config: EngineConfig, registry: Registry) -> Iterator[Problem]:
-    """Yield the problems that the options of the selected providers report. Other code reports wrong names."""
+    """Yield the problems that the selected providers find in their options. Other code reports wrong provider names."""
     for selection in selections(config):
         options_path = selection.family.options_path
         if options_path is None:

@@ -42,10 +42,10 @@ class ChosenPlugins:
 
 
 def check_choices(config: EngineConfig, registry: Registry) -> None:
-    """Check every configured name and its options, before the weights are read.
+    """Check the names and options of all configured providers, before the weights are read.
 
     Raises:
-        ConfigError: a provider or an option is unknown, or an option has a bad value.
+        ConfigError: a provider or an option is unknown, or an option has a wrong value.
     """
     for selection in selections(config):
         family = selection.family
@@ -60,7 +60,7 @@ def choose_plugins(config: EngineConfig, registry: Registry, target: Target) -> 
     """Choose the providers of the model and of attention, and create the model without weights.
 
     Raises:
-        GraftlmError: no provider fits, or the configured one does not fit.
+        GraftlmError: no provider fits, or the configured provider does not fit.
     """
     model_config = target.model_config
     model_provider = registry.model_for(model_config.architectures, config.model.architecture)
@@ -76,8 +76,8 @@ def create_model(config: EngineConfig, registry: Registry, provider: Provider[Mo
     """Create the model, without weights.
 
     Raises:
-        UnsupportedArchitectureError: the provider does not serve the checkpoint. The message names the configuration
-            key if the configuration chose the provider.
+        UnsupportedArchitectureError: the provider does not support the checkpoint. The message has the configuration
+            key if the provider is configured.
     """
     try:
         model: Model = registry.create("model", provider, {}, context)
@@ -98,7 +98,7 @@ def choose_attention(
     """Return the provider of the attention backend for a model.
 
     Raises:
-        ConfigError: the configured one does not fit.
+        ConfigError: the configured provider does not fit.
         PluginError: no provider fits.
     """
 
@@ -122,7 +122,7 @@ def attention_misfit(
     layers: Sequence[AttentionLayer],
     dtype: torch.dtype,
 ) -> str | None:
-    """Return why a backend cannot serve a model's layers on a platform; None if it can."""
+    """Return why an attention backend does not support a model's layers on a platform; None if it does."""
     dtype_name = str(dtype).removeprefix("torch.")
     page_size, kv_dtype = config.cache.page_size, config.memory.kv_dtype
     if platform.device not in can.devices:

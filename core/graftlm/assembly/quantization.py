@@ -25,7 +25,7 @@ _Layer: TypeAlias = Linear | GroupedLinear
 
 @dataclass(frozen=True, slots=True)
 class QuantizedLayers:
-    """The layers that are converted after each loading of weights.
+    """The layers whose weights are quantized each time after weights are loaded.
 
     Attributes:
         name: name of the quantization.
@@ -38,7 +38,7 @@ class QuantizedLayers:
     obstacles: Mapping[str, str]
 
     def convert(self) -> None:
-        """Convert the loaded layers one by one, and log the saved memory."""
+        """Quantize the loaded layers one by one, and log the saved memory."""
         for layer in self.layers.values():
             layer.pack()
         kernels = [kernel for layer in self.layers.values() for kernel in layer.kernels]
@@ -58,7 +58,7 @@ class QuantizedLayers:
 def quantize_layers(
     config: EngineConfig, registry: Registry, model: Model, device: torch.device, dtype: torch.dtype
 ) -> QuantizedLayers | None:
-    """Prepare the linear layers of a model for quantization, which is done after the weights are loaded.
+    """Prepare the linear layers of a model for quantization. `convert` quantizes them after the weights are loaded.
 
     Returns: None if the configuration sets no quantization.
 
@@ -82,10 +82,10 @@ def quantize_layers(
 
 
 def _prepare_layers(name: str, quantization: Quantization, model: Model) -> QuantizedLayers:
-    """Set the quantization of every linear layer that has no obstacle.
+    """Set the quantization of every linear layer that can be quantized.
 
     Raises:
-        ConfigError: all layers have obstacles.
+        ConfigError: no layer can be quantized.
     """
     layers: dict[str, _Layer] = {}
     obstacles: dict[str, str] = {}
@@ -112,7 +112,7 @@ def _linears(model: Model) -> dict[str, _Layer]:
 
 
 def _misfit(can: QuantizationCapabilities, device: torch.device, dtype: torch.dtype) -> str | None:
-    """Return why a quantization does not fit an engine; None if it fits."""
+    """Return why a quantization does not support a device or a dtype; None if it supports both."""
     dtype_name = str(dtype).removeprefix("torch.")
     if device.type not in can.devices:
         return f"it runs on {', '.join(can.devices)}, but the device is {device.type}"

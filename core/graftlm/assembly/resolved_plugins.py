@@ -20,8 +20,8 @@ def resolve_plugins(
     """Return the providers that a configuration selects.
 
     Args:
-        chosen: family -> its provider, for families that are set to "auto" and whose choice depends on more than the
-            rank. The value is None if no provider was chosen.
+        chosen: family -> chosen provider, for families that are set to "auto" and whose choice depends on more than the
+            rank; None if no provider was chosen.
         fitting: the condition of an automatic choice, such as "cpu/bfloat16".
 
     Returns: an entry for each family with a provider. A family whose choice depends on more than the rank has no entry
@@ -36,7 +36,7 @@ def resolve_plugins(
         if selection.name != AUTO:
             try:
                 provider: Provider[Any] | None = registry.find(family.key, selection.name, family.name_path)
-            except UnknownProviderError:  # raised again by the code that creates the provider
+            except UnknownProviderError:  # the code that creates the provider raises this error again
                 continue
             source = origin_of(path, config.origins).source if path in config.origins else ""
             why = f"{family.name_path}: {source}" if source else f"{family.name_path}: the default"

@@ -31,12 +31,11 @@ logger = logging.getLogger(__name__)
 
 
 class NewWeights:
-    """Weights that were checked against a model, and can replace its weights.
+    """Weights that have been checked, and can replace a model's weights.
 
     Attributes:
-        path: path of the weights' checkpoint; None: they are tensors in memory.
-        tensors: some or all of the model's weights, by their names in a checkpoint; None: all weights of the
-            checkpoint.
+        path: path of the checkpoint; None: the weights are tensors in memory.
+        tensors: name in the checkpoint -> tensor, for some or all weights; None: all weights of the checkpoint.
     """
 
     def __init__(self, path: Path | None, tensors: Mapping[str, Tensor] | None) -> None:
@@ -53,8 +52,8 @@ class NewWeights:
 class ServedWeights:
     """Loads, replaces and reads a model's weights. `load` and `replace` are called in the thread that runs the steps.
 
-    New weights are checked before any is copied, on a copy of the model without memory (on PyTorch's meta device).
-    Weights whose names, shapes or dtypes do not fit therefore do not change the model.
+    All new weights are checked before the first one is copied. The check uses a copy of the model without memory, on
+    PyTorch's meta device. If names, shapes or dtypes do not fit, the model is therefore not changed.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class ServedWeights:
 
         Args:
             make_meta_model: function that creates the same model on the meta device.
-            quantized: the layers that are converted after each loading; None: no quantization.
+            quantized: the layers that are quantized each time after weights are loaded; None: no quantization.
             path: path of the checkpoint for `load`.
             dtype: dtype in which the model computes.
         """
@@ -86,7 +85,7 @@ class ServedWeights:
         self._fingerprint: bytes | None = None
 
     def load(self, announce: Callable[[str], None] | None = None) -> None:
-        """Load the checkpoint, and convert and pack its weights as configured.
+        """Load the checkpoint's weights, and quantize and pack them as configured.
 
         Args:
             announce: function that is called with the progress of a large checkpoint; None: a bar is shown on a
@@ -104,9 +103,10 @@ class ServedWeights:
         self._graphs = graphs
 
     def fingerprint(self) -> bytes:
-        """Return 32 bytes that distinguish the keys and values of these weights from those of other weights.
+        """Return 32 bytes that identify the current weights in the names of stored KV blocks.
 
-        For a checkpoint, this is a hash of its content at the first call. For tensors from memory, it is random.
+        For a checkpoint, the bytes are a hash of its content at the first call. For tensors from memory, they are
+        random.
 
         Raises:
             OSError: a file of the checkpoint cannot be read.
@@ -137,7 +137,7 @@ class ServedWeights:
         """Check that a checkpoint's weights can replace the current weights.
 
         Raises:
-            ModelError: the checkpoint does not fit this model; the message says where.
+            ModelError: the checkpoint does not fit this model; the message has the first difference.
         """
         place = resolve_checkpoint(path)
         check_same_model(self._model_config, self._config_path, load_model_config(place), place)
@@ -146,7 +146,7 @@ class ServedWeights:
         return new
 
     def checked_tensors(self, tensors: Iterable[tuple[str, Tensor]]) -> NewWeights:
-        """Check that tensors can replace the weights of the same names. Other weights are kept.
+        """Check that tensors can replace the weights with the same names. Other weights will not be changed.
 
         Args:
             tensors: (name in the checkpoint, tensor with the checkpoint's shape), on any device.
@@ -168,9 +168,9 @@ class ServedWeights:
         return new
 
     def replace(self, new: NewWeights) -> None:
-        """Copy checked weights into the model's own tensors.
+        """Copy checked weights into the model's tensors.
 
-        Effects: graphs stay valid, or are captured again if quantization or packing creates new tensors.
+        Effects: if quantization or packing creates new tensors, graphs are captured again; otherwise they stay valid.
 
         Raises:
             EngineError: copying failed halfway; the message says which weights the model has now.
@@ -236,12 +236,12 @@ class ServedWeights:
             self._graphs.recapture()
 
     def _recapture_packed(self) -> None:
-        """Discard recorded calls with addresses of packed weights, because packing again changes the addresses."""
+        """Discard recorded kernel calls if they contain addresses of packed weights, because packing changes these."""
         if self._graphs is not None and self._graphs.uses_packed_weights:
             self._graphs.recapture()
 
     def _restore(self, error: Exception) -> None:
-        """Load the former checkpoint again, after copying another one failed halfway."""
+        """Load the previous checkpoint again, because copying new weights failed halfway."""
         logger.error("replacing the weights failed halfway; the former checkpoint is loaded again", exc_info=error)
         self._fingerprint = None
         try:

@@ -1,4 +1,4 @@
-"""Plans a start for `graftlm serve --dry-run`: the engine's parts and sizes, without loading weights."""
+"""Computes the output of `graftlm serve --dry-run`: the engine's parts and sizes, without loading weights."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +34,7 @@ __all__ = ["plan_start"]
 def plan_start(
     config: EngineConfig, registry: Registry, platform: Platform, device_memory: DeviceMemory | None = None
 ) -> list[str]:
-    """Return a description of the engine that would start, as lines.
+    """Return a description of the engine that a configuration would start, as lines.
 
     This function reads the checkpoint's configuration and tokenizer, but no weights. It estimates the memory that is
     free after the weights are loaded. If the estimate is too small, a line contains a warning.
@@ -76,7 +76,7 @@ def plan_start(
     try:
         chosen["attention"] = choose_attention(config, registry, platform, model, dtype)
         lines.append(_memory_line(config, registry, device, model, dtype, context_len, weight_bytes, now, num_sharing))
-    except ModelError:  # only a run with real weights shows the layers
+    except ModelError:  # the layers are known only after a run with real weights
         lines.append("KV memory: not known before the model runs, because it does not describe its attention layers")
     resolved = resolve_plugins(config, registry, chosen, f"{platform.device}/{dtype_name} and the checkpoint")
     lines += [
@@ -88,7 +88,7 @@ def plan_start(
 def _weight_bytes(model: Model) -> int:
     """Return the size in bytes that the tensors of a model on the meta device would have.
 
-    For a model that is not a torch module, the size is not known, and 0 is returned.
+    Return 0 for a model that is not a torch module, because its size is not known.
     """
     if not isinstance(model, nn.Module):
         return 0
@@ -103,7 +103,7 @@ def _draft_model(
     options: DraftModelOptions,
     memory: DeviceMemory,
 ) -> tuple[str, int]:
-    """Return a line about the draft model, and the bytes of its weights and its KV memory.
+    """Return a line about the draft model, and the size in bytes of its weights and KV memory together.
 
     Args:
         served, served_path: of the served model.
@@ -123,7 +123,7 @@ def _draft_model(
     left = replace(memory, free_bytes=max(0, memory.free_bytes - weight_bytes))
     try:
         kv = size_draft_kv(config, model, context.dtype, options.kv_tokens, left)
-    except ModelError:  # only a run with real weights shows the layers
+    except ModelError:  # the layers are known only after a run with real weights
         return f"{line}; its KV memory is not known before it runs", weight_bytes
     return (
         f"{line}, {gib(kv.num_bytes)} of KV memory: {kv.num_tokens:,} tokens of {kv.token_bytes:,} bytes",
@@ -145,7 +145,7 @@ def _memory_line(
     """Return a line with the size of the KV memory, from an estimate of the memory that the weights leave free.
 
     Args:
-        weight_bytes: of the weights, and of a draft model with its KV memory.
+        weight_bytes: size in bytes of the weights, plus a draft model's weights and KV memory.
 
     Raises:
         ConfigError: the configured size exceeds the device's memory, or `memory.window_tokens` does not fit the model.
@@ -159,7 +159,7 @@ def _memory_line(
     try:
         memory = size(after_loading)
     except ConfigError as error:
-        size(replace(now, free_bytes=now.total_bytes))  # raises errors that do not depend on the free memory
+        size(replace(now, free_bytes=now.total_bytes))  # to raise errors that do not depend on the free memory
         weights = gib(num_sharing * weight_bytes)
         return (
             f"warning: KV memory: the estimated free memory is too small: the {what} need about {weights} of the "

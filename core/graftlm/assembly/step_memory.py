@@ -18,7 +18,7 @@ __all__ = ["CudaMeter", "LargestSteps", "MemoryMeter", "StepMemory", "measure_st
 
 #: Memory that the driver uses for a graph of a few hundred kernels, in addition to the kernels' own memory.
 _GRAPH_BYTES: Final = 8 << 20
-#: Number of copies of the page tables: the graphs' table, the step's table that is copied to it, the backend's list.
+#: Number of copies of the page tables: the graphs' table, the step's table and the backend's list.
 _TABLE_COPIES: Final = 3
 
 
@@ -28,7 +28,7 @@ class StepMemory:
 
     Attributes:
         activation_bytes: size of the largest step's activations.
-        graph_bytes: size of the CUDA graphs, with the memory in which their kernels compute.
+        graph_bytes: size of the CUDA graphs, including the memory in which their kernels compute.
     """
 
     activation_bytes: int = 0
@@ -36,7 +36,7 @@ class StepMemory:
 
     @property
     def num_bytes(self) -> int:
-        """The sum of both."""
+        """The sum of `activation_bytes` and `graph_bytes`."""
         return self.activation_bytes + self.graph_bytes
 
 
@@ -59,7 +59,7 @@ class LargestSteps:
     graph_sizes: tuple[int, ...]
 
     def prompt_lens(self) -> list[int]:
-        """Return the number of tokens of each request in the largest step, ascending."""
+        """Return the number of tokens of each request in the largest step, in ascending order."""
         num_tokens = self.prefill_tokens + self.num_rows
         whole, rest = divmod(num_tokens, self.context_len)
         return [rest] * (rest > 0) + [self.context_len] * whole
@@ -90,7 +90,7 @@ class CudaMeter:
 
 
 def meter_for(device: torch.device) -> MemoryMeter | None:
-    """Return a meter for a device; None for a CPU, because an engine shares the host's memory with other programs."""
+    """Return a meter for a device. None for a CPU, because other programs use the host's memory at the same time."""
     return CudaMeter(device) if device.type == "cuda" else None
 
 
@@ -102,15 +102,15 @@ def measure_steps(
     device: torch.device,
     meter: MemoryMeter,
 ) -> StepMemory:
-    """Run the largest step, and the largest captured step, with a temporary KV memory, and measure their memory.
+    """Run the largest step and the largest captured step on a temporary KV memory, and measure the memory they need.
 
-    This also compiles kernels and loads libraries. Their memory is therefore not counted as free afterwards.
+    The steps also compile kernels and load libraries, so that the memory of these is not counted as free afterwards.
 
     Args:
         model: the model; the values of its weights do not matter.
         make_attention: function that creates the attention backend for a KV memory.
         dtype: dtype of the temporary KV memory.
-        meter: the meter of the memory.
+        meter: measures the device's memory.
 
     Effects: the model must be bound to another backend before it runs again.
     """
@@ -155,14 +155,14 @@ def _measure(
 
 
 def _sample(logits: Tensor) -> Tensor:
-    """Sample with every filter for every row, which needs the most memory."""
+    """Sample with every filter enabled for every row, because this needs the most memory."""
     n = len(logits)
     probs = torch.softmax(keep_top_k(logits.float(), np.full(n, 50)), dim=1)
     return keep_min_p(keep_top_p(probs, np.full(n, 0.9)), np.full(n, 0.1))
 
 
 class _TemporaryAttention(AttentionBackend):
-    """A backend that can be released with its memory, although the model keeps a reference to this object."""
+    """A wrapper of a backend that can release the backend's memory while the model still refers to the wrapper."""
 
     def __init__(self, backend: AttentionBackend) -> None:
         self._backend: AttentionBackend | None = backend

@@ -1,4 +1,4 @@
-"""The target of an assembly: the checkpoint to serve, the device and the dtype."""
+"""The checkpoint, the device and the dtype for which an engine is assembled."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +15,13 @@ __all__ = ["Target", "context_len_of", "detect_platform"]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The checkpoint, the device and the dtype for which every stage of the assembly creates parts.
+    """The properties of an engine that all stages of its assembly use.
 
     Attributes:
         path: path of the checkpoint.
         model_config: the checkpoint's configuration.
-        platform: the device with its capability.
-        device: the device for tensors.
+        platform: kind of the device, with its compute capability.
+        device: device of all tensors.
         dtype: dtype in which the model computes.
         context_len: maximum number of tokens of a request.
         num_replicas: number of engines that share this machine's memory, including this one.
@@ -64,17 +64,17 @@ class Target:
 
     @property
     def num_sharing(self) -> int:
-        """Number of engines that share the device's memory: all replicas on a CPU, 1 on GPUs (one GPU per replica)."""
+        """Number of engines that share the device's memory: all replicas on a CPU; 1 on GPUs, one GPU per replica."""
         return self.num_replicas if self.device.type == "cpu" else 1
 
     @property
     def model_context(self) -> ModelContext:
-        """The context with which the model is created."""
+        """The context for the creation of the model."""
         return ModelContext(self.model_config, self.device, self.dtype, self.context_len, self.code_folder)
 
 
 def detect_platform(config: EngineConfig) -> Platform:
-    """Return the configured device with its capability.
+    """Return the configured device with its compute capability.
 
     Raises:
         ConfigError: a CUDA device is configured, but there is none.
@@ -88,10 +88,10 @@ def detect_platform(config: EngineConfig) -> Platform:
 
 
 def context_len_of(config: EngineConfig, model_config: ModelConfig) -> int:
-    """Return the length of the context: the maximum number of tokens of a request.
+    """Return the context length: the maximum number of tokens of a request.
 
     Raises:
-        ConfigError: the configured length exceeds the checkpoint's.
+        ConfigError: the configured length exceeds the checkpoint's context length.
     """
     configured, longest = config.model.context_len, model_config.max_position_embeddings
     if configured is not None and configured > longest:

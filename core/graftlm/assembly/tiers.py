@@ -39,11 +39,11 @@ class TierParts:
 def assemble_tiers(
     config: EngineConfig, registry: Registry, kv: KVStore, fingerprint: Callable[[], bytes], num_replicas: int = 1
 ) -> TierParts | None:
-    """Return the parts for the configured cache's lower tiers; None if it has no lower tiers.
+    """Return the parts for the lower tiers of the configured cache; None if the cache has no lower tiers.
 
     Args:
         fingerprint: function that returns the fingerprint of the model's weights, which is part of the names of stored
-            blocks. It is called each time that a cache is created.
+            blocks. The function is called each time a cache is created.
         num_replicas: number of engines that share this machine's memory.
     """
     provider = registry.provider("cache", config.cache.name)
@@ -79,7 +79,7 @@ def assemble_tiers(
 def _check_host_room(
     config: EngineConfig, kv: KVStore, num_blocks: int, pages_per_block: int, host_memory: DeviceMemory
 ) -> None:
-    """Check that the blocks fit into host memory, together with the KV memory of an engine on the CPU.
+    """Check that the blocks of the host tier fit into host memory, on a CPU together with the KV memory.
 
     Raises:
         ConfigError: the blocks need more memory than the machine has.

@@ -15,10 +15,10 @@ __all__ = ["WeightDigests", "user_cache_dir"]
 
 logger = logging.getLogger(__name__)
 
-_PART_BYTES = 64 * 2**20  # size of a part, which one thread hashes; the hashes of smaller files are not stored
-_PIECE_BYTES = 4 * 2**20  # size of one read
+_PART_BYTES = 64 * 2**20  # size in bytes of a part, which one thread hashes; the hashes of smaller files are not stored
+_PIECE_BYTES = 4 * 2**20  # size in bytes of one read
 _MAX_THREADS = 8
-_SETTLED_S = 2.0  # a file that changed more recently might change again without a change of its times
+_SETTLED_S = 2.0  # seconds; a file that changed more recently might change again without a change of its times
 
 
 def user_cache_dir(environ: Mapping[str, str]) -> Path:
@@ -31,9 +31,9 @@ def user_cache_dir(environ: Mapping[str, str]) -> Path:
 class WeightDigests:
     """Hashes the whole content of files, in several threads.
 
-    The hashes of large files are stored in a JSON file. Each is stored with properties that show whether the file has
-    changed: its real path, device, inode, size, and times of modification and of change, in nanoseconds. A JSON file
-    that other users may have written is not used. If there is no JSON file, weight files are read again.
+    The hashes of large files are stored in a JSON file, together with properties that show whether a file has changed:
+    real path, device, inode, size, and times of modification and of change in nanoseconds. A JSON file that other users
+    may have written is not used. Without a JSON file, the weight files are read again.
 
     Args:
         store: the JSON file; None: hashes are not stored. The file and its folder are created private to the user.
@@ -119,7 +119,7 @@ def _may_others_write(status: os.stat_result) -> bool:
 
 
 def _identity(file: Path) -> list[int]:
-    """Return the properties that show a change of a file: device, inode, size, times of modification and of change."""
+    """Return the properties that show whether a file has changed: device, inode, size and both times in nanoseconds."""
     status = file.stat()
     return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
@@ -129,7 +129,7 @@ def _size(identity: Sequence[int]) -> int:
 
 
 def _digests(files: Sequence[Path], identities: Mapping[Path, Sequence[int]]) -> dict[Path, bytes]:
-    """Return file -> hash. A file's hash is computed from its size and the hashes of its parts, in order."""
+    """Return file -> hash. A file's hash is a hash of its size and of the hashes of its parts, in order."""
     num_threads = min(_MAX_THREADS, os.cpu_count() or 1)
     with ThreadPoolExecutor(num_threads, "graftlm-weights") as threads:
         parts = {

@@ -46,7 +46,7 @@ def load_weights(
         return meta_model
 
     weights = ServedWeights(config, model, target.model_config, make_meta_model, quantized, target.path, target.dtype)
-    if config.model.native_ops:  # must come before loading, because native kernels pack the weights
+    if config.model.native_ops:  # before loading, because native kernels pack the weights when they are loaded
         bind_ops(model, choose_ops(target.device, target.dtype, user_cache_dir(os.environ)))
     weights.load(watcher)
     return weights
