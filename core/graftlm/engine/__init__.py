@@ -1,1 +1,1 @@
-"""The in-process engine, which completes prompts with a step loop in a separate thread."""
+"""The in-process engine. It runs a step loop in a thread."""

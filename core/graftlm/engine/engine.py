@@ -49,7 +49,7 @@ class Engine:
         fields: sections of the configuration, which override `source`: model="path", cache={"page_size": 16}.
 
     Raises:
-        GraftlmError: the configuration, a plugin or the checkpoint is wrong; the subclass says which.
+        GraftlmError: the configuration, a plugin or the checkpoint is wrong, depending on the subclass.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Engine:
 
     @property
     def weight_version(self) -> str:
-        """The `weight_version` of the last `update_weights` that set one; "default" before."""
+        """The version that `update_weights` set last; "default" if none was set."""
         return self._weight_version
 
     def generate(
@@ -112,7 +112,7 @@ class Engine:
             cache_salt: prompts share cached prefixes only if they have the same salt and the same adapter.
             adapter: name of a loaded low-rank adapter, one for all prompts or one for each; None: no adapter.
             request_ids: one id for each prompt, for `abort`; None: random ids.
-            progress: whether to show a progress bar on standard error; None: only for long lists on a terminal.
+            progress: whether to show a progress bar on standard error; None: only for 16 or more prompts on a terminal.
 
         Returns: one output per prompt, in order. A request that failed while it ran has finish_reason "error".
 
@@ -142,9 +142,10 @@ class Engine:
 
         Args:
             pooling: "mean": the mean of the model's final hidden states over the prompt; "last": the hidden state of
-                its last token; None: the checkpoint's setting, or the mean. The mean needs every token computed, so it
-                does not use the prefix cache.
-            normalize: whether each vector is scaled to unit length; None: the checkpoint's setting, or True.
+                the prompt's last token; None: the checkpoint's setting, or the mean without one. The mean needs the
+                hidden states of all tokens, so it does not use the prefix cache.
+            normalize: whether each vector is scaled to unit length; None: the checkpoint's setting, or True without
+                one.
             dimensions: number of elements to keep at the start of each vector, for models that are trained for this
                 (Matryoshka); None: all.
 
@@ -199,12 +200,12 @@ class Engine:
         cache_salt: str = "",
         adapter: Adapters = None,
     ) -> list[list[float]]:
-        """Score each item for a query. Each item needs one forward pass; a common prefix is computed once.
+        """Score each item for a query, with one prefill per item; a common prefix is computed once.
 
         Args:
             query, items: either texts or lists of token ids. One text, or one flat list of ids, is one item.
-            label_token_ids: tokens whose probabilities directly after the item are the scores. None: the scores are
-                those of the model's score head; the checkpoint's tokenizer joins query and item.
+            label_token_ids: tokens whose probabilities as the next token after the prompt are the scores. None: the
+                model's score head computes the scores, and the checkpoint's tokenizer joins query and item.
             apply_softmax: whether softmax is applied, so that the scores of an item add up to 1.
             item_first: whether the item is put before the query.
             adapter: name of a loaded low-rank adapter, one for all items or one for each; None: no adapter.
@@ -261,8 +262,8 @@ class Engine:
         """Complete prompts like `generate`, without blocking the event loop. Cancelling the call aborts the requests.
 
         Raises:
-            QueueFullError: more than `scheduling.max_queued_requests` requests would wait, also if all of them are from
-                this call.
+            QueueFullError: more than `scheduling.max_queued_requests` requests would wait, including those of this
+                call.
         """
         options = RequestOptions(priority=priority, timeout_s=timeout_s, cache_salt=cache_salt)
         jobs = await asyncio.to_thread(
@@ -327,7 +328,7 @@ class Engine:
         await self._runner.start(job)
 
     def abort(self, request_id: str) -> None:
-        """Abort a running request; its finish_reason is then "abort". Unknown ids are ignored."""
+        """Abort a request; its finish_reason is then "abort". Unknown ids are ignored."""
         self._runner.abort(request_id)
 
     def flush_cache(self) -> int:
@@ -344,15 +345,14 @@ class Engine:
     ) -> None:
         """Replace the model's weights in place, and wait until this is done.
 
-        Current requests end first, with the old weights. New requests wait for the new weights. All weights are checked
-        before any is copied. If they do not fit, the model is not changed.
+        Current requests first end with the old weights. New requests wait for the new weights. All weights are checked
+        before the first one is copied. If they do not fit, the model is not changed.
 
         Args:
             weights: the folder or the GGUF file of a checkpoint of the same model; or tensors by their names in the
-                checkpoint, as a mapping or as pairs. The tensors may be all weights or some of them; all of them are in
+                checkpoint, as a mapping or as pairs. Tensors may replace all weights or some of them; they are all in
                 memory at the same time.
-            flush_cache: whether all keys and values that the old weights computed are discarded. False keeps cached
-                prefixes.
+            flush_cache: whether all cached keys and values, which the old weights computed, are discarded.
             abort_requests: whether current requests are aborted; False: the update waits for them.
             weight_version: new value of `weight_version`; None keeps the old one.
 
@@ -369,7 +369,7 @@ class Engine:
         self._weight_version = weight_version or self._weight_version
 
     def get_weight(self, name: str) -> "Tensor":
-        """Return a copy of one weight on the CPU, in its shape in the checkpoint.
+        """Return a copy of one weight on the CPU, with the shape that it has in the checkpoint.
 
         Args:
             name: the weight's name in the checkpoint.
@@ -380,7 +380,7 @@ class Engine:
         return self._thread.call(lambda: self._parts.read_weight(name)).result()
 
     def pin_prefix(self, prompt: Prompt, ttl_s: float, *, cache_salt: str = "", adapter: str | None = None) -> int:
-        """Pin the cached part of a prompt for `ttl_s` seconds: it is evicted only if nothing else can be evicted.
+        """Pin the cached part of a prompt for `ttl_s` seconds, so that it is evicted last.
 
         Returns: number of pinned tokens; 0 if no part of the prompt is cached. A prompt that ran before is cached
             except for its last token and its last partial page.
@@ -393,7 +393,7 @@ class Engine:
         return self._thread.call(lambda: self._parts.loop.pin(key, ttl_s)).result()
 
     def unpin_prefix(self, prompt: Prompt, *, cache_salt: str = "", adapter: str | None = None) -> bool:
-        """Remove a pin before it expires. Return whether exactly this prompt was pinned."""
+        """Remove the pin of a prompt before it expires. Return whether there was a pin of exactly this prompt."""
         key = self._prefix_key(prompt, cache_salt, adapter)
         return self._thread.call(lambda: self._parts.loop.unpin(key)).result()
 
@@ -409,7 +409,7 @@ class Engine:
 
     @property
     def adapters(self) -> dict[str, str]:
-        """The low-rank adapters that requests may name: name -> the folder from which it was read."""
+        """The loaded LoRA adapters: name -> folder from which the adapter was read."""
         loader = self._parts.adapters
         return {} if loader is None else {name: adapter.path for name, adapter in loader.loaded.items()}
 
@@ -420,13 +420,13 @@ class Engine:
             AdapterError: the adapter does not fit the model, its name is in use, or all adapter slots are in use.
         """
         loader = self._adapter_loader()
-        weights = loader.read(name, str(path))  # in this thread, so that only the copy to the device delays a step
+        weights = loader.read(name, str(path))  # in the caller's thread: only the copy to the device delays steps
         self._thread.call(lambda: loader.install(name, str(path), weights)).result()
 
     def unload_adapter(self, name: str) -> int:
         """Refuse new requests for an adapter. Waiting and running requests use it until they end.
 
-        Prompts of a long list that are not queued yet are refused too.
+        If a call with many prompts is running, its prompts that are not queued yet are refused too.
 
         Returns: number of waiting and running requests with the adapter.
 
@@ -443,7 +443,7 @@ class Engine:
         return loader
 
     def stats(self) -> EngineStats:
-        """Return the engine's state, and its counters since the start."""
+        """Return the engine's current state, and counters since the start."""
         return self._thread.call(self._parts.loop.stats).result()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The thread that runs an engine's step loop, and the calls into it from other threads."""
+"""The thread that runs an engine's step loop, and executes calls of other threads between steps."""
 
 import atexit
 import logging
@@ -25,10 +25,10 @@ UpdateSink = Callable[[RequestUpdate], None]
 
 
 class EngineThread:
-    """Runs the step loop while there is work, and waits for calls otherwise.
+    """Runs the step loop while there is work, and otherwise waits for calls.
 
-    Only this thread uses the scheduler. Other threads pass functions to it, and get the updates of requests through
-    sinks.
+    Only this thread uses the scheduler. Other threads pass functions to this thread. A sink receives each update of a
+    request.
     """
 
     def __init__(self, loop: StepLoop) -> None:
@@ -44,12 +44,12 @@ class EngineThread:
         atexit.register(self.close)
 
     def call(self, function: Callable[[], T]) -> "Future[T]":
-        """Run a function between two steps.
+        """Run a function in the engine's thread between two steps.
 
         Raises:
             EngineClosedError: the engine is closed.
         """
-        if threading.current_thread() is self._thread:  # called by an observer; waiting would never end
+        if threading.current_thread() is self._thread:  # an observer's call; a wait would never end
             done: Future[T] = Future()
             done.set_result(function())
             return done
@@ -58,7 +58,7 @@ class EngineThread:
         return future
 
     def call_exclusive(self, function: Callable[[], T]) -> "Future[T]":
-        """Run a function when all requests that were submitted before have ended. Later requests wait for it.
+        """Run a function when all earlier requests have ended. Later requests wait until the function has returned.
 
         Raises:
             EngineClosedError: the engine is closed.
@@ -95,13 +95,13 @@ class EngineThread:
         return self.call(lambda: self._abort(completion_ids, reason))
 
     def stop(self) -> None:
-        """Start to abort every request and to end the thread, without waiting. May be called in garbage collection."""
+        """Let the thread abort every request and end; do not wait for it. May be called in garbage collection."""
         if not self._closing:
             self._closing = True
             self._calls.put(lambda: None)
 
     def close(self) -> None:
-        """Abort every request, and wait until the thread has ended. May be called repeatedly."""
+        """Abort every request, and wait until the thread has ended. A further call has no effect."""
         with self._lock:  # no call may be queued after the last one
             self.stop()
         if threading.current_thread() is not self._thread:
@@ -138,13 +138,13 @@ class EngineThread:
         self._abort(completion_ids, "another request of the same call was refused")
 
     def _wake(self) -> None:
-        """End the loop's wait for calls. May be called from any thread."""
+        """Wake the thread while it waits for calls. May be called from any thread."""
         self._calls.put(lambda: None)
 
     def _abort(self, completion_ids: list[CompletionId], reason: str) -> None:
         for completion_id in completion_ids:
             self._loop.abort(completion_id, reason)
-        self._deliver(self._loop.take_updates())  # without delay, so that the ids can be used again
+        self._deliver(self._loop.take_updates())  # immediately, so that the ids can be used again
 
     def _run(self) -> None:
         try:
@@ -168,7 +168,7 @@ class EngineThread:
             atexit.unregister(self.close)
 
     def _run_exclusive(self) -> None:
-        """Run the exclusive calls if all requests have ended, and then the submissions that waited for these calls."""
+        """If all requests have ended, run the exclusive calls, and then the submissions that waited for these calls."""
         while self._exclusive and not self._sinks:
             self._exclusive.popleft()()
         while self._held and not self._exclusive:
@@ -181,7 +181,7 @@ class EngineThread:
             self._calls.put(run)
 
     def _run_calls(self, wait_s: float | None) -> None:
-        """Run the queued calls. If there is none, wait for one up to `wait_s` seconds; None: without a limit."""
+        """Run the queued calls. Wait up to `wait_s` seconds for the first call; None: without a limit."""
         try:
             if wait_s != 0.0:
                 self._calls.get(timeout=wait_s)()

@@ -1,4 +1,4 @@
-"""Checks prompts and parameters, and converts them into jobs that the engine can start."""
+"""Converts prompts and parameters to jobs, after checks."""
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,7 @@ Adapters = str | Sequence[str | None] | None
 
 
 class JobMaker:
-    """Checks the prompts and parameters of callers, in the callers' threads.
+    """Checks prompts and parameters in the caller's thread, and converts them to jobs.
 
     Args:
         tokenizer: the checkpoint's tokenizer.
@@ -51,7 +51,7 @@ class JobMaker:
 
         Args:
             sampling_params: one object for all prompts, or one for each.
-            options: the options of every prompt, except their adapter.
+            options: the options of all prompts, without the adapter.
             adapter: see `Engine.generate`.
             request_ids: one id for each prompt; None: random ids.
 

@@ -1,4 +1,4 @@
-"""Starts jobs in the engine, waits for their end, and aborts them."""
+"""Starts jobs in the engine's thread, waits for their end, and aborts them."""
 
 import asyncio
 import weakref
@@ -19,7 +19,7 @@ __all__ = ["JobRunner"]
 
 
 class JobRunner:
-    """Runs jobs, for callers that wait in a thread and for those in an event loop.
+    """Runs jobs, for callers in threads and in event loops.
 
     Args:
         thread: the engine's thread.
@@ -38,14 +38,14 @@ class JobRunner:
             self._abort_jobs([job])
 
     def stream(self, job: Job) -> Iterator[RequestOutput]:
-        """Start a job; return an iterator of outputs, each with everything so far."""
+        """Start a job; return an iterator of outputs. Each output contains all tokens so far."""
         events: SimpleQueue[bool] = SimpleQueue()
         self._thread.submit([group_of(job, lambda update: events.put(job.add(update)))]).result()
         self._register([job])
         return JobStream(job, events, self._abort_jobs)
 
     async def astream(self, job: Job) -> AsyncGenerator[RequestOutput, None]:
-        """Start a job, and yield outputs, each with everything so far. Closing the generator aborts the job."""
+        """Start a job and yield outputs, each with all tokens so far. Closing the generator aborts the job."""
         loop = asyncio.get_running_loop()
         changed = asyncio.Event()
 
@@ -67,7 +67,7 @@ class JobRunner:
                 self._abort_jobs([job])
 
     async def start(self, job: Job) -> None:
-        """Start a job without waiting for its end. Return when it is queued."""
+        """Start a job, and return when it is queued, without waiting for its end."""
         await self._added(self._thread.submit([group_of(job, lambda update: None)]), [job])
 
     def run(self, jobs: list[Job], progress: bool | None) -> None:
@@ -95,7 +95,7 @@ class JobRunner:
         """Start all jobs together, and wait until all have ended. Cancelling the call aborts them.
 
         Raises:
-            QueueFullError: the queue does not have room for all jobs; all are then aborted.
+            QueueFullError: the queue does not have room for all jobs; all of them are then aborted.
         """
         loop = asyncio.get_running_loop()
         all_done = asyncio.Event()
@@ -126,7 +126,7 @@ class JobRunner:
         """Start jobs until the queue is full. Return their number.
 
         Raises:
-            QueueFullError: the queue is full, and no job of this call runs whose end could be awaited.
+            QueueFullError: the queue is full, and no job of this call is running.
         """
         room = self._max_queued - num_running
         jobs = [waiting[i] for i in range(min(room, len(waiting)))]
@@ -138,7 +138,7 @@ class JobRunner:
         except QueueFullError:
             if num_running == 0:
                 raise
-            return 0  # other callers fill the queue too; the next try follows when a job of this call has ended
+            return 0  # requests of other callers fill the queue; the next try follows when a job of this call has ended
         self._register([waiting.popleft() for _ in range(num_started)])
         return num_started
 
@@ -156,10 +156,10 @@ class JobRunner:
         try:
             self._thread.abort([request.request_id for job in jobs for request in job.requests], "aborted")
         except EngineClosedError:
-            return  # the end of the engine has aborted them
+            return  # the engine has aborted all requests
 
     def _register(self, jobs: list[Job]) -> None:
-        """Add jobs to the table in which `abort` looks for them."""
+        """Add jobs to the table that `abort` uses."""
         self._started.update({job.builder.request_id: job for job in jobs})
 
 

@@ -34,13 +34,13 @@ class Job:
         self.num_unfinished = len(self.requests)
 
     def add(self, update: RequestUpdate) -> bool:
-        """Store an update. Return whether it was the last one. Runs in the engine's thread."""
+        """Store an update. Return whether it was the job's last one. Called in the engine's thread."""
         self.updates.append(update)
         self.num_unfinished -= update.finish is not None
         return self.num_unfinished == 0
 
     def output(self) -> RequestOutput:
-        """Return the output so far. Runs in the caller's thread, which therefore does the detokenization."""
+        """Return the output so far. Called in the caller's thread, which also detokenizes the tokens."""
         updates, self.updates = self.updates, []
         for update in updates:
             self.builder.apply(update, self.texts[update.request_id].push(update))
@@ -76,5 +76,5 @@ class JobStream(Iterator[RequestOutput]):
 
 
 def group_of(job: Job, sink: UpdateSink) -> list[tuple[Request, UpdateSink]]:
-    """Return a job's requests, each with the sink of its updates; `EngineThread.submit` adds them as one group."""
+    """Return a job's requests, each with the sink of its updates, as a group for `EngineThread.submit`."""
     return [(request, sink) for request in job.requests]

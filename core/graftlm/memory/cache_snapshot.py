@@ -6,7 +6,7 @@ from graftlm.contracts import NodeView, PrefixCache
 
 __all__ = ["SNAPSHOT_FORMAT", "cache_snapshot"]
 
-#: Version that increases when a field changes its meaning, not when a field is added.
+#: Version of the format. It increases when the meaning of a field changes, but not when a field is added.
 SNAPSHOT_FORMAT = 1
 
 
@@ -18,7 +18,7 @@ def cache_snapshot(cache: PrefixCache, page_size: int, now_s: float) -> dict[str
 
     Returns: "format", "page_size", "evictable_pages", "locked_pages" and "nodes". Each node has "id", "parent" (null at
         the start of a prompt), "namespace", "token_ids", "pages", "locks", "pins", "hits", "priority", and "created_s"
-        and "last_access_s" in seconds before now.
+        and "last_access_s", in seconds before `now_s`.
     """
     return {
         "format": SNAPSHOT_FORMAT,

@@ -24,7 +24,7 @@ _NOTHING_LOADED = LoadedPages()
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """Numbers of tokens that a request need not compute; `host` and `storage` count the tokens from lower tiers."""
+    """Numbers of cached tokens that a request reuses: all of them, those from host memory and those from storage."""
 
     num_tokens: int
     host_tokens: int = 0
@@ -32,7 +32,7 @@ class Reuse:
 
 
 class KVManager:
-    """Allocates the pages of tokens' keys and values, and shares them through the prefix cache.
+    """Allocates KV pages for rows, and shares them through the prefix cache.
 
     A row's page table, with page_size 4 and 18 tokens computed:
 
@@ -41,9 +41,9 @@ class KVManager:
               |<-  the cache's  ->|<-    the row's        ->|
               |<-  locked by the row's handle; shared     ->|<- only this row writes here
 
-    A step that is planned later also runs later. A page may therefore be inserted into the cache as soon as the step
-    that fills it is planned. A page may be freed while a planned step still uses it, because the page's next owner
-    writes only in a later step.
+    Steps run in the order in which they are planned. A page may therefore be inserted into the cache as soon as the
+    step that fills it is planned. A page may also be freed while a planned step still uses it, because the page's next
+    owner writes only in a later step.
 
     Args:
         window: allocates window pages if sliding-window layers have their own memory. Each page that a row reserves
@@ -97,10 +97,11 @@ class KVManager:
         return -(-num_tokens // self.page_size)
 
     def attach(self, row: int, key: PrefixKey) -> Reuse:
-        """Attach to a new row the longest cached prefix of `key`, and the following pages from lower tiers.
+        """Let a new row use the longest cached prefix of `key`, and the following pages from lower tiers.
 
-        Effects: locks the prefix, and sets the row's page table and `computed` to its end. Pages from lower tiers are
-            loaded to new pages with the step that is being planned, and are immediately inserted into the cache.
+        Effects: locks the prefix, writes its pages to the row's page table, and sets `computed` to its length. The step
+            that is being planned loads blocks from lower tiers to new pages; these pages are inserted into the cache
+            immediately.
 
         Returns: the numbers of reused tokens.
         """
@@ -114,7 +115,8 @@ class KVManager:
     def advance(self, row: int, key: PrefixKey) -> int:
         """Reuse tokens of a row's prompt that another request has cached since the row's last match.
 
-        Effects: those of `attach`, from the row's handle on; the row's own pages that the match replaces are freed.
+        Effects: locks the longer prefix, writes its pages to the row's page table, increases `computed`, and frees all
+        own pages of the row.
 
         Returns: number of additional reused tokens.
         """
@@ -132,11 +134,11 @@ class KVManager:
     def reserve(self, rows: NDArray[np.int32], num_tokens: NDArray[np.int64]) -> bool:
         """Allocate the pages that each row needs for `num_tokens` tokens, with evictions if necessary.
 
-        Returns: False if there are not enough pages; the rows are then unchanged.
+        Returns: whether there were enough pages; if not, the rows are unchanged.
         """
         table = self.table
         have = table.num_pages[rows]
-        # A row may have more pages than it needs, after jump-forward retokenized its text to fewer tokens.
+        # After jump-forward has replaced tokens by fewer tokens, a row may have more pages than it needs.
         needed = num_tokens if self.page_size == 1 else -(-num_tokens // self.page_size)
         lacking = np.maximum(needed - have, 0)
         total = int(np.add.reduce(lacking))
@@ -146,7 +148,7 @@ class KVManager:
             return False
         pages = self._alloc(total)
         row, column = rows, have
-        if total != len(rows) or np.maximum.reduce(lacking) > 1:  # else one page per row, such as with page size 1
+        if total != len(rows) or np.maximum.reduce(lacking) > 1:  # otherwise each row needs one page
             first = lacking.cumsum() - lacking
             row, column = rows.repeat(lacking), np.arange(total) + (have - first).repeat(lacking)
         table.page_table[row, column] = pages
@@ -170,16 +172,16 @@ class KVManager:
         return True
 
     def has_window_room(self, num_lacking: int, num_others: int) -> bool:
-        """Return whether a row's `num_lacking` pages fit in window memory, with one page left for every other row.
+        """Return whether window memory has room for `num_lacking` pages of a row, and one page for each other row.
 
-        The pages of a single row always fit: it continues in chunks that fit, and frees the pages before its window.
+        A single row always fits: it continues in chunks that fit, and frees the pages before its window.
         """
         if self.window is None or num_others == 0:
             return True
         return min(num_lacking, self.window.span.keep_pages + 1) + 1 + num_others <= self.available_window_pages
 
     def make_room(self, num_pages: int) -> bool:
-        """Evict until `num_pages` pages and the same number of window pages are free. Returns: False if impossible."""
+        """Evict until `num_pages` pages and as many window pages are free. Return False if this is impossible."""
         missing = num_pages - self.pool.num_free
         if missing > self.cache.evictable_pages or num_pages > self.available_window_pages:
             return False
@@ -199,13 +201,13 @@ class KVManager:
         window.free(evicted.window_pages)
 
     def publish(self, row: int, key: PrefixKey) -> None:
-        """Offer the row's whole pages for `key` to the cache; the row then uses the cached pages.
+        """Insert the row's whole pages for `key` into the cache; the row then uses the cached pages.
 
         Args:
             key: tokens whose keys and values are written by the steps planned so far.
 
-        Effects: the row's lock moves to the end of the cached part; duplicates of cached pages are freed. The inserted
-            pages cannot be evicted until `settle_step`.
+        Effects: moves the row's lock to the end of the cached part, and frees own pages whose tokens the cache already
+            has. Window pages that the step uses stay locked until `settle_step`.
         """
         start = self._handle(row).num_pages
         self._offer(row, key)
@@ -213,12 +215,12 @@ class KVManager:
             self.row_windows.protect_step(self.cache, start, self._handle(row))
 
     def settle_step(self) -> None:
-        """Release the window pages that only the step that was just planned needed."""
+        """Unlock the window pages that `publish` locked for the step that has just been planned."""
         if self.row_windows is not None:
             self.row_windows.settle(self.cache)
 
     def _offer(self, row: int, key: PrefixKey) -> None:
-        """Offer the row's whole pages for `key` to the cache, and move the row's lock."""
+        """Insert the row's whole pages for `key` into the cache, and move the row's lock to their end."""
         table = self.table
         handle = self._handle(row)
         start, whole = handle.num_pages, len(key.token_ids) // self.page_size
@@ -257,7 +259,7 @@ class KVManager:
         self._free(own)
 
     def reset(self) -> int:
-        """Remove all prefixes that no row uses. Returns: the number of freed pages."""
+        """Remove all cached prefixes that no row uses. Return the number of freed pages."""
         pages = self.cache.reset()
         self._free(pages)
         return len(pages)
@@ -265,8 +267,9 @@ class KVManager:
     def restart(self, make_cache: Callable[[], PrefixCache]) -> None:
         """Reset to empty memory and a new cache.
 
-        Effects: the old cache releases host memory before the new one allocates it. If no cache can be created, the
-            memory stays empty, `has_cache` is False, and no step may be planned until a further call succeeds.
+        Effects: the old cache releases its host memory before the new cache allocates its own. If no cache can be
+            created, the memory stays empty, `has_cache` is False, and no step may be planned until another call
+            succeeds.
 
         Raises:
             Exception: any error of `make_cache`.
@@ -289,7 +292,7 @@ class KVManager:
             self.tiers.restart(cache)
 
     def take_copies(self, out_slots: NDArray[np.int64]) -> StepCopies | None:
-        """Return the copies of the step that is being planned, or None. The step writes `out_slots`, int64 [T]."""
+        """Return the copies for the step that is being planned, or None. The step writes `out_slots`, int64 [T]."""
         return None if self.tiers is None else self.tiers.take(out_slots)
 
     def _load(self, row: int, key: PrefixKey, tiers: LowerTiers) -> LoadedPages:
@@ -312,7 +315,7 @@ class KVManager:
         return loaded
 
     def _store(self, row: int, key: PrefixKey) -> None:
-        """Register all of a row's cached pages for lower tiers."""
+        """Let the cache store a row's cached pages in lower tiers."""
         if self.tiers is None:
             return
         num_pages = min(int(self.table.cached_pages[row]), len(key.token_ids) // self.page_size)
@@ -350,7 +353,7 @@ class KVManager:
         self.cache.unlock(old)
 
     def _alloc(self, num_pages: int) -> PageIds:
-        """Allocate pages, and a window page for each."""
+        """Allocate pages, and a window page for each page if there are window pages."""
         pages = self.pool.alloc(num_pages)
         if self.window is not None:
             self.window.assign(pages)

@@ -1,4 +1,4 @@
-"""Connects a cache's tiers below the device's memory with the scheduler's plans."""
+"""Connects a cache's host and storage tiers with the scheduler's plans."""
 
 import logging
 import threading
@@ -19,7 +19,7 @@ _ABANDON_TIMEOUT_S = 2.0
 
 
 class LowerTiers:
-    """Passes queued copies to plans, and reports to the cache whether the copies were done or lost.
+    """Adds queued copies to plans, and reports to the cache whether the copies were completed or lost.
 
     Attributes:
         cache: the cache, which has the capability `tiers`.
@@ -31,11 +31,11 @@ class LowerTiers:
         self._is_abandoned = False
 
     def begin_plan(self) -> None:
-        """Handle the start of planning a step."""
+        """Update the queue at the start of a plan."""
         self._queue.begin_plan()
 
     def take(self, out_slots: NDArray[np.int64]) -> StepCopies | None:
-        """Return the copies of the step that is being planned, or None. The step writes `out_slots`, int64 [T]."""
+        """Return the copies for the step that is being planned, or None. The step writes `out_slots`, int64 [T]."""
         return self._queue.take(out_slots)
 
     def take_all(self) -> StepCopies | None:
@@ -43,7 +43,7 @@ class LowerTiers:
         return self._queue.take_all()
 
     def copies_done(self, copies: StepCopies) -> None:
-        """Handle the commit of the step with these copies."""
+        """Report to the cache that the step with these copies has ended."""
         self._queue.copies_done(copies)
         self.cache.copied(copies)
 
@@ -71,5 +71,5 @@ class LowerTiers:
 def _abandon(cache: TieredPrefixCache) -> None:
     try:
         cache.abandon()
-    except Exception:  # the cache itself may have failed
+    except Exception:  # the cache may be in an undefined state
         logger.exception("an abandoned prefix cache did not release its memory")

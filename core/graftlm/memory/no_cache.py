@@ -1,4 +1,4 @@
-"""An empty prefix cache for the time when no other can be created."""
+"""A prefix cache that stays empty, for an engine whose cache cannot be created again after a failure."""
 
 from collections.abc import Iterator
 
@@ -23,7 +23,7 @@ __all__ = ["NoCache"]
 
 
 class _Root:
-    """The only handle."""
+    """The only handle, of the empty prefix."""
 
     __slots__ = ()
 
@@ -33,10 +33,10 @@ class _Root:
 
 
 class NoCache(TieredPrefixCache):
-    """A prefix cache that has no pages on any tier, and inserts none.
+    """A prefix cache that never contains pages.
 
-    After a failed restart of the KV memory it replaces the abandoned cache. Usage, statistics and snapshots then show
-    an empty memory, and flushing and pinning do nothing.
+    It replaces the previous cache after a failed restart of the KV memory. Usage, statistics and snapshots then show an
+    empty memory; flushing and pinning have no effect.
     """
 
     def __init__(self) -> None:

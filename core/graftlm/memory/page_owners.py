@@ -21,7 +21,7 @@ class KVUsage:
     Attributes:
         evictable: number of cached pages that are not on a locked path.
         locked: number of cached pages on locked paths.
-        owned: number of pages of running rows that are not cached.
+        owned: number of pages that running rows own and that are not cached.
     """
 
     total: int
@@ -41,7 +41,7 @@ def check_owners(pool: PagePool, cache: PrefixCache, table: RequestTable, row_wi
     """Check that every page, and every window page, has exactly one owner. O(pages); for debug mode and tests.
 
     Raises:
-        InvariantError: a page has no or several owners, or counts differ; the message has them.
+        InvariantError: a page has no owner or several, or counts differ; the message has these pages or counts.
     """
     cached = [node.pages for node in cache.walk()]
     own = [table.own_pages(row) for row in np.flatnonzero(table.num_pages).tolist()]
@@ -64,7 +64,7 @@ def check_owners(pool: PagePool, cache: PrefixCache, table: RequestTable, row_wi
 
 
 def _check_windows(pool: PagePool, cache: PrefixCache, table: RequestTable, row_windows: RowWindows) -> None:
-    """Check that exactly the window pages of the cache and of the rows are in use."""
+    """Check that the window pages in use are exactly those of the cache and of the rows."""
     window = row_windows.pages
     window.check(pool.free_mask())
     num_held = 0
@@ -82,7 +82,7 @@ def _check_windows(pool: PagePool, cache: PrefixCache, table: RequestTable, row_
 
 
 def _describe(pages: NDArray[np.int64], pool: PagePool, cache: PrefixCache, table: RequestTable) -> str:
-    """Return every owner of some pages, for an error message."""
+    """Return text with every owner of some pages, for an error message."""
     parts = []
     free = pool.free_mask()
     for page in pages.tolist():

@@ -13,9 +13,9 @@ class PagePool:
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
-        self._stack = np.arange(num_pages - 1, -1, -1, dtype=np.int32)  # top at the end
+        self._stack = np.arange(num_pages - 1, -1, -1, dtype=np.int32)  # the next page to allocate is the last element
         self._is_free = np.ones(num_pages, dtype=np.bool_)
-        self._last_place = np.zeros(num_pages, dtype=np.int32)  # scratch: last index of a page in an array
+        self._last_place = np.zeros(num_pages, dtype=np.int32)  # scratch for `free`: page -> its last index in an array
         self._num_free = num_pages
 
     @property
@@ -35,7 +35,7 @@ class PagePool:
             raise InvariantError(f"page pool: asked for {num_pages} pages, {self._num_free} are free")
         top = self._num_free
         self._num_free = top - num_pages
-        if num_pages == 1:  # fast path for decode of one request: a third of the time
+        if num_pages == 1:  # fast path for decode of one request; takes a third of the time
             page = self._stack[self._num_free : top].copy()
             self._is_free[page[0]] = False
             return page
@@ -62,5 +62,5 @@ class PagePool:
         self._num_free = top
 
     def free_mask(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Return which pages are free, bool [num_pages], as a copy. For checks."""
+        """Return which pages are free, bool [num_pages], for checks. The array is a copy."""
         return self._is_free.copy()

@@ -8,7 +8,7 @@ __all__ = ["RequestTable"]
 
 
 class RequestTable:
-    """Row-indexed state of running requests; a step is planned from it without a Python loop over tokens.
+    """The state of running requests, one array per column and indexed by row, so plans need no Python loop over tokens.
 
         tokens   0 ............ computed[r] ...... known[r] ..... limit[r]
                  | KV is written | to be computed | may still be generated
@@ -21,7 +21,7 @@ class RequestTable:
         computed: int64 [R], number of tokens whose keys and values are written by the steps planned so far.
         known: int64 [R], number of tokens, including those that a planned step will sample.
         limit: int64 [R], upper limit of `known`.
-        on_device: bool [R], whether the device has the token at known - 1, because it was sampled in this row.
+        on_device: bool [R], whether the token at known - 1 was sampled in this row; its value is then on the device.
         constrained: bool [R], whether the request has a grammar.
         adapter_slot: int32 [R], the slot of the request's adapter; 0 without adapter.
         num_adapted: number of rows with an adapter.
@@ -57,7 +57,7 @@ class RequestTable:
         return len(self._free_rows)
 
     def take_row(self, known: int, limit: int, adapter_slot: int = 0) -> int:
-        """Allocate a free row with `known` tokens to compute; the caller checks that a row is free."""
+        """Allocate a row for a request with `known` tokens to compute. A row must be free."""
         row = self._free_rows.pop()
         self.known[row] = known
         self.limit[row] = limit
@@ -82,5 +82,5 @@ class RequestTable:
         self._free_rows = list(range(self.num_rows - 1, -1, -1))
 
     def own_pages(self, row: int) -> PageIds:
-        """Return a copy of the row's page ids that do not belong to the cache."""
+        """Return the ids of the row's own pages, which are not in the cache, as a copy."""
         return self.page_table[row, self.cached_pages[row] : self.num_pages[row]].copy()

@@ -1,4 +1,4 @@
-"""The window pages that running rows need: the rows' own pages, and pages that they lock in the cache."""
+"""Tracks the window pages that running rows need: the rows' own pages, and pages that rows lock in the cache."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +19,11 @@ class RowWindows:
         later                            |<-   locked    ->|<-kept->|
         at the end                                         |   -    |<-     kept    ->|
 
-    The row's lock in the cache is shortened each time that the window has moved by `stride_pages`.
+    The row's lock in the cache is shortened each time the window has moved by `stride_pages`.
 
-    A step reads the window before its first token and writes up to its last token. Another row of the same step must
-    therefore not get these window pages: `protect_step` locks them until the step is planned. Afterwards they may be
-    reused, because a step that is planned later also runs later.
+    For each row, a step reads the window before the row's first token, and writes up to the row's last token. Another
+    row of the same step must not reuse these window pages, so `protect_step` locks them until the step is planned.
+    Later steps may reuse them, because steps run in the order in which they are planned.
 
     Attributes:
         page_table: int32 [R, P], the window pages of the request table's pages; entries outside the window are valid
@@ -40,7 +40,7 @@ class RowWindows:
         self._step_locks: list[tuple[PrefixHandle, int]] = []
 
     def lock(self, row: int, cache: PrefixCache, handle: PrefixHandle) -> None:
-        """Lock the window before a locked handle for a row; the row's earlier window lock is released."""
+        """Lock the window before a locked handle for a row, and release the row's previous window lock."""
         self._lock(row, cache, handle, min(self.pages.reach_pages, handle.num_pages))
 
     def _lock(self, row: int, cache: PrefixCache, handle: PrefixHandle, length: int) -> None:
@@ -52,7 +52,7 @@ class RowWindows:
             cache.unlock_window(*old)
 
     def unlock(self, row: int, cache: PrefixCache) -> None:
-        """Release a row's window lock in the cache; its handle is still locked."""
+        """Release a row's window lock in the cache. The row's handle must still be locked."""
         lock = self._locks[row]
         if lock is not None:
             cache.unlock_window(*lock)
@@ -60,7 +60,7 @@ class RowWindows:
         self._lock_len[row] = 0
 
     def look_up(self, row: int, start: int, end: int) -> None:
-        """Write the window pages of a row's pages `start` to `end` that are inside the window to the page table."""
+        """Write window pages to the page table: of the row's pages `start` to `end`, as far as the window reaches."""
         start = max(start, end - self.pages.reach_pages)
         self.page_table[row, start:end] = self.pages.readable(self._table.page_table[row, start:end])
 
@@ -70,11 +70,11 @@ class RowWindows:
         self._passed[row] = 0
 
     def protect_step(self, cache: PrefixCache, start: int, handle: PrefixHandle) -> None:
-        """Lock, until `settle`, the window pages of a cached chunk that a step reads and writes.
+        """Lock the window pages that a step reads and writes for a cached chunk, until `settle` is called.
 
         Args:
             start: number of the row's pages that were cached before the chunk.
-            handle: the end of the chunk.
+            handle: handle of the chunk's end.
         """
         length = min(handle.num_pages - start + self.pages.reach_pages, handle.num_pages)
         cache.lock(handle)
@@ -82,7 +82,7 @@ class RowWindows:
         self._step_locks.append((handle, length))
 
     def settle(self, cache: PrefixCache) -> None:
-        """Release the window pages that only the step that was just planned needed."""
+        """Unlock the window pages that `protect_step` locked."""
         for handle, length in self._step_locks:
             cache.unlock_window(handle, length)
             cache.unlock(handle)
@@ -96,7 +96,7 @@ class RowWindows:
             self._shorten_locks(moved, cache)
 
     def clear(self) -> None:
-        """Reset all rows without unlocking, because the cache with their locks was dropped."""
+        """Reset all rows without unlocking, because the cache that contained their locks was replaced."""
         self.pages.clear()
         self._passed[:] = 0
         self._locks = [None] * self._table.num_rows
@@ -104,13 +104,13 @@ class RowWindows:
         self._step_locks.clear()
 
     def kept(self, row: int) -> PageIds:
-        """Return a copy of the row's own page ids that are not before its window. For checks."""
+        """Return the ids of the row's own pages that are not before its window, as a copy, for checks."""
         table = self._table
         first = max(int(table.cached_pages[row]), int(self._passed[row]))
         return table.page_table[row, first : table.num_pages[row]].copy()
 
     def _shorten_locks(self, rows: NDArray[np.int64], cache: PrefixCache) -> None:
-        """Shorten the locks of rows whose windows have moved far enough."""
+        """Shorten the locks of rows whose window has moved by at least `stride_pages`."""
         needed = np.maximum(self._table.cached_pages[rows] - self._passed[rows], 0)
         surplus = self._lock_len[rows] - needed
         worth_it = (surplus >= self.pages.span.stride_pages) | ((surplus > 0) & (needed == 0))
@@ -120,7 +120,7 @@ class RowWindows:
                 self._lock(row, cache, lock[0], length)
 
     def _free_passed(self, rows: NDArray[np.int64], passed: NDArray[np.int64]) -> None:
-        """Free the window pages of the rows' own pages before `passed`; cached pages belong to the cache."""
+        """Free the window pages of the rows' own pages before `passed`; the cache owns those of cached pages."""
         first = np.maximum(self._passed[rows], self._table.cached_pages[rows])
         counts = np.maximum(passed[rows] - first, 0)
         total = int(counts.sum())

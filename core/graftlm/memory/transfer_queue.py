@@ -1,4 +1,4 @@
-"""The queue of copies for the next step."""
+"""The queue of copies between device and host memory that the next steps run."""
 
 from collections.abc import Callable
 
@@ -14,13 +14,12 @@ __all__ = ["TransferQueue"]
 class TransferQueue:
     """Assigns queued copies to steps; implements `KVTransfer`.
 
-    A step that is planned later also runs later, and a step's copies run with it. Hence:
-        - Pages that step n writes can be stored with step n + 1, so a store that is queued while n is planned waits for
-          one step.
-        - Pages that are evicted while n is planned were written before n. Their next owner writes them in step n at the
-          earliest. Their stores are early copies of step n, so they read the old content.
-        - Pages that are loaded with step n may be inserted into the cache while n is planned, because a request that
-          matches them runs in n or later.
+    Steps run in the order in which they are planned, and each step runs its copies. Therefore:
+        - A store that is queued while step n is planned runs with step n + 1, because step n may write its pages.
+        - Pages that are evicted while n is planned were written before n, and their next owner may write them in n.
+          Their stores run at the start of step n, before it writes, so they copy the old content.
+        - Pages that step n loads may be inserted into the cache while n is planned, because a request that reuses them
+          runs in step n or later.
 
     Args:
         page_bytes: size in bytes of one page's keys and values in all layers.
@@ -36,7 +35,7 @@ class TransferQueue:
         self.dtype = dtype
         self.allocate = allocate
         self._page_size = page_size
-        self._fresh: list[BlockCopy] = []  # stores whose pages the step that is being planned may write
+        self._fresh: list[BlockCopy] = []  # stores of pages that the step that is being planned may write
         self._stores: list[BlockCopy] = []
         self._loads: list[BlockCopy] = []
         self._in_flight: list[StepCopies] = []
@@ -46,7 +45,7 @@ class TransferQueue:
         self._fresh.append(copy)
 
     def store_now(self, copy: BlockCopy) -> None:
-        """Queue a copy of pages that are being evicted; see `KVTransfer.store_now`."""
+        """Queue a copy of pages that are being evicted for the next step; see `KVTransfer.store_now`."""
         self._stores.append(copy)
 
     def load(self, copy: BlockCopy) -> None:
@@ -54,9 +53,9 @@ class TransferQueue:
         self._loads.append(copy)
 
     def hurry(self, pages: PageIds) -> None:
-        """Let the queued stores of pages that are being evicted run with the step that is being planned.
+        """Move queued stores of pages that are being evicted to the step that is being planned.
 
-        None of these pages is written by this step, because rows own or lock all pages that a step writes.
+        This step does not write the evicted pages before, because all pages that it writes are owned or locked by rows.
         """
         if not self._fresh:
             return
@@ -65,12 +64,12 @@ class TransferQueue:
         self._fresh = [copy for copy in self._fresh if copy not in urgent]
 
     def begin_plan(self) -> None:
-        """Handle the start of planning a step; earlier planned steps write the pages of all stores queued so far."""
+        """Start a plan: its step can run all stores queued so far, because earlier steps write their pages."""
         self._stores += self._fresh
         self._fresh = []
 
     def take(self, out_slots: NDArray[np.int64]) -> StepCopies | None:
-        """Return the copies of a step, or None.
+        """Return the copies for the step that is being planned, or None.
 
         Args:
             out_slots: int64 [T], the slots that the step writes.
@@ -80,7 +79,7 @@ class TransferQueue:
         written = np.unique(out_slots // self._page_size)
         loads, targets = tuple(self._loads), [copy.pages for copy in self._loads]
         early_stores, stores = _split(self._stores, np.concatenate([written, *targets]))
-        # If a load's row was retracted meanwhile, the step or a later load may write its pages, so the load must run
+        # If the row of a load was retracted meanwhile, this step may write the load's pages, so the load must run
         # first.
         if any(np.isin(pages, written).any() for pages in targets):
             copies = StepCopies(early_stores, loads, (), stores)
@@ -91,7 +90,7 @@ class TransferQueue:
         return copies
 
     def take_all(self) -> StepCopies | None:
-        """Return all queued copies, or None. It is called while no step is in flight, to copy without a step."""
+        """Return all queued copies, or None, in order to run them without a step. No step may be in flight."""
         self.begin_plan()
         return self.take(np.empty(0, dtype=np.int64))
 
@@ -100,7 +99,7 @@ class TransferQueue:
         self._in_flight.remove(copies)
 
     def drop(self) -> list[StepCopies]:
-        """Remove all copies that are queued or in flight. Returns: these copies."""
+        """Remove all copies that are queued or in flight, and return them."""
         queued = StepCopies(stores=(*self._stores, *self._fresh), loads=tuple(self._loads))
         dropped = [*self._in_flight, queued]
         self._fresh, self._stores, self._loads, self._in_flight = [], [], [], []
@@ -108,7 +107,7 @@ class TransferQueue:
 
 
 def _split(copies: list[BlockCopy], pages: NDArray[np.integer]) -> tuple[tuple[BlockCopy, ...], tuple[BlockCopy, ...]]:
-    """Return the copies with at least one of the pages, and the other copies, both in order."""
+    """Split copies into those with at least one of the pages and the other copies. Both results are in order."""
     touch = [bool(np.isin(copy.pages, pages).any()) for copy in copies]
     return (
         tuple([copy for copy, touches in zip(copies, touch, strict=True) if touches]),

@@ -1,4 +1,4 @@
-"""The map from pages to window pages, in the memory of sliding-window layers."""
+"""The map from pages to window pages, which are the pages in the KV memory of sliding-window layers."""
 
 from dataclasses import dataclass
 
@@ -21,9 +21,9 @@ class WindowSpan:
     Attributes:
         window_tokens: number of tokens that a token attends to, itself included.
         page_size: number of tokens in a page.
-        spare_tokens: number of additional tokens that a row keeps before its window. A later prompt may differ from
-            the row's tokens shortly before their end, because of another tokenization; its whole window is then still
-            kept.
+        spare_tokens: number of tokens before its window whose window pages a row does not free. A later prompt may
+            branch off shortly before the row's end, because of another tokenization; the window before the branch must
+            then still exist.
     """
 
     window_tokens: int
@@ -32,12 +32,12 @@ class WindowSpan:
 
     @property
     def reach_pages(self) -> int:
-        """Number of pages before a page boundary that the next token may attend to."""
+        """Number of pages that the first token of a page may attend to, without its own page."""
         return -(-(self.window_tokens - 1) // self.page_size)
 
     @property
     def keep_pages(self) -> int:
-        """Number of pages before the page of its next token that a row keeps."""
+        """Number of pages before the page of its next token whose window pages a row does not free."""
         return -(-(self.window_tokens - 1 + self.spare_tokens) // self.page_size)
 
     @property
@@ -47,26 +47,27 @@ class WindowSpan:
 
     @property
     def row_pages(self) -> int:
-        """Maximum number of window pages of a row: its own, the cache's, and the next page that it reserves."""
+        """Maximum number of window pages that a row needs: own pages, locked cached pages, and the next page."""
         return self.keep_pages + self.stride_pages + 2
 
     def num_passed(self, computed: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the number of leading pages before the window after `computed` tokens: int64, same shape."""
+        """Return the number of pages before the window after `computed` tokens: int64, same shape as `computed`."""
         return np.maximum(computed // self.page_size - self.keep_pages, 0)
 
 
 class WindowPages:
-    """Assigns window pages to pages. All other code uses the page's id; only attention uses the window page.
+    """Assigns window pages to pages. Only attention uses window pages; all other code uses the page's id.
 
-    Full-attention layers store keys and values at the page itself. Sliding-window layers have their own, smaller memory
-    with only the pages that a query can still attend to. With 4 tokens per page, a window of 8 and 18 computed tokens:
+    Full-attention layers store keys and values in the page itself. Sliding-window layers have a smaller memory of their
+    own, which contains only the pages that a query can still attend to. Example with 4 tokens per page, a window of 8
+    and 18 computed tokens:
 
         page              3    7    8    1    5       a row's page table
         tokens            0-3  4-7  8-11 12-15 16-17
         window page       -    -    2    0    1       `-`: freed, because it is before the window
 
     Args:
-        num_pages: number of pages of full-attention layers, whose ids are `PageIds`.
+        num_pages: number of pages of full-attention layers.
         num_window_pages: number of pages of sliding-window layers.
         span: size of the window.
     """
@@ -78,7 +79,7 @@ class WindowPages:
 
     @property
     def reach_pages(self) -> int:
-        """Number of pages before a page boundary that the next token may attend to."""
+        """Number of pages that the first token of a page may attend to, without its own page."""
         return self.span.reach_pages
 
     @property
@@ -97,7 +98,7 @@ class WindowPages:
         return self._pool.num_pages - self._pool.num_free
 
     def holds(self, pages: PageIds) -> NDArray[np.bool_]:
-        """Return which of the pages have a window page: bool, same shape as `pages`."""
+        """Return whether each page has a window page: bool, same shape as `pages`."""
         held: NDArray[np.bool_] = self._window_page[pages] != _NONE
         return held
 
@@ -112,19 +113,19 @@ class WindowPages:
         self._window_page[pages] = self._pool.alloc(len(pages))
 
     def free(self, pages: PageIds) -> None:
-        """Free the window pages of those pages that have one."""
+        """Free the window pages of `pages`. Pages without a window page are ignored."""
         held = self._window_page[pages]
         self._window_page[pages] = _NONE
         self._pool.free(held[held != _NONE])
 
     def move(self, sources: PageIds, targets: PageIds) -> None:
-        """Move the window page of sources[i] to targets[i], for each i where only the source has a window page."""
+        """Assign the window page of sources[i] to targets[i], for each i where only sources[i] has a window page."""
         moves = self.holds(sources) & ~self.holds(targets)
         self._window_page[targets[moves]] = self._window_page[sources[moves]]
         self._window_page[sources[moves]] = _NONE
 
     def readable(self, pages: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Return the window pages of a page table: int32, same shape; 0, which is never read, for pages without one."""
+        """Return the window pages of a page table: int32, same shape. Pages without one get 0, which is never read."""
         return np.maximum(self._window_page[pages], 0)
 
     def writable(self, pages: NDArray[np.int32]) -> NDArray[np.int32]:

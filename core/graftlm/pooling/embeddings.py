@@ -1,4 +1,4 @@
-"""Converts a call's embedding parameters to pooling, and pooled hidden states to embeddings."""
+"""Converts a call's embedding parameters to a `Pooling`, and pooled hidden states to embeddings."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ class EmbeddingForm:
     """The form of a call's embeddings.
 
     Attributes:
-        pooling: pooling of the hidden states.
+        pooling: how the hidden states are pooled.
     """
 
     def __init__(self, pooling: Pooling, normalize: bool, dimensions: int | None) -> None:
@@ -47,7 +47,7 @@ def embedding_form(
     normalize: bool | None = None,
     dimensions: object = None,
 ) -> EmbeddingForm:
-    """Check a call's embedding parameters; None selects the checkpoint's default.
+    """Return the checked embedding parameters of a call. None selects the checkpoint's default.
 
     Raises:
         RequestError: `pooling` is not supported, or `dimensions` is not an integer above 0.

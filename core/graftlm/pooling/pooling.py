@@ -12,16 +12,16 @@ _WAYS: Final = ("mean", "last", "scores", "labels")
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
-    """The pooling of a prompt's final hidden states to one vector.
+    """The computation of one vector from a prompt's final hidden states.
 
     Attributes:
         way: kind of the vector. "mean": mean of all tokens' hidden states. "last": hidden state of the last token.
             "scores": output of the model's score head at the last token. "labels": log-probabilities of labels as the
             next token.
-        token_ids: the labels, in the vector's order.
+        token_ids: the labels as token ids, in the vector's order; empty unless the way is "labels".
 
     Raises:
-        RequestError: the way is unknown, labels are missing, or there are labels but the way is not "labels".
+        RequestError: the way is unknown, the way "labels" has no labels, or another way has labels.
     """
 
     way: str

@@ -1,4 +1,4 @@
-"""Scores texts and pairs of texts: selects the model's pooling, and computes scores from its output."""
+"""Computes scores of texts and pairs of texts from pooled vectors."""
 
 from collections.abc import Sequence
 from numbers import Integral
@@ -31,7 +31,7 @@ Items: TypeAlias = Piece | Sequence[Piece]
 
 
 def scoring_pooling(label_token_ids: Sequence[int] | None) -> Pooling:
-    """Return the pooling of scores: log-probabilities of labels as the next token, or the model's score head.
+    """Return the pooling for scores: log-probabilities of labels as the next token; without labels, the score head.
 
     Raises:
         RequestError: `label_token_ids` is not a list of token ids.
@@ -69,7 +69,7 @@ def check_labels(label_token_ids: object) -> tuple[int, ...]:
     wrong = [label for label in label_token_ids if isinstance(label, bool) or not isinstance(label, Integral)]
     if wrong:
         raise RequestError(f"label_token_ids must have token ids only, got {wrong[0]!r}", param="label_token_ids")
-    return tuple(int(label) for label in label_token_ids)  # a tokenizer's token ids are numpy integers
+    return tuple(int(label) for label in label_token_ids)  # token ids from a tokenizer may be numpy integers
 
 
 def listed(items: Items) -> list[Piece]:
@@ -84,7 +84,7 @@ def joined(query: Piece, item: Piece, *, item_first: bool) -> str | list[int]:
     """Return the concatenation of a query and an item as one prompt.
 
     Raises:
-        InvalidPromptError: one is text, and the other is a list of token ids.
+        InvalidPromptError: one of the two is text, and the other is a list of token ids.
     """
     first, second = (item, query) if item_first else (query, item)
     if isinstance(first, str) and isinstance(second, str):
@@ -98,7 +98,7 @@ def scores_of(vector: NDArray[np.float32], pooling: Pooling, *, apply_softmax: b
     """Return the scores of one text.
 
     Args:
-        vector: float32 [labels], the result of `pooling`: log-probabilities, or outputs of a score head.
+        vector: float32 [labels], log-probabilities of labels or outputs of a score head, depending on `pooling`.
         apply_softmax: whether the scores are normalized to the sum 1.
 
     Returns: one number per label: probabilities, or outputs of the score head.
@@ -120,13 +120,13 @@ def scores_of(vector: NDArray[np.float32], pooling: Pooling, *, apply_softmax: b
 
 
 def relevance(vector: NDArray[np.float32], pooling: Pooling, *, use_activation: bool = True) -> float:
-    """Return the relevance of a document for a query, 0 to 1: the first label's share, or a reranker's only score.
+    """Return a document's relevance for a query: the first label's share of the probability, or a reranker's score.
 
     Args:
-        use_activation: whether the sigmoid is applied to the score of a head.
+        use_activation: whether the sigmoid is applied to a score head's output.
 
     Raises:
-        RequestError: the head has several outputs, so none of them is the relevance.
+        RequestError: the score head has several outputs.
     """
     if pooling.way == "labels":
         return scores_of(vector, pooling, apply_softmax=True)[0]

@@ -12,7 +12,7 @@ __all__ = ["EmbeddingDefaults", "read_embedding_defaults"]
 
 _MODULES: Final = "modules.json"
 
-#: Name of a pooling in the checkpoint's files -> name in requests.
+#: Name of a pooling in the checkpoint's files -> its name in requests.
 _WAYS: Final[Mapping[str, str]] = {"mean_tokens": "mean", "mean": "mean", "lasttoken": "last", "last": "last"}
 
 
@@ -23,7 +23,7 @@ class EmbeddingDefaults:
     Attributes:
         pooling: "mean" or "last".
         normalize: whether vectors are scaled to unit length.
-        obstacle: reason why the checkpoint's own pooling is not supported; None: it is supported.
+        obstacle: reason why the checkpoint's pooling is not supported; None if it is supported.
     """
 
     pooling: str = "mean"

@@ -1,1 +1,1 @@
-"""Sets up a process: OpenMP runtime, huge pages, thread priorities, and a spare core."""
+"""Sets up a process: OpenMP runtime, huge pages, idle-priority threads, a spare core, and reports about kernels."""

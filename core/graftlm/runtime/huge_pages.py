@@ -1,6 +1,6 @@
 """Enables huge pages for PyTorch's large tensors on Linux.
 
-A decode step reads gigabytes of weights once. With pages of 4 KiB, the processor needs a TLB lookup for each 64 cache
+A decode step reads gigabytes of weights once. With pages of 4 KiB, the processor needs a new TLB entry every 64 cache
 lines. PyTorch's allocator can request pages of 2 MiB; docs/performance.md has the measured gain.
 """
 

@@ -1,4 +1,4 @@
-"""Runs calls with the scheduling policy SCHED_IDLE, which uses a core only if no other thread needs it."""
+"""Runs calls with Linux's scheduling policy SCHED_IDLE, which uses a core only if no other thread needs it."""
 
 import os
 import sys
@@ -16,10 +16,10 @@ T = TypeVar("T")
 def run_idle(call: Callable[[], T]) -> T:
     """Run a call on an idle-priority thread and return its result.
 
-    The call must be native and release the GIL until its end: a thread that has the GIL but gets no core would block
-    all other threads. A low priority (nice 19) is not enough while steps compute on all cores. The threads of steps
-    sleep and wake hundreds of times per step. At each wake-up, Linux lets the thread on that core finish its time slice
-    of milliseconds, unless it is an idle-priority thread.
+    The call must be native code that releases the GIL until its end: a thread that has the GIL but gets no core would
+    block all other threads. A low priority (nice 19) is not enough. While steps compute on all cores, their threads
+    sleep and wake hundreds of times per step. At each wake-up, Linux first lets the other thread on that core finish
+    its time slice of milliseconds, unless that thread has the policy SCHED_IDLE.
 
     On systems without SCHED_IDLE, the call runs in this thread. If SCHED_IDLE is forbidden, it runs in a normal thread.
 

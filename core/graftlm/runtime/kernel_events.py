@@ -1,7 +1,7 @@
-"""Reports which compiled kernels are used, and which are compiled now.
+"""Reports the use and the compilation of kernels.
 
-Kernels are compiled deep in the call stack, also in plugins. A watch is stored in a context variable, so that the
-functions in between need not pass it on.
+Kernels are compiled deep in the call stack, also in plugins. A watch is stored in a context variable, so functions need
+not pass it as an argument.
 """
 
 import logging
@@ -28,8 +28,8 @@ __all__ = [
 _logger = logging.getLogger(__name__)
 
 
-#: Origin of a library: "compiled" by this call; "cache": found there, or compiled by another process; "wheel": part of
-#: the installed package.
+#: Origin of a compiled library: "compiled" by this call; "cache": found in the cache folder or compiled by another
+#: process; "wheel": part of the installed package.
 KernelOrigin = Literal["compiled", "cache", "wheel"]
 
 
@@ -40,9 +40,9 @@ class KernelUse:
     Attributes:
         name: name of the source file, without the suffix.
         library: the compiled file.
-        seconds: time until the library was available.
+        seconds: time in seconds until the library was available.
         origin: origin of the library.
-        level: the instruction-set level that it is compiled for; "native": for exactly this CPU.
+        level: instruction-set level for which the library is compiled; "native": exactly this CPU.
     """
 
     name: str
@@ -61,7 +61,8 @@ class KernelWatch:
     """Records the uses of kernels while it is active.
 
     Args:
-        say: function that is called with one line for the user when a kernel is compiled; None: no line.
+        say: function that is called with each line for the user, such as when a kernel is compiled; None: no lines are
+            shown.
 
     Attributes:
         uses: one entry per use of a kernel.
@@ -97,7 +98,7 @@ class KernelWatch:
         return f"kernels: {listed}" if listed else None
 
     def complaint(self) -> str | None:
-        """Return one line about the kernels that are not available, and the effect; None if all are available."""
+        """Return one line about missing kernels and the effect of this; None if no kernel is missing."""
         if not self.refused:
             return None
         reason = next(iter(self.refused.values())).partition("\n")[0].strip()
@@ -113,7 +114,7 @@ _watches: ContextVar[tuple[KernelWatch, ...]] = ContextVar("graftlm_kernel_watch
 
 @contextmanager
 def watching(watch: KernelWatch) -> Iterator[KernelWatch]:
-    """Activate a watch for the kernels that this thread or task uses in the context."""
+    """Activate a watch in the context, for kernels that this thread or task uses."""
     token = _watches.set((*_watches.get(), watch))
     try:
         yield watch
@@ -125,10 +126,11 @@ def watching(watch: KernelWatch) -> Iterator[KernelWatch]:
 def kernels_reported(*, on_terminal: bool) -> Iterator[None]:
     """Report at the end of the context which kernels are used, were compiled or are missing.
 
-    A missing kernel is reported once: on the terminal if a watch shows lines there, else as a warning in the log.
+    Missing kernels are reported once: on the terminal if an active watch shows lines there, else as a warning in the
+    log.
 
     Args:
-        on_terminal: whether lines about compilations are printed to a terminal if no other watch does this.
+        on_terminal: whether lines are printed to a terminal if no active watch shows lines.
     """
     is_shown = any(watch.say is not None for watch in _watches.get())
     shows_terminal = on_terminal and not is_shown and sys.stderr.isatty()
@@ -140,7 +142,8 @@ def kernels_reported(*, on_terminal: bool) -> Iterator[None]:
         if summary := watch.summary():
             _logger.info("%s", summary)
         if complaint := watch.complaint():
-            # Without a configured log, Python writes warnings to the terminal too.
+            # INFO if the line is shown on the terminal, because Python's default log also writes warnings to the
+            # terminal.
             _logger.log(logging.INFO if is_shown or shows_terminal else logging.WARNING, "%s", complaint)
             say(f"warning: {complaint}")
 

@@ -1,9 +1,9 @@
 """Loads the OpenMP runtime of PyTorch's and graftlm's kernels.
 
-PyTorch's CPU build has GNU's runtime. Its threads sleep between parallel regions if a process has more threads than
-cores, such as an engine. A decode step has about 200 regions. Waking the threads for each region takes as long as the
-region's work; docs/performance.md has figures. LLVM's runtime, from the package `intel-openmp`, implements GNU's entry
-points and spins for a millisecond before it sleeps. If it is loaded first, all libraries use it.
+PyTorch's CPU build contains GNU's runtime. In a process with more threads than cores, such as an engine, GNU's threads
+sleep between parallel regions. A decode step has about 200 regions. Waking the threads takes as long as the work of a
+region; docs/performance.md has figures. LLVM's runtime, from the package `intel-openmp`, implements GNU's entry points
+and spins for a millisecond before it sleeps. If it is loaded first, all libraries use it.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ from typing import Final
 
 __all__ = ["load_openmp"]
 
-#: Environment variable; with "system", each library loads its own runtime.
+#: Environment variable; if it is "system", each library loads its own runtime.
 _SWITCH: Final = "GRAFTLM_OPENMP"
 
 _LIBRARY: Final = "libiomp5.so"
@@ -38,7 +38,7 @@ def load_openmp() -> Path | None:
     os.environ.setdefault("KMP_BLOCKTIME", _BLOCK_TIME_MS)
     try:
         ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
-    except OSError:  # built for another machine; PyTorch then uses its own
+    except OSError:  # a build for another kind of machine; PyTorch then uses its own runtime
         return None
     return library
 

@@ -1,4 +1,4 @@
-"""Tracks long computations in parallel with steps, during which steps use one core less."""
+"""Counts computations in parallel with steps, during which steps use one core less."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -8,12 +8,12 @@ __all__ = ["SpareCore"]
 
 
 class SpareCore:
-    """Tracks users of the spare core. Several threads may call all methods.
+    """Records the users of the spare core. All methods are thread-safe.
 
     Args:
         clock: clock in seconds.
-        limit_s: maximum time in seconds for which steps use one core less for a user. A user that never ends therefore
-            does not slow down steps permanently.
+        limit_s: maximum time in seconds for which steps use one core less, from the start of the latest user on, so
+            that a user that never ends does not slow down steps permanently.
     """
 
     def __init__(self, clock: Callable[[], float], limit_s: float) -> None:
@@ -30,7 +30,7 @@ class SpareCore:
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Reserve a core in the context, from the next step on."""
+        """Reserve a core while the context is active, from the next step on."""
         with self._lock:
             came_s = self._clock()
             self._came_s.append(came_s)

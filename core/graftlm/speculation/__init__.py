@@ -1,4 +1,4 @@
-"""Speculative decoding: calls the drafters, chooses how many drafted tokens are verified, and counts accepted ones."""
+"""Speculative decoding: calls drafters, chooses how many drafted tokens to verify, and counts accepted tokens."""
 
 from graftlm.speculation.speculator import DraftCounts, SourcedDraft, Speculator
 

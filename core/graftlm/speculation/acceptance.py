@@ -1,4 +1,4 @@
-"""The acceptance rates of drafted tokens, by drafter, confidence and request."""
+"""Estimates acceptance rates of drafted tokens by drafter, confidence and request."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -7,19 +7,19 @@ from typing import Final
 __all__ = ["Acceptance"]
 
 _NUM_LEVELS: Final = 8
-#: Weight of earlier trials, for each additional draft.
+#: Factor by which the weight of earlier trials falls with each verified draft.
 _DECAY: Final = 0.98
 _ROW_DECAY: Final = 0.85
-#: Weight of earlier trials, for each step that leaves a draft out.
+#: Factor by which the weight of earlier trials falls with each step that leaves a draft out.
 _FADING: Final = 0.998
-#: Weights as numbers of trials: of the drafter's confidence, and of the acceptance over all requests.
+#: Weights of the drafter's confidence and of the acceptance over all requests, as numbers of trials.
 _PRIOR_TRIALS: Final = 4.0
 _SHARED_TRIALS: Final = 2.0
 
 
 @dataclass(slots=True)
 class _Trials:
-    """Decayed numbers of tried and of accepted tokens; a token is tried if all tokens before it are accepted."""
+    """Decaying counts of tried and accepted tokens. A token counts as tried if all tokens before it were accepted."""
 
     tried: float = 0.0
     accepted: float = 0.0
@@ -31,10 +31,10 @@ class _Trials:
 
 @dataclass(slots=True)
 class Acceptance:
-    """Estimates the probability that a drafted token is accepted if the previous ones were.
+    """Estimates the probability that a drafted token is accepted if all tokens before it were accepted.
 
-    The estimate starts at the drafter's confidence. It moves to the acceptance of all requests at that confidence, and
-    then to the request's own recent acceptance for that drafter.
+    The first estimate is the drafter's confidence. With more trials, it approaches the acceptance rate of all requests
+    at this confidence, and then the request's own recent acceptance rate for this drafter.
     """
 
     _shared: dict[tuple[str, int], _Trials] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class Acceptance:
             self._shared[key].add(0, 0, _FADING)
 
     def close(self, row: int) -> None:
-        """Remove a row."""
+        """Remove the trials of a row."""
         self._rows.pop(row, None)
 
 

@@ -10,18 +10,18 @@ from graftlm.speculation.step_costs import StepCosts
 
 __all__ = ["DraftBudget"]
 
-#: Nothing is drafted below this expected gain, because the estimates are not more exact.
+#: Minimum expected gain in tokens per second for which tokens are drafted; the estimates are not more exact.
 _MIN_GAIN: Final = 1.03
-#: Number of calls after which cached times are computed again.
+#: Number of calls after which cached estimates are computed again.
 _KEPT_STEPS: Final = 64
 
 
 class DraftBudget:
     """Chooses the lengths of the drafts of one step.
 
-    A step of B requests yields B tokens without drafts. A drafted token adds the probability that it is accepted, and
-    the time of a larger step. The probability falls with its position in the draft. The tokens with the highest
-    probabilities are drafted, as long as the expected number of tokens per second grows.
+    A step of B requests yields B tokens without drafts. A drafted token adds its acceptance probability to this number,
+    and makes the step longer. The probability falls with the position in the draft. The tokens with the highest
+    probabilities are verified, up to the number with the highest expected tokens per second.
 
     Args:
         costs: relative times of steps by number of tokens.
@@ -31,20 +31,20 @@ class DraftBudget:
     def __init__(self, costs: StepCosts, max_drafts: int) -> None:
         self.max_drafts = max_drafts
         self._costs = costs
-        self._times: dict[tuple[int, int], NDArray[np.float64]] = {}  # cached estimates by their arguments
+        self._times: dict[tuple[int, int], NDArray[np.float64]] = {}  # arguments -> cached estimate
         self._num_asked = 0
 
     def lengths(self, num_rows: int, probabilities: Sequence[float], limits: Sequence[int]) -> list[int]:
         """Return, for each of m drafts, the number of tokens to verify.
 
         Args:
-            num_rows: B, number of requests that decode in the step, at least m.
-            probabilities: probability, for each draft, that a token is accepted if the previous ones are.
+            num_rows: number of requests that decode in the step, at least m.
+            probabilities: for each draft, the probability that a token is accepted if all tokens before it are.
             limits: number of tokens in each draft.
         """
         max_len = max(limits, default=0)
         times = self._relative_times(num_rows, sum(limits))
-        # An endless draft is the upper bound; most steps end here.
+        # An upper bound of the accepted tokens, as if drafts were endless. It already excludes drafts in most steps.
         most = sum(min(p / (1.0 - p), max_len) if p < 1.0 else max_len for p in probabilities)
         if len(times) < 2 or num_rows + most < _MIN_GAIN * num_rows * times[1]:
             return [0] * len(limits)
@@ -65,7 +65,7 @@ class DraftBudget:
         return bool((most > _MIN_GAIN * num_rows * times[num_rows::num_rows]).any())
 
     def _best(self, num_rows: int, survival: NDArray[np.float64]) -> int:
-        """Return the number of drafted tokens, most probable first, with the highest expected throughput."""
+        """Return the number of drafted tokens, taken in order of probability, with the highest expected throughput."""
         if not len(survival):
             return 0
         throughput = num_rows + np.concatenate(([0.0], np.cumsum(survival)))

@@ -21,7 +21,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SourcedDraft:
-    """A checked draft.
+    """A checked draft, with the name of its drafter.
 
     Attributes:
         drafter: name of its drafter.
@@ -39,7 +39,7 @@ class DraftCounts:
     """Totals since the start.
 
     Attributes:
-        drafted: number of verified tokens.
+        drafted: number of drafted tokens that a step verified.
         accepted: number of accepted tokens that became output.
     """
 
@@ -48,17 +48,17 @@ class DraftCounts:
 
 
 class Speculator:
-    """The drafters of an engine, in order; a drafter gets the requests for which the previous ones had no draft.
+    """Calls an engine's drafters in order. A drafter is called for requests for which earlier drafters had no draft.
 
-    If a drafter fails for a request, it is not called for this request again. An expensive drafter is only called while
-    its drafts save more time than it takes; rare further calls measure whether they do.
+    If a drafter fails for a request, it is not called for this request again. An expensive drafter is called often only
+    while its drafts save more time than its calls take. Otherwise rare calls measure whether this has changed.
 
     Args:
         drafters: name -> drafter, in order.
         max_drafts: maximum length of a draft in tokens.
         vocab_size: number of tokens in the vocabulary.
         budget: chooses the lengths of drafts; None: a budget that uses the measured costs of steps.
-        clock: returns seconds; it measures the time of expensive drafters.
+        clock: function that returns seconds, to measure the time of expensive drafters.
     """
 
     def __init__(
@@ -80,8 +80,8 @@ class Speculator:
         self._counts = {name: DraftCounts() for name in drafters}
         self._clock = clock
         self._allowances = {name: DraftAllowance() for name, drafter in drafters.items() if drafter.is_expensive}
-        self._saved_s = 0.0  # by an accepted token of the latest step
-        self._added_s = 0.0  # by a drafted token of it
+        self._saved_s = 0.0  # seconds saved per accepted token, from the latest step
+        self._added_s = 0.0  # seconds added per drafted token, from the latest step
 
     @property
     def counts(self) -> dict[str, DraftCounts]:
@@ -93,7 +93,7 @@ class Speculator:
         return self._budget.may_pay(num_rows)
 
     def propose(self, requests: Sequence[DraftRequest]) -> dict[int, SourcedDraft]:
-        """Return row -> draft, for the requests for which a drafter has a draft."""
+        """Return row -> draft for the requests for which a drafter has a draft."""
         found: dict[int, SourcedDraft] = {}
         for name, drafter in self._drafters.items():
             asked = [r for r in requests if r.row not in found and name not in self._failed.get(r.row, ())]
@@ -108,7 +108,7 @@ class Speculator:
         return found
 
     def choose(self, num_rows: int, drafts: Mapping[int, SourcedDraft]) -> dict[int, SourcedDraft]:
-        """Return row -> the part of its draft that is worth verifying.
+        """Return row -> the part of its draft that should be verified.
 
         Args:
             num_rows: number of requests that decode in the step.
@@ -132,15 +132,15 @@ class Speculator:
         """Add a measured step without prefill; its verified drafts follow with `observe`.
 
         Args:
-            num_rows: requests of the step.
-            num_tokens: of the step; more than `num_rows` with drafts.
-            seconds: device time; a device that measures none reports 0.
+            num_rows: number of requests in the step.
+            num_tokens: number of tokens in the step; more than `num_rows` if the step has drafts.
+            seconds: device time in seconds; 0 if the device does not measure it.
         """
         num_drafted = num_tokens - num_rows
         self.costs.observe(num_tokens, seconds, has_drafts=num_drafted > 0)
         if not self._allowances:
             return
-        if seconds <= 0.0:  # nothing shows what pays
+        if seconds <= 0.0:  # without measurements, expensive drafters are not limited
             self._allowances.clear()
             return
         for allowance in self._allowances.values():
@@ -150,9 +150,9 @@ class Speculator:
             self._saved_s, self._added_s = plain_s / num_rows, (seconds - plain_s) / num_drafted
 
     def observe(self, row: int, draft: SourcedDraft, num_accepted: int) -> None:
-        """Record how many tokens of a verified draft were accepted. Its source need not be a drafter.
+        """Record how many tokens of a verified draft were accepted. A grammar may also be the source of the draft.
 
-        The accepted tokens that become output are counted with `count_output`.
+        `count_output` counts the accepted tokens that become output.
         """
         num_drafted = len(draft.token_ids)
         self._open.add(row)
@@ -168,7 +168,7 @@ class Speculator:
         self._counts[draft.drafter] = DraftCounts(counts.drafted, counts.accepted + num_tokens)
 
     def reject(self, row: int, draft: SourcedDraft) -> None:
-        """Learn from a chosen draft whose first token cannot be output, so it is not verified."""
+        """Record a chosen draft as rejected. It was not verified, because its first token is not allowed."""
         self._acceptance.observe(row, draft.drafter, draft.confidence, 1, 0)
 
     def close(self, row: int) -> None:
@@ -195,7 +195,7 @@ class Speculator:
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # the code of a plugin; a panic in Rust is no `Exception`
-            # A call for each request alone finds the one that causes the failure.
+            # Calls with one request each find the request that causes the failure.
             if len(requests) > 1:
                 return {row: draft for r in requests for row, draft in self._ask(name, drafter, [r]).items()}
             self._failed.setdefault(requests[0].row, set()).add(name)
@@ -210,7 +210,7 @@ class Speculator:
         }
 
     def _checked(self, request: DraftRequest, draft: Draft | None) -> TokenIds | None:
-        """Return a draft's tokens, cut to the request's limit; None if there are none.
+        """Return a draft's tokens, cut to the request's limit; None if there is no token.
 
         Raises:
             TypeError, ValueError: the draft is invalid.

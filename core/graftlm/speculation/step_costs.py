@@ -1,4 +1,4 @@
-"""The relative times of decode steps and of steps that verify drafts, by number of tokens."""
+"""Estimates relative times of steps, with and without drafts, by number of tokens."""
 
 from typing import Final
 
@@ -7,35 +7,36 @@ from numpy.typing import NDArray
 
 __all__ = ["StepCosts"]
 
-#: Numbers of tokens for which times are stored; between them, times are interpolated.
+#: Numbers of tokens for which times are stored; times of other numbers are interpolated.
 _SIZES: Final = np.array([1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 4096])
 _LOG_SIZES: Final = np.log2(_SIZES)
-#: Relative time of an additional token before any measurement: small steps are limited by reading the weights.
+#: Relative time of an additional token before any measurement. It is small, because reading the weights takes most of
+#: the time of a small step.
 _SLOPE: Final = 0.04
-#: Part of a deviation by which a time is corrected.
+#: Share of a measured deviation by which a time is corrected.
 _CORRECTION: Final = 0.2
-#: Part by which all times return to their first values after a step that differs in size or kind from the step before.
-#: Without this, a time that was measured too long would keep its size from being tried again.
+#: Share by which all times return to their initial values after a step that differs in size or kind from the previous
+#: step. Otherwise, if one time was measured too long, steps of this size would never be tried again.
 _RETURN: Final = 0.0005
-_MAX_DEVIATION: Final = 0.7  # of the logarithm; a larger deviation means that other work ran during a step
-#: Weight of the latest step in the average of consecutive steps of one size.
+_MAX_DEVIATION: Final = 0.7  # of the logarithm of a time; a larger deviation means that other work ran during the step
+#: Weight of the latest step in the average time of consecutive steps of one size.
 _WEIGHT: Final = 0.3
-#: Sizes within a factor of about 2 ** this are corrected too.
+#: Base-2 logarithm of the factor within which neighbouring sizes are corrected too.
 _REACH: Final = 0.4
 
 
 class StepCosts:
-    """Learns the relative times of steps from consecutive steps.
+    """Measures the relative times of steps of different sizes.
 
-    The speed of a machine changes with its other load. Therefore a step is compared only with the steps just before it,
-    and only ratios are stored.
+    The speed of a machine depends on its other load. Therefore a step is compared only with the steps directly before
+    it, and only ratios of times are stored.
     """
 
     def __init__(self) -> None:
         prior = np.log(1.0 + _SLOPE * (_SIZES - 1))
         self._prior = np.stack((prior, prior))
         self._log_times = self._prior.copy()  # row 0: decode steps; row 1: steps with drafts
-        self._latest: tuple[int, int, float] | None = None  # kind, tokens, average seconds of the latest steps
+        self._latest: tuple[int, int, float] | None = None  # kind, tokens, average seconds
 
     def observe(self, num_tokens: int, seconds: float, *, has_drafts: bool = False) -> None:
         """Add a measured step without prefill.
@@ -60,9 +61,9 @@ class StepCosts:
         self._latest = kind, num_tokens, seconds
 
     def estimate(self, num_rows: int, max_drafts: int) -> NDArray[np.float64]:
-        """Return the times of steps with 0 to `max_drafts` drafts, relative to the step without drafts.
+        """Return the times of steps with 0 to `max_drafts` drafted tokens, relative to the step without drafts.
 
-        Returns: float64 [max_drafts + 1], never decreasing; the first value is 1.
+        Returns: float64 [max_drafts + 1], in non-decreasing order; the first value is 1.
         """
         sizes = np.log2(num_rows + np.arange(max_drafts + 1))
         times = np.interp(sizes, _LOG_SIZES, self._log_times[1])
