@@ -28,11 +28,13 @@ class AttentionLayer:
         scale: factor by which the scores are multiplied before the softmax.
         sliding_window: number of tokens that a token attends to, itself included; None: it attends to all tokens before
             it.
-        soft_cap: the number c if each score s is replaced by c * tanh(s / c); None leaves the scores unchanged.
-        value_prefix_dim: D_v, if a token's value is the first D_v numbers of its key, as in DeepSeek's latent
-            attention; the cache then stores keys only. None: the cache stores keys, and values of D numbers.
-        sinks: [H], a parameter of the model. The softmax of a query of head h has one additional score, sinks[h], whose
-            value vector is zero. None: no additional score. The numbers may change between steps, but not the address.
+        soft_cap: the number c: each score s is replaced by c * tanh(s / c); None: scores are not changed.
+        value_prefix_dim: D_v, the number of first elements of a token's key that are also its value, as in DeepSeek's
+            latent attention; the cache then stores only keys. None: the cache stores keys and separate values of D
+            numbers.
+        sinks: [H], a parameter of the model. In head h, the softmax of each query has one additional score, sinks[h],
+            whose value vector is zero. None: no additional score. The tensor's numbers may change between steps, but
+            not its address.
     """
 
     layer_id: int
@@ -57,11 +59,11 @@ class AttentionLayer:
 
 
 class KVCache(Protocol):
-    """The paged tensors that a backend reads and writes; their addresses do not change while the engine runs.
+    """The paged tensors that a backend reads and writes. Their addresses do not change while the engine runs.
 
     Keys and values are stored in the model's dtype, or in one of the `kv_dtypes` of the backend's capabilities:
 
-        int8    the D numbers of one token and head are codes that share one scale, in `key_scales` or `value_scales`.
+        int8    the D numbers of one token and head are codes with a common scale, in `key_scales` or `value_scales`.
                 scale = largest magnitude / 127, in bfloat16; code = number / scale, rounded half to even.
         fp8     float8_e4m3fn without scales; magnitudes above 448 become 448.
 
@@ -84,25 +86,26 @@ class KVCache(Protocol):
         ...
 
     def value_scales(self, layer_id: int) -> Tensor | None:
-        """Return the scales of int8 values in the form of `key_scales`; the keys' scales if values are a key prefix."""
+        """Return the scales of int8 values, like `key_scales`; if values are a key prefix, return the keys' scales."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionCapabilities:
-    """The features that a backend supports; None means any value.
+    """The features that an attention backend supports. In fields that may be None, None means all values.
 
     Attributes:
         devices: torch device types.
         dtypes: names such as "float32", "bfloat16".
-        head_dims: supported D.
+        head_dims: supported head dimensions, D.
         page_sizes: supported page sizes.
-        kv_dtypes: formats of the cache besides the model's dtype: "int8", "fp8"; see `KVCache`.
+        kv_dtypes: supported formats of the cache in addition to the model's dtype: "int8", "fp8"; see `KVCache`.
         sliding_window, soft_cap, value_prefix, sinks: whether layers may have this feature; see `AttentionLayer`.
-        cascade: whether a prefix that all requests of a step share is read only once. Core does not read this field.
+        cascade: whether a prefix that all requests of a step share is read only once per step. Core does not read this
+            field.
         graph: whether a decode batch may be captured in a CUDA graph. `prepare` is called before the capture and before
-            every replay, with batches of one size in the same tensors. The page table has as many columns as the
-            longest context needs. The kernels that `forward` launches must depend on these sizes only.
+            every replay. For one batch size, all batches are in the same tensors, and the page table has the number of
+            columns that the longest context needs. The kernels that `forward` launches must depend only on these sizes.
     """
 
     devices: tuple[str, ...] = ("cpu", "cuda")
@@ -126,10 +129,10 @@ class AttentionContext:
         layers: all attention layers of the model, in order of layer_id.
         kv: the paged cache.
         page_size: number of tokens in a page.
-        device, dtype: device and dtype of the queries, keys and values passed to `forward`; the cache may store 8-bit
-            numbers.
+        device, dtype: device and dtype of the queries, keys and values that `forward` gets; the cache may have another
+            dtype.
         max_requests: upper limit of B.
-        max_context_len: upper limit of each of `seq_lens`, in tokens.
+        max_context_len: upper limit of each number in `seq_lens`, in tokens.
     """
 
     layers: Sequence[AttentionLayer]
@@ -147,24 +150,25 @@ class AttentionBackend(ABC):
     Invariants, each checked by `graftlm.testing.AttentionBackendConformance`:
         - `forward` first writes all keys and values of the batch at `out_slots`, then attends. A request can therefore
           attend to tokens that another request of the same batch writes.
-        - A query at position p attends to positions max(0, p - window + 1) .. p of its own request, through its page
-          table, and to nothing else. The content of other slots, NaN included, has no effect.
-        - Any mix of one-token and many-token requests is allowed. A request's result does not depend on other requests.
+        - A query at position p attends only to positions max(0, p - window + 1) .. p of its own request, which the page
+          table maps to slots. The content of other slots, including NaN, has no effect.
+        - A batch may contain any mix of requests with one and with many tokens. A request's result does not depend on
+          the other requests.
         - Inputs and slots outside `out_slots` are not changed.
     """
 
     @abstractmethod
     def prepare(self, batch: ForwardBatch) -> None:
-        """Compute once per step the data that `forward` reads in all layers. The batch is valid until the next call."""
+        """Compute the data that `forward` reads in all layers of a step. The batch stays valid until the next call."""
 
     @property
     def repeats_calls(self) -> bool:
-        """Whether `forward` on a CPU makes the same calls for all batches without prefill that have equal token counts.
+        """Whether `forward` on a CPU makes the same kernel calls for all batches without prefill of one token count.
 
-        Such a batch has one token of each request; requests with drafts have several.
+        In such a batch, each request has one token, or several tokens if it has drafts.
 
-        If True, `forward` calls compiled kernels through `graftlm.layers.call_native`. `prepare` writes the data that
-        differs between batches to the tensors that these calls read. See `Model.repeats_calls`.
+        If True, `forward` calls compiled kernels through `graftlm.layers.call_native`, and `prepare` writes the data
+        that differs between batches to the tensors that these kernels read. See `Model.repeats_calls`.
         """
         return False
 

@@ -1,4 +1,4 @@
-"""The ragged batch of one step, which models and attention backends read; it is never changed after its creation."""
+"""The ragged batch of one step, which models and attention backends read. It is not changed after its creation."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ class ForwardBatch:
 
     Request b has the tokens cu_seqlens_q[b] : cu_seqlens_q[b + 1]; its last token is at position seq_lens[b] - 1. Its
     token at position p is in slot page_table[b, p // page_size] * page_size + p % page_size. A request may attend to
-    slots that another request of the same batch writes: in each layer, all keys and values of the batch are written
-    before any request attends.
+    slots that another request of the same batch writes. In each layer, therefore, all keys and values of the batch are
+    written before attention begins.
 
     Attributes:
         input_ids: int64 [T].
         positions: int64 [T].
         out_slots: int64 [T], the slot that each token's key and value are written to.
         cu_seqlens_q: int32 [B + 1].
-        seq_lens: int32 [B], context length in tokens, this step's tokens included.
+        seq_lens: int32 [B], context length in tokens, including this step's tokens.
         page_table: int32 [B, P], page ids. Entries past a request's pages are valid page ids without meaning.
-        logits_idx: int64 [S], the tokens whose logits are computed, in order of the requests.
-        wanted_idx: int64 [W], W >= 1, the tokens whose hidden states `forward` returns; None: all tokens. Always None
-            if the model's `selects_tokens` is False.
-        num_decodes: number of requests at the front that have exactly one token.
-        query_lens_cpu, seq_lens_cpu: int32 [B], host copies.
-        page_table_cpu: int32 [B, P], host copy.
-        in_graph: whether a CUDA graph reads these tensors; if so, all batches of B requests use the same tensors.
+        logits_idx: int64 [S], indices into T of the tokens whose logits are computed, in order of the requests.
+        wanted_idx: int64 [W], W >= 1, indices into T of the tokens whose hidden states `forward` returns; None: all
+            tokens. It is None if the model's `selects_tokens` is False.
+        num_decodes: number of requests with exactly one token; they are the first in the batch.
+        query_lens_cpu, seq_lens_cpu: int32 [B], number of tokens per request and `seq_lens`, on the host.
+        page_table_cpu: int32 [B, P], `page_table` on the host.
+        in_graph: whether a CUDA graph reads these tensors; all batches of B requests then use the same tensors.
         window: this batch with the page table and slots of the sliding-window layers, for the attention backend that
             uses these layers' KV memory. None if all layers share one memory. A backend need not read it.
     """

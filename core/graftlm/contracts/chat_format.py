@@ -35,7 +35,7 @@ class Tool:
     Attributes:
         name: ASCII letters, digits, `_`, `-`; unique among a request's tools.
         parameters: a JSON schema of the arguments, which are an object.
-        strict: whether the request is refused if the schema cannot be enforced in full.
+        strict: whether a request is refused if this schema cannot be enforced in full.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call that the model wrote.
+    """A tool call that the model generated.
 
     Attributes:
         arguments: the text of a JSON object.
@@ -59,7 +59,7 @@ class ToolCall:
         """Return the arguments by name.
 
         Raises:
-            ValueError: they are not the text of a JSON object.
+            ValueError: `arguments` is not the text of a JSON object.
         """
         values = json.loads(self.arguments)
         if not isinstance(values, dict):
@@ -68,7 +68,7 @@ class ToolCall:
 
 
 class ToolChoice(str, Enum):
-    """Whether the model may or must call tools."""
+    """The request's rule for tool calls."""
 
     AUTO = "auto"
     REQUIRED = "required"
@@ -76,26 +76,26 @@ class ToolChoice(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class ContentDelta:
-    """Additional text of the answer."""
+    """Text that is appended to the answer."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
-    """Additional text of the model's reasoning."""
+    """Text that is appended to the reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """An additional part of a tool call.
+    """A part that is appended to a tool call.
 
     Attributes:
         index: index of the call in the message, counted from 0.
         name: the tool's name in a call's first delta; None in later deltas.
-        arguments: additional text of the JSON object with the arguments.
+        arguments: text that is appended to the call's arguments, a JSON object.
     """
 
     index: int
@@ -108,10 +108,11 @@ MessageDelta: TypeAlias = ContentDelta | ToolCallDelta
 
 @dataclass(frozen=True, slots=True)
 class ChatFormatCapabilities:
-    """The properties from which a checkpoint's format is chosen automatically.
+    """The properties by which the format of a checkpoint is selected automatically.
 
     Attributes:
-        template_markers: texts that identify the format: a model uses it if its chat template contains one of them.
+        template_markers: texts that identify the format. It is selected if the model's chat template contains one of
+            them.
     """
 
     template_markers: tuple[str, ...] = ()
@@ -133,12 +134,12 @@ class CallGrammar:
     """The grammar that enforces a tool call format.
 
     Attributes:
-        spec: strict if all tools are strict. Otherwise `GrammarBackend.check` may name keywords of a strict tool too;
-            the caller finds the tool of each keyword with `left_out`.
+        spec: the specification; it is strict if all tools are strict. If only some tools are strict,
+            `GrammarBackend.check` may also return keywords of strict tools; `left_out` finds the tool of each keyword.
         places: path of each tool's schema in the specification, in the notation of `check`, such as
-            `$.structures[0].schema`; empty if the specification contains no schema.
-        unenforced: keywords that the format itself does not enforce, each as (index of the tool, path of the keyword in
-            its schema, such as `$.properties.a.minimum`). None of them belongs to a strict tool.
+            `$.structures[0].schema`. Empty if the specification contains no schema.
+        unenforced: keywords that the format does not enforce, as pairs (index of the tool, path of the keyword in the
+            tool's schema, such as `$.properties.a.minimum`). They do not belong to strict tools.
     """
 
     spec: GrammarSpec
@@ -164,41 +165,41 @@ class CallGrammar:
 
 
 class ToolCallParser(ABC):
-    """Parses one completion's text as it is generated. One thread at a time uses it.
+    """Parses one completion's text while it is generated. It is not used by two threads at the same time.
 
     Invariants:
         - No method raises. Text that is not a call of a known tool is content.
         - The joined content and calls do not depend on how the text is cut into pieces.
-        - Text without a call is returned unchanged. White space next to a call may be left out.
-        - Calls are numbered from 0 in order. A call ends before the next begins.
+        - Text without a call is returned unchanged. White space next to a call may be dropped.
+        - Calls are numbered from 0, in order. A call ends before the next call begins.
     """
 
     @abstractmethod
     def push(self, text: str) -> Sequence[MessageDelta]:
-        """Parse more text. Returns: the deltas that later text cannot change."""
+        """Parse more text. Returns: the final deltas, which later text cannot change."""
 
     @abstractmethod
     def finish(self) -> Sequence[MessageDelta]:
         """End the text. Returns: the deltas that were held back. `push` must not be called afterwards."""
 
     def cut_off(self) -> Sequence[MessageDelta]:
-        """End a text that was cut off by a limit, such as the maximum number of tokens.
+        """End the parsing of a text that a limit cut off, such as the maximum number of tokens.
 
-        It works like `finish`, but drops text that was held back as a possible start of a call or of its markup.
-        A parser that holds nothing back need not override this method.
+        It works like `finish`, but drops text that was held back because a call or its markup may have started. A
+        parser that holds back no such text need not override this method.
         """
         return self.finish()
 
 
 class ToolCallFormat(ABC):
-    """How a family of models writes tool calls.
+    """The format in which a family of models writes tool calls.
 
-    Special tokens are never text: grammars do not allow them, and detokenization drops them. If a format's marker is a
-    special token, the format therefore neither waits for the marker nor enforces it.
+    Special tokens are not part of the text: grammars do not allow them, and detokenization drops them. If a marker of a
+    format is a special token, the format therefore must not wait for the marker or enforce it.
 
     Invariants:
-        - A parser reads the output of `render` as the same calls.
-        - A parser reads every text that the grammar of `grammar` allows as calls of these tools.
+        - A parser returns the calls of the text that `render` wrote.
+        - A parser returns calls of the given tools for every text that the grammar of `grammar` allows.
     """
 
     @abstractmethod
@@ -207,9 +208,9 @@ class ToolCallFormat(ABC):
 
         Args:
             enforced: whether the grammar of `grammar` enforces the format.
-                If True, the start of a call is always followed by a call, so the arguments may be returned as they
-                are generated. If the text ends inside a call, the generated part of the call is returned.
-                If False, a call is returned when it is complete and well-formed. A truncated call is content.
+                If True, text that starts like a call is always a call, so its arguments may be returned while they are
+                generated. If the text ends inside a call, the generated part of the call is returned. If False, a call
+                is returned only when it is complete and well-formed. A truncated call is content.
         """
 
     @abstractmethod
@@ -217,12 +218,13 @@ class ToolCallFormat(ABC):
         """Return the grammar that enforces the format.
 
         Args:
-            tools: at least one.
-            choice: with `AUTO` only the calls are constrained; with `REQUIRED` the output begins with a call.
+            tools: the request's tools, at least one.
+            choice: with `AUTO`, only calls are constrained, not other text; with `REQUIRED`, the output begins with a
+                call.
             parallel: whether the output may contain more than one call.
 
-        Returns: a specification and the place of each tool's schema in it. None if calls cannot be distinguished from
-            text before they are complete; None is only allowed for `AUTO`.
+        Returns: the grammar. None if calls cannot be distinguished from text before they are complete; None is allowed
+            only for `AUTO`.
 
         Raises:
             GrammarError: this format cannot enforce the schema of a strict tool.
@@ -230,11 +232,11 @@ class ToolCallFormat(ABC):
 
     @abstractmethod
     def render(self, calls: Sequence[ToolCall]) -> str:
-        """Write calls as the model would, for chat templates that do not support calls."""
+        """Return calls as text in this format, for chat templates that do not support tool calls."""
 
     @abstractmethod
     def instructions(self, tools: Sequence[Tool]) -> str:
-        """Return a prompt that describes the tools and this format, for chat templates that do not."""
+        """Return a prompt that describes the tools and this format, for chat templates that do not describe them."""
 
     def new_id(self) -> str:
         """Return a new random id for a call."""
@@ -242,16 +244,16 @@ class ToolCallFormat(ABC):
 
 
 class ReasoningParser(ABC):
-    """Splits one completion's text into reasoning and content. One thread at a time uses it.
+    """Splits one completion's text into reasoning and content. It is not used by two threads at the same time.
 
     Invariants:
         - The invariants of `ToolCallParser` hold. Text that is not reasoning is content.
-        - Up to two line ends after the end of the reasoning are dropped. An answer with a grammar begins after them.
+        - Up to two line breaks after the end of the reasoning are dropped. An answer with a grammar begins after these.
     """
 
     @abstractmethod
     def push(self, text: str) -> Sequence[ReasoningDelta | ContentDelta]:
-        """Parse more text. Returns: the deltas that later text cannot change."""
+        """Parse more text. Returns: the final deltas, which later text cannot change."""
 
     @abstractmethod
     def finish(self) -> Sequence[ReasoningDelta | ContentDelta]:
@@ -259,16 +261,16 @@ class ReasoningParser(ABC):
 
 
 class ReasoningFormat(ABC):
-    """How a family of models marks its reasoning.
+    """The format in which a family of models marks its reasoning.
 
     Invariants:
         - Reasoning ends at the first `end`.
-        - Reasoning is open only after a prompt that ends with a start of reasoning and does not close it.
+        - The output begins inside the reasoning only if the prompt starts reasoning at its end and does not end it.
 
     Attributes:
         end: the text that ends the reasoning, at most 32 characters; "" if the model does not reason.
-        begin: the text with which the model begins its reasoning; "" if only prompts begin it. If it is a single token,
-            a grammar lets the model start with reasoning or with the answer.
+        begin: the text with which the model begins its reasoning; "" if only prompts begin reasoning. If the text is a
+            single token, a grammar allows the output to start with reasoning or with the answer.
     """
 
     end: str
@@ -276,10 +278,10 @@ class ReasoningFormat(ABC):
 
     @abstractmethod
     def is_open(self, prompt_end: str) -> bool:
-        """Return whether a prompt leaves the reasoning open, so that the output begins with reasoning.
+        """Return whether the output after a prompt begins inside the reasoning.
 
         Args:
-            prompt_end: the last characters of the prompt, special tokens included.
+            prompt_end: the last characters of the prompt, including special tokens.
         """
 
     @abstractmethod

@@ -1,7 +1,7 @@
-"""The contract of a draft model: a model with a KV memory of its own, which continues sequences greedily.
+"""The contract of a draft model: a model that has its own KV memory and generates greedily.
 
-The core loads and runs it; a drafter decides which tokens it computes and where their keys and values are stored. All
-arguments and results are arrays on the host.
+The core loads and runs the model. A drafter decides which tokens the model computes, and in which pages it stores their
+keys and values. All arguments and results are arrays on the host.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ __all__ = ["Continuations", "DraftModel", "DraftModelBatch", "DraftModelOptions"
 class DraftModelOptions(Options):
     """Options of a drafter with a draft model; the drafter's own options class derives from this one.
 
-    With it, the core checks the checkpoint before it loads the served model, and plans the memory.
+    The core reads these options to check the checkpoint and to plan the memory before it loads the served model.
     """
 
     path: str = Field(description="Checkpoint of the draft model, as `model.path`; of the served model's vocabulary.")
@@ -31,10 +31,10 @@ class DraftModelOptions(Options):
 
 @dataclass(frozen=True, slots=True)
 class DraftModelBatch:
-    """Tokens of B sequences, of which a draft model computes keys and values, and up to k tokens that follow each.
+    """Tokens of B sequences to compute, and the number of tokens to generate after each sequence.
 
-    Sequence b has `query_lens[b]` consecutive tokens from position `starts[b]` on. The keys and values of the tokens
-    before must be in its pages. Its token at position p is in page page_table[b, p // page_size].
+    Sequence b has `query_lens[b]` consecutive tokens from position `starts[b]` on. Its pages must contain the keys and
+    values of all tokens before `starts[b]`. Its token at position p is in page `page_table[b, p // page_size]`.
 
         position      0 ...     starts[b] ...        + query_lens[b] ...    + limits[b] - 1
                       computed  tokens of the batch  generated, computed    the last one is not computed
@@ -43,7 +43,7 @@ class DraftModelBatch:
         token_ids: int32 [T], concatenated in order of the sequences.
         query_lens: int32 [B], at least 1 each.
         starts: int32 [B].
-        limits: int32 [B], number of tokens to generate, at least 0; k is the largest.
+        limits: int32 [B], number of tokens to generate for each sequence, at least 0; k is the largest of them.
         page_table: int32 [B, P], page ids; entries past a sequence's pages are valid page ids without meaning.
     """
 
@@ -59,8 +59,8 @@ class Continuations:
     """The generated tokens of B sequences.
 
     Attributes:
-        token_ids: int32 [B, k], the most probable token at each position; row b has limits[b] of them, then zeros.
-        probabilities: float32 [B, k], of these tokens.
+        token_ids: int32 [B, k], the most probable token at each position; row b has limits[b] tokens, then zeros.
+        probabilities: float32 [B, k], the probability of each token in `token_ids`.
     """
 
     token_ids: TokenIds
@@ -68,13 +68,13 @@ class Continuations:
 
 
 class DraftModel(Protocol):
-    """A loaded model with its KV memory; called by one thread.
+    """A loaded draft model with its KV memory. Only one thread calls it.
 
     Attributes:
-        vocab_size: V, its token ids are below it; generated ids are also in the served model's vocabulary.
+        vocab_size: V; the model's token ids are below V. Generated ids are also in the served model's vocabulary.
         context_len: maximum number of tokens of a sequence.
         max_rows: maximum number of sequences in a batch.
-        num_pages, page_size: size of its KV memory, in pages, and of a page in tokens.
+        num_pages, page_size: size of the KV memory in pages, and size of a page in tokens.
     """
 
     @property
@@ -95,6 +95,7 @@ class DraftModel(Protocol):
     def run(self, batch: DraftModelBatch) -> Continuations:
         """Compute a batch, and wait for the result.
 
-        Effects: writes the keys and values of its tokens, and of all generated tokens but the last of each sequence.
+        Effects: writes the keys and values of the batch's tokens, and of all generated tokens except each sequence's
+            last.
         """
         ...

@@ -1,8 +1,8 @@
 """The contract of a drafter, which predicts the next tokens of requests for speculative decoding.
 
-A step verifies drafts: the model computes the drafted tokens together with the latest token. Drafted tokens are
-accepted up to the first one that differs from the token that is sampled at its position. A drafter therefore changes
-the speed and never the output. It needs no torch.
+A step verifies drafts: the model computes the drafted tokens together with the latest token. A drafted token is
+accepted if it and all drafted tokens before it equal the tokens that are sampled at their positions. A drafter
+therefore changes the speed but not the output. It need not import torch.
 
     request    ... the  cat | sat  on   the  sofa        drafted tokens after the latest token "cat"
     sampled                   sat  on   a                the first two are accepted, and "a" is sampled after them
@@ -25,10 +25,9 @@ class DraftRequest:
     """A request for which tokens are drafted.
 
     Attributes:
-        row: identifies the request from its first draft until `Drafter.close`.
-        namespace: namespace of the request's prefixes in the cache. A draft must not depend on tokens of other
-            namespaces.
-        token_ids: int32 [n], the prompt and the output so far; a read-only view, valid during the call.
+        row: the request's row, which identifies the request from its first draft until `Drafter.close`.
+        namespace: the request's namespace. A draft must not depend on tokens of other namespaces.
+        token_ids: int32 [n], the prompt and the output so far; a read-only view that is valid during the call.
         limit: maximum length of the draft in tokens, at least 1.
     """
 
@@ -44,8 +43,8 @@ class Draft:
 
     Attributes:
         token_ids: int32 [m], at least one.
-        confidence: estimated probability, from 0 to 1, that a drafted token is accepted if the tokens before it are.
-            The core calibrates confidences with the accepted tokens, so only their order matters.
+        confidence: estimated probability, from 0 to 1, that a drafted token is accepted if all tokens before it are.
+            The core corrects the estimate with the measured acceptance, so only the order of confidences matters.
     """
 
     token_ids: TokenIds
@@ -61,13 +60,13 @@ class DrafterContext:
     """The arguments of a drafter's `create`.
 
     Attributes:
-        continuation: function that returns up to a given number of tokens that follow a key in the prefix cache, int32;
-            see `PrefixCache.continuation`. It can be called once the engine has started.
-        vocab_size: V; drafted ids are below it.
-        load_model: function that loads the checkpoint at a path as a draft model on the engine's device, with a KV
-            memory of up to a given number of tokens. It raises ConfigError if the vocabulary differs from the served
-            model's or the memory is too large, and ModelError if the checkpoint cannot be used. The messages name the
-            options `path` and `kv_tokens` of `DraftModelOptions`.
+        continuation: function that returns the tokens that follow a key in the prefix cache, up to a given number,
+            int32; see `PrefixCache.continuation`. It may be called only after the engine has started.
+        vocab_size: V; drafted token ids must be below V.
+        load_model: function that loads a checkpoint as a draft model on the engine's device. Its arguments are the
+            checkpoint's path and the maximum number of tokens in the KV memory. It raises ConfigError if the vocabulary
+            differs from the served model's or the memory is too large, and ModelError if the checkpoint cannot be used.
+            The messages contain the options `path` and `kv_tokens` of `DraftModelOptions`.
     """
 
     continuation: Callable[[PrefixKey, int], TokenIds]
@@ -76,26 +75,26 @@ class DrafterContext:
 
 
 class Drafter(ABC):
-    """Predicts the next tokens of requests; called by one thread.
+    """Predicts the next tokens of requests. Only one thread calls it.
 
     Invariants, each checked by `graftlm.testing.DrafterConformance`:
-        - `propose` returns one entry per request, in their order.
-        - A draft has at least one token and at most `limit`, all from 0 to V - 1, and a confidence from 0 to 1.
-        - `token_ids` are only read, and not after the call.
+        - `propose` returns one entry per request, in the order of the requests.
+        - A draft has 1 to `limit` tokens with ids from 0 to V - 1, and a confidence from 0 to 1.
+        - `propose` does not change `token_ids`, and does not read them after the call.
         - A draft depends only on tokens of the request's namespace.
-        - After `close`, a row may belong to another request, and drafts for it do not depend on the earlier one.
+        - After `close`, a row may belong to a new request, whose drafts do not depend on the previous request.
 
     If `propose` raises or breaks an invariant, the request continues without this drafter.
     """
 
     @property
     def is_expensive(self) -> bool:
-        """Whether `propose` takes a considerable part of a step's time. The core then calls it only while this pays."""
+        """Whether `propose` takes much of a step's time. The core then calls it only while drafts save time."""
         return False
 
     @abstractmethod
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft | None]:
-        """Return a draft for each request; None where the drafter has no prediction."""
+        """Return a draft for each request, or None for a request without a prediction."""
 
     def close(self, row: int) -> None:
         """Delete the state of a request that has left its row."""

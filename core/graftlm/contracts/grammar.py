@@ -24,7 +24,8 @@ __all__ = [
 ]
 
 
-#: Upper limit of a choice's texts. xgrammar compiles 10,000 in 1.5 s, and 50,000 in 17 s with 1 GB.
+#: Maximum number of texts of a choice. xgrammar compiles 10,000 texts in 1.5 s, and 50,000 texts in 17 s with 1 GB of
+#: memory.
 MAX_CHOICES: Final = 10_000
 
 
@@ -50,10 +51,11 @@ class GrammarKind(str, Enum):
          "structures": [{"begin": "<function=get_weather>", "schema": {...}, "end": "</function>"}, ...],
          "at_least_one": false, "stop_after_first": false}
 
-    After a trigger, the output continues as one of the structures whose `begin` starts with that trigger. It has the
-    rest of `begin`, then JSON that conforms to `schema`, then `end`. A structure may have `regex` instead of `schema`,
-    for text that matches it. After `end`, text is free again. Each `begin` starts with a trigger. With `at_least_one`
-    the output starts with a structure. With `stop_after_first` the output ends after the first structure.
+    After a trigger, the output must continue as one of the structures whose `begin` starts with that trigger: the rest
+    of `begin`, then JSON that conforms to `schema`, then `end`. A structure may have `regex` instead of `schema`; its
+    text must match the expression. After `end`, text is free again. Each `begin` must start with a trigger. With
+    `at_least_one`, the output starts with a structure. With `stop_after_first`, the output ends after the first
+    structure.
     """
 
     JSON_SCHEMA = "json_schema"
@@ -68,8 +70,8 @@ class GrammarSpec:
     """A grammar specification as text. Equal specifications share one compilation.
 
     Attributes:
-        strict: whether a specification that cannot be enforced in full is refused. If False, the keywords of a JSON
-            schema that cannot be enforced are ignored; `check` returns them.
+        strict: whether a specification that cannot be enforced in full is refused. If False, keywords of a JSON schema
+            that cannot be enforced are ignored, and `check` returns these keywords.
     """
 
     kind: GrammarKind
@@ -87,11 +89,11 @@ class GrammarContext:
     """The arguments of a backend's `create`.
 
     Attributes:
-        tokenizer_json: the tokenizer as JSON of the `tokenizers` library.
-        vocab_size: V, number of columns of the logits; may be larger or smaller than the tokenizer's vocabulary.
+        tokenizer_json: the tokenizer in the JSON format of the `tokenizers` library.
+        vocab_size: V, number of columns of the logits; it may be larger or smaller than the tokenizer's vocabulary.
         stop_token_ids: tokens that end a complete output; at least one.
-        run_idle: function that runs a long native call and returns its result. The call must release the GIL; it has a
-            low priority and takes no CPU time from the step loop.
+        run_idle: function that runs a long native call and returns its result. The call must release the GIL. It runs
+            with a low priority and takes no CPU time from the step loop.
     """
 
     tokenizer_json: str
@@ -101,16 +103,16 @@ class GrammarContext:
 
 
 class GrammarMatcher(ABC):
-    """One request's state in a grammar. One thread at a time uses it.
+    """The state of one request's output in a grammar. It is not used by two threads at the same time.
 
     Invariants:
         - `accept` accepts a token if and only if `fill_bitmask` sets its bit.
-        - Stop tokens are allowed only where the output so far is complete. After a stop token was accepted, the matcher
-          is finished and allows no token.
-        - Special tokens are never text: no grammar allows a special token that is not a stop token.
+        - Stop tokens are allowed only if the output so far is complete. After a stop token was accepted, the matcher is
+          finished and allows no token.
+        - A grammar does not allow special tokens, except stop tokens.
         - `rollback(n)` restores the state from before the last n accepted tokens, which may include a stop token.
         - `fill_bitmask`, `forced_text` and `forced_tokens` do not change the state.
-        - The caller owns the mask: a matcher stores no view of it, and writes to it only during `fill_bitmask`.
+        - The caller owns the mask. A matcher stores no view of the mask, and writes to it only during `fill_bitmask`.
     """
 
     @abstractmethod
@@ -123,22 +125,22 @@ class GrammarMatcher(ABC):
 
     @abstractmethod
     def fill_bitmask(self, mask: NDArray[np.int32], row: int) -> None:
-        """Write the allowed tokens to mask[row]; change no other row.
+        """Write the mask of the allowed tokens to mask[row]. Other rows are not changed.
 
         Args:
-            mask: int32 [B, ceil(V / 32)], C-contiguous, with any content. Bit i of word w is token 32 w + i. Bits past
-                V are cleared.
+            mask: int32 [B, ceil(V / 32)], C-contiguous; its old content has no effect. Bit i of word w is token 32 w +
+                i. Bits past V are cleared.
         """
 
     @abstractmethod
     def forced_text(self) -> str:
-        """Return the only text that may come next; "" if there is a choice."""
+        """Return the text that the grammar forces next; "" if the next character is not forced."""
 
     @abstractmethod
     def forced_tokens(self) -> Sequence[int]:
-        """Return the only tokens that may come next, in order; empty if there is a choice.
+        """Return the next tokens that the grammar forces, in order; empty if the next token is not forced.
 
-        If the sequence never ends, a part of it is returned.
+        If the sequence of forced tokens is infinite, a first part of it is returned.
         """
 
     @property
@@ -148,7 +150,7 @@ class GrammarMatcher(ABC):
 
 
 class CompiledGrammar(ABC):
-    """A compiled grammar; immutable, shared by requests and threads."""
+    """A compiled grammar. It is immutable; requests and threads share it."""
 
     @abstractmethod
     def matcher(self) -> GrammarMatcher:
@@ -156,13 +158,12 @@ class CompiledGrammar(ABC):
 
 
 class GrammarBackend(ABC):
-    """Compiles specifications.
+    """Compiles grammar specifications.
 
     Invariants:
         - Several threads may call `check` and `compile` at the same time. The step loop never calls them.
-        - A strict specification that cannot be enforced in full is refused, never partly ignored: every output that a
-          matcher accepts with a stop token conforms to the specification. A matcher need not accept all conforming
-          outputs.
+        - A strict specification that cannot be enforced in full is refused. Every output that a matcher accepts with a
+          stop token therefore conforms to a strict specification. A matcher need not accept all conforming outputs.
         - `check` returns the keywords of a non-strict specification that are not enforced.
         - `compile` refuses every specification that `check` refuses. Malformed specifications raise only
           `GrammarError`.
@@ -177,8 +178,8 @@ class GrammarBackend(ABC):
             specification is strict.
 
         Raises:
-            GrammarError: the specification is malformed, or has a part that this backend cannot enforce; the message
-                has the path.
+            GrammarError: the specification is malformed, or contains a part that this backend cannot enforce; the
+                message has the path of the part.
         """
 
     @abstractmethod
@@ -190,10 +191,10 @@ class GrammarBackend(ABC):
         """
 
     def fill_bitmasks(self, matchers: Sequence[GrammarMatcher], mask: NDArray[np.int32]) -> None:
-        """Write the allowed tokens of matchers[i] to mask[i].
+        """Write the mask of the allowed tokens of matchers[i] to mask[i], for each i.
 
-        The call runs in parallel with a step's forward pass. A backend that can use several threads overrides this
-        method.
+        The call runs in parallel with a step's forward pass. Override this method if the backend can use several
+        threads.
 
         Args:
             matchers: matchers of this backend, each at most once.

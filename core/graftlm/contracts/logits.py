@@ -19,8 +19,8 @@ class LogitsContext:
     """The arguments of a processor's `create`.
 
     Attributes:
-        vocab_size: V.
-        prompt_token_ids: int32, the request's prompt.
+        vocab_size: V, number of columns of the logits.
+        prompt_token_ids: int32 [n], the request's prompt.
     """
 
     vocab_size: int
@@ -31,16 +31,17 @@ class LogitsProcessor(ABC):
     """Changes the logits of one request before sampling. It is created at each admission of the request.
 
     Invariants, each checked by `graftlm.testing.LogitsProcessorConformance`:
-        - The result depends only on the arguments and the creation context, so after a retraction the same tokens give
-          the same logits.
+        - The result depends only on the arguments and the creation context. After a retraction, the same tokens
+          therefore give the same logits.
         - Processors of two requests are independent.
-        - Changes to the arrays after `process` returned do not affect later results: a processor stores only copies.
+        - If the caller changes the arrays after `process` has returned, later results do not change: a processor stores
+          only copies.
         - At least one logit is not -inf, and none is NaN.
     """
 
     @abstractmethod
     def process(self, output_token_ids: TokenIds, logits: Tensor) -> Tensor:
-        """Return the logits to sample from.
+        """Return the logits from which the next token is sampled.
 
         Args:
             output_token_ids: int32 [n], the tokens generated so far.
@@ -48,5 +49,5 @@ class LogitsProcessor(ABC):
 
         Returns: float32 [V], on the same device.
 
-        An exception fails this request only.
+        If the method raises, only this request fails.
         """

@@ -28,8 +28,8 @@ class ModelConfig:
         vocab_size: V, number of rows of the embedding.
         max_position_embeddings: longest context in tokens.
         eos_token_ids: tokens that end an output, from config.json and generation_config.json.
-        raw: content of config.json, without its quantization_config if the weights are decoded before the model
-            receives them. If `raw` has a quantization_config, the model refuses it or decodes the weights itself.
+        raw: content of config.json. If the core decodes quantized weights before the model receives them, the field
+            quantization_config is removed. Otherwise a model refuses quantization_config or decodes the weights itself.
     """
 
     architectures: tuple[str, ...]
@@ -40,7 +40,7 @@ class ModelConfig:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Names of a score head's outputs; if config.json has none, LABEL_0, LABEL_1 and so on, like in Transformers.
+        """Names of a score head's outputs. If config.json has no names, they are LABEL_0, LABEL_1 and so on.
 
         Raises:
             CheckpointError: the keys of id2label are not 0, 1 and so on.
@@ -60,8 +60,9 @@ class ModelCapabilities:
     """The features that a model provider supports.
 
     Attributes:
-        architectures: Hugging Face class names that it supports.
-        any_architecture: whether the provider is chosen for architectures that no provider lists; it may refuse them.
+        architectures: Hugging Face class names of the supported architectures.
+        any_architecture: whether the provider is also tried for architectures that no provider lists; it may refuse
+            such an architecture.
     """
 
     architectures: tuple[str, ...] = ()
@@ -74,9 +75,9 @@ class ModelContext:
 
     Attributes:
         config: the checkpoint's configuration.
-        device, dtype: device and dtype of the parameters, which are created uninitialized.
+        device, dtype: device and dtype of the parameters. A model creates them uninitialized.
         context_len: maximum number of tokens of a request; None: config.max_position_embeddings.
-        code_folder: the checkpoint's folder if its Python code may run (`model.trust_remote_code`), else None.
+        code_folder: the checkpoint's folder if `model.trust_remote_code` allows its Python code to run, else None.
     """
 
     config: ModelConfig
@@ -90,11 +91,11 @@ class Model(ABC):
     """A decoder-only language model with paged attention.
 
     Invariants, each checked by `graftlm.testing.ModelConformance`:
-        - A request's hidden states depend on its own tokens only, not on the rest of the batch (up to rounding).
-        - A prompt that is prefilled in chunks gives the same hidden states as in one piece (up to rounding).
+        - A request's hidden states depend only on its own tokens, not on other requests in the batch (up to rounding).
+        - A prompt has the same hidden states whether it is prefilled in chunks or in one piece (up to rounding).
         - `load_weights` sets every parameter or raises. A missing, unexpected or wrong-shaped tensor is an error with
           the tensor's name. Tied weights are passed only once.
-        - `attention_layers` lists every layer once, with `layer_id` counted from 0.
+        - `attention_layers` contains every attention layer once; `layer_id` is counted from 0.
         - A model with a score head returns `num_labels`, and `score` returns that many numbers per text.
         - A model can be created on the meta device, where `load_weights` makes the same checks.
     """
@@ -106,26 +107,26 @@ class Model(ABC):
 
     @abstractmethod
     def bind_attention(self, backend: AttentionBackend) -> None:
-        """Set the backend that all attention layers use from now on. Called before the first `forward`."""
+        """Set the backend that all attention layers use. Called before the first `forward`."""
 
     @abstractmethod
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """Return the final hidden states, [T, hidden], or those of `batch.wanted_idx`, [W, hidden].
+        """Return the final hidden states: of all tokens, [T, hidden], or of the tokens `batch.wanted_idx`, [W, hidden].
 
-        The attention backend was prepared for this batch.
+        The attention backend must have been prepared for this batch.
         """
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
-        """Map [S, hidden] to [S, V], in any floating dtype."""
+        """Map hidden states, [S, hidden], to logits, [S, V], in any floating dtype."""
 
     @abstractmethod
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Copy a checkpoint's tensors to the parameters.
 
         Args:
-            weights: pairs (name in the checkpoint, tensor). Each tensor is read when the iteration reaches it; it may
-                be memory-mapped and have another dtype.
+            weights: pairs (name in the checkpoint, tensor). Each tensor is read when the iteration reaches it. A tensor
+                may be memory-mapped, and its dtype may differ from the parameter's.
 
         Raises:
             WeightError: a tensor is missing, unexpected or of the wrong shape.
@@ -138,11 +139,12 @@ class Model(ABC):
 
     @property
     def repeats_calls(self) -> bool:
-        """Whether `forward` makes the same calls for all decode batches of one size, for all values in the tensors.
+        """Whether `forward` makes the same kernel calls for all decode batches of one size and for all tensor values.
 
-        If True, `forward` reads only `input_ids`, `positions` and `wanted_idx` (which is None) of the batch. It reads
-        no value of a tensor in Python and stores no tensor that it computed. It calls its own compiled kernels through
-        `graftlm.layers.call_native`. On a CPU its calls are then recorded once and replayed without its Python code.
+        If True, `forward` reads only `input_ids`, `positions` and `wanted_idx` (which is None) of the batch. It does
+        not read values of tensors in Python, and stores no computed tensor. It calls its own compiled kernels through
+        `graftlm.layers.call_native`. On a CPU, the calls are recorded once and then replayed without the model's Python
+        code.
         """
         return False
 
@@ -150,7 +152,7 @@ class Model(ABC):
     def selects_tokens(self) -> bool:
         """Whether `forward` uses `batch.wanted_idx`.
 
-        If True, the last layer computes only these tokens after its attention: one token per prompt.
+        If True, the last layer computes only these tokens after its attention, which is usually one token per prompt.
         """
         return False
 
@@ -160,7 +162,7 @@ class Model(ABC):
         return True
 
     def score(self, hidden: Tensor) -> Tensor:
-        """Map the final hidden states of texts' last tokens, [S, hidden], to [S, num_labels], in any floating dtype.
+        """Map hidden states of last tokens, [S, hidden], to scores, [S, num_labels], in any floating dtype.
 
         Raises:
             InvariantError: the model has no score head; its `num_labels` is None.
@@ -170,15 +172,15 @@ class Model(ABC):
     def update_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Copy some of a checkpoint's tensors to the parameters; leave the other parameters unchanged.
 
-        Arguments and errors are those of `load_weights`, except that tensors may be missing. The default
-        implementation calls `load_weights`, and therefore needs all tensors.
+        Arguments and errors are those of `load_weights`, but tensors may be missing. The default implementation calls
+        `load_weights`, and therefore needs all tensors.
         """
         self.load_weights(weights)
 
     def read_weight(self, name: str) -> Tensor:
         """Return a copy of a loaded weight, in the form that the checkpoint stores.
 
-        If `pack_weights` was called before, it must be called again afterwards.
+        Reading may undo `pack_weights`: if the weights were packed, the caller must pack them again afterwards.
 
         Raises:
             RequestError: there is no weight of this name, or this model does not support reading weights.
@@ -188,6 +190,6 @@ class Model(ABC):
     def pack_weights(self) -> None:
         """Rearrange the loaded weights for the device's kernels; the default implementation does nothing.
 
-        It is called after `load_weights`, unless the configuration has `model.prepack: false`. Another `load_weights`
-        undoes it.
+        The method is called after `load_weights`, unless the configuration has `model.prepack: false`. A further call
+        of `load_weights` undoes the packing.
         """

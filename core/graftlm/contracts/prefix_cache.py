@@ -1,7 +1,7 @@
 """The contract of a prefix cache, which maps token prefixes to the pages of their keys and values.
 
-A cache owns no tensors. It never allocates a page and never returns a page to the pool: `evict` and `reset` return
-pages to the caller. A page is `page_size` consecutive tokens; only whole pages are cached. A cache need not import
+A cache owns no tensors. It does not allocate pages and does not return pages to the pool: `evict` and `reset` return
+them to the caller. A page has `page_size` consecutive tokens; only whole pages are cached. A cache need not import
 torch.
 
     tokens    0 .......................................... len(key)
@@ -50,10 +50,10 @@ class PrefixKey:
     """The key of a prefix.
 
     Attributes:
-        token_ids: int32 [n], C-contiguous. The caller may overwrite the array after the call, so a cache stores copies
-            of tokens, also in `NodeView`, `CacheEvent` and pins.
-        namespace: namespace of the prefix, made of adapter and cache salt. Keys of different namespaces never share
-            pages.
+        token_ids: int32 [n], C-contiguous. The caller may overwrite the array after the call. A cache therefore stores
+            copies of tokens, also in `NodeView`, `CacheEvent` and pins.
+        namespace: namespace of the prefix, computed from adapter and cache salt. Keys of different namespaces do not
+            share pages.
         priority: the request's priority, for eviction strategies that use it.
     """
 
@@ -63,16 +63,16 @@ class PrefixKey:
 
 
 class PrefixHandle(Protocol):
-    """A place in the cache, opaque to callers. It stays valid while it is locked."""
+    """A position in a cached prefix, opaque to callers. It stays valid while it is locked."""
 
     @property
     def num_pages(self) -> int:
-        """Number of pages from the start of the prompt to this place."""
+        """Number of pages from the start of the prompt to this position."""
         ...
 
 
 class ProbePlace(Protocol):
-    """The end of a probe, where the next probe of the same key starts; opaque to callers."""
+    """The end of a probe, opaque to callers. The next probe of the same key starts here."""
 
     @property
     def num_pages(self) -> int:
@@ -85,13 +85,14 @@ class _Probed:
     num_pages: int
 
 
-@dataclass(slots=True)  # not frozen: a frozen dataclass adds a tenth to the time of a match
+@dataclass(slots=True)  # not frozen, because a frozen dataclass makes a match take 10 % longer
 class PrefixMatch:
     """The longest cached prefix of a key.
 
     Attributes:
-        handle: the end of the match; callers can lock it, and resume a later match from it.
-        pages: int32 [m], page ids from the resumed handle (or the start) to the end of the match.
+        handle: the end of the match. Callers can lock the handle, and resume a later match from it.
+        pages: int32 [m], page ids from the resumed handle to the end of the match; without a resumed handle, from the
+            start.
     """
 
     handle: PrefixHandle
@@ -103,12 +104,13 @@ class InsertResult:
     """The result of `insert`, in pages counted from the start of the prompt.
 
     Attributes:
-        existing_pages: number of pages that were cached before. The caller's copies of them are duplicates: the caller
-            frees them and uses `pages` instead.
+        existing_pages: number of pages that were already cached. The caller's pages for the same tokens are duplicates:
+            the caller frees the duplicates and uses `pages` instead.
         cached_pages: number of pages that are cached now. The cache owns the caller's pages from `existing_pages` to
-            `cached_pages`. The caller keeps the later pages: a cache may take fewer pages than offered, or none.
-        handle: the place at `cached_pages`; not locked.
-        pages: int32 [cached_pages - num_pages of the given handle], the cached page ids of the key after the given
+            `cached_pages`. The caller still owns later pages, because a cache may insert only some of the pages or
+            none.
+        handle: the position after `cached_pages` pages; it is not locked.
+        pages: int32 [cached_pages - num_pages of the passed handle], the cached page ids of the key after the passed
             handle. It may be the array that the caller passed.
     """
 
@@ -123,13 +125,13 @@ class NodeView:
     """A read-only view of one node, for tools and tests.
 
     Attributes:
-        node_id: unique in one cache object.
-        parent_id: None for a node at the start of a prompt.
-        token_ids: int32 [pages * page_size], this node's own tokens; read-only, and never a caller's array.
-        pages: int32, this node's own pages; read-only, and never a caller's array.
+        node_id: id of the node, unique in one cache object.
+        parent_id: id of the parent node; None for a node at the start of a prompt.
+        token_ids: int32 [pages * page_size], this node's own tokens; read-only, and not an array of a caller.
+        pages: int32, this node's own pages; read-only, and not an array of a caller.
         num_locks: number of handles that lock the node.
         num_pins: number of pins that end at the node.
-        has_window: whether the node's pages have window pages; True if all layers share one memory.
+        has_window: whether the node's pages have window pages; always True if all layers share one memory.
     """
 
     node_id: int
@@ -148,12 +150,12 @@ class CacheCapabilities:
     """The features that a cache supports.
 
     Attributes:
-        reuses: whether a match can contain pages.
-        window: whether the cache can keep a page without its window page. Sliding-window layers have their own memory
+        reuses: whether the cache reuses prefixes; if False, every match is empty.
+        window: whether the cache can evict a window page and keep its page. Sliding-window layers have their own memory
             only if this is True.
-        tiers: whether the cache is a `TieredPrefixCache`, which needs a `transfer`.
-        granularity_tokens: prefixes are shared only in multiples of this many tokens (and of whole pages). `graftlm
-            plugins check` uses it as `PrefixCacheConformance.granularity_tokens`.
+        tiers: whether the cache is a `TieredPrefixCache`, whose context has a `transfer`.
+        granularity_tokens: unit of sharing in tokens: shared prefixes are multiples of this number and of the page
+            size. `graftlm plugins check` uses it as `PrefixCacheConformance.granularity_tokens`.
     """
 
     reuses: bool = True
@@ -168,16 +170,16 @@ class CacheContext:
 
     Attributes:
         page_size: number of tokens in a page.
-        eviction: the strategy that orders the leaves.
-        clock: monotonic, in seconds; the only clock that a cache may read.
+        eviction: the eviction strategy.
+        clock: monotonic clock in seconds; a cache must not read any other clock.
         on_event: function that is called for every node that is inserted, split or evicted; None: no events are needed.
             See `CacheEvent`.
         window: view that returns which pages have window pages; None if all layers share one memory.
-        transfer: copies pages to and from host memory. None for a cache without `tiers`. Also None for a tiered cache
-            that replaces a failed one, if host memory or storage is not available again; the new cache then has only
-            its device tier.
-        create_storage: function that creates a storage from a storage provider's name, its options and the bytes of a
-            block; None in the same cases as `transfer`.
+        transfer: copies pages to and from host memory; None for a cache without `tiers`. It is also None for a tiered
+            cache that replaces a failed cache, if host memory or storage cannot be created again; the new cache then
+            has only its device tier.
+        create_storage: function that creates a storage from a provider's name, its options and the size of a block in
+            bytes; None if `transfer` is None.
     """
 
     page_size: int
@@ -194,33 +196,33 @@ class PrefixCache(ABC):
 
     Invariants, each checked by `graftlm.testing.PrefixCacheConformance`:
         - A match's pages are the pages that were inserted for exactly the matched tokens in that namespace. The match
-          is page-aligned and the longest possible, in whole blocks if the cache declares a coarser granularity.
-        - After an `insert(key, pages, handle)` that took all pages, `match(key)` returns `result.pages`.
-        - The caller owns the arrays that it passes: later changes to them change nothing in the cache or its results.
-        - A page has one owner: it is in the cache, or `evict` or `reset` returned it, never both.
+          is the longest possible in whole pages, or in multiples of `granularity_tokens`.
+        - If `insert(key, pages, handle)` has inserted all pages, `match(key)` returns `result.pages`.
+        - The caller owns the arrays that it passes. Later changes to these arrays do not affect the cache or its
+          results.
+        - A page has one owner: the cache, or the caller after `evict` or `reset` has returned the page.
         - `evictable_pages + locked_pages` is the number of pages of all nodes of `walk`.
-        - `evict(n)` returns at least min(n, evictable_pages) pages (more if it evicts whole nodes), never a page on a
-          locked path.
-        - Locks are counted: n locks of a handle need n unlocks. A path is locked while a handle at its end or below is
-          locked.
-        - A locked handle stays valid and keeps its `num_pages`, also when other keys split its path.
-        - A match from a resumed handle gives the same result as a match from the start, without the pages up to that
+        - `evict(n)` returns at least min(n, evictable_pages) pages, or more if it evicts whole nodes. It returns no
+          page on a locked path.
+        - Locks are counted: n calls of `lock` need n calls of `unlock`. A path is locked while a handle at its end or
+          below its end is locked.
+        - A locked handle stays valid with the same `num_pages`, even if other keys split its path.
+        - A match from a resumed handle has the same result as a match from the start, without the pages before that
           handle.
-        - `probe` and `probe_again` return the same result and change nothing: not recency, hits or structure.
-        - `continuation` changes nothing; the key followed by the result is the start of an inserted key of the
+        - `probe` and `probe_again` have the same result. They do not change recency, hits or structure.
+        - `continuation` has no effects. The key followed by the result is a prefix of a key that was inserted in the
           namespace.
-        - Until its time is over, a pinned prefix is evicted only if no unpinned leaf is left; the pin that ends first
-          is evicted first. Pinned pages count as evictable.
+        - Until a pin expires, its prefix is evicted only if no unpinned leaf is left; the pin that expires first is
+          evicted first. Pinned pages count as evictable.
         - Namespaces never share pages.
         - Replaying all events (see `CacheEvent`) gives the tree that `walk` returns.
-        - `eviction_age_s`, if measured, is the time between the last use and the eviction of the node that was last
-          evicted.
+        - `eviction_age_s`, if measured, is the time between the last use and the eviction of the most recently evicted
+          node.
 
-    With a `WindowView`, a request can continue from a place only if the `reach_pages` pages before the place (or all,
-    if there are fewer) have window pages. "The longest possible" match is then the longest for which this is true.
-    `insert` reads from the view whether a new page has a window page. If the cached page of some tokens has no window
-    page, and a page with a window page is offered for the same tokens, the cached page gets that window page: the
-    caller moves it, and the cache counts it.
+    With a `WindowView`, a match may end at a position only if the `reach_pages` pages before the position have window
+    pages, or all pages if there are fewer. `insert` reads from the view whether a new page has a window page. If a
+    cached page has no window page, but the page that is inserted for the same tokens has one, the cached page gets this
+    window page: the caller moves it, and the cache updates its counts.
     """
 
     @abstractmethod
@@ -229,26 +231,25 @@ class PrefixCache(ABC):
 
         Args:
             key: the tokens; a trailing partial page is ignored.
-            resume: a locked handle that is a prefix of the key. The match starts at this handle and does not visit the
-                nodes up to it again.
+            resume: a locked handle of a prefix of the key. The match starts at this handle, and does not visit the
+                nodes before it again.
 
-        Effects: updates recency and counts a hit in all nodes of the match, but counts no hit in nodes up to a resumed
-            handle. It may split a node. It locks nothing.
+        Effects: updates recency in all nodes of the match, and counts a hit in the nodes after a resumed handle. It may
+            split a node. It locks no node.
         """
 
     @abstractmethod
     def insert(self, key: PrefixKey, pages: PageIds, handle: PrefixHandle) -> InsertResult:
-        """Offer pages for the whole pages of a key.
+        """Insert the whole pages of a key.
 
         Args:
             key: the tokens; a trailing partial page is ignored.
             pages: int32 [p], page ids of the key's whole pages past `handle`:
                 p = len(token_ids) // page_size - handle.num_pages.
-            handle: a locked handle, or the handle of the latest match, that is a prefix of the key.
+            handle: handle of a prefix of the key; it is locked or is the result of the latest match.
 
-        Effects: the cache becomes the owner of the pages between `existing_pages` and `cached_pages`; it frees nothing.
-            Locks do not change: the caller locks the returned handle and unlocks the old one. The ids in `pages` are
-            copied.
+        Effects: the cache becomes the owner of the pages between `existing_pages` and `cached_pages`, and copies their
+            ids. It frees no page. Locks do not change: the caller locks the returned handle and unlocks the old handle.
         """
 
     @abstractmethod
@@ -261,7 +262,7 @@ class PrefixCache(ABC):
 
     @abstractmethod
     def evict(self, num_pages: int) -> PageIds:
-        """Evict at least `num_pages` pages, or all evictable pages if there are fewer; leaves first, in strategy order.
+        """Evict leaves in strategy order: at least `num_pages` pages, or all evictable pages if there are fewer.
 
         Returns: int32, the evicted page ids; the caller returns them to the pool.
         """
@@ -285,9 +286,10 @@ class PrefixCache(ABC):
 
     @property
     def eviction_age_s(self) -> float | None:
-        """Seconds between last use and eviction of the last evicted node; None before an eviction, or if not measured.
+        """Time in seconds from last use to eviction of the latest evicted node; None before that, or if not measured.
 
-        A short age shows that the memory is too small: content that is evicted after seconds would have been reused.
+        A short time shows that the memory is too small: content that is evicted seconds after its last use might have
+        been reused.
         """
         return None
 
@@ -298,17 +300,17 @@ class PrefixCache(ABC):
     @property
     @abstractmethod
     def version(self) -> int:
-        """Counter that increases whenever the result of a `probe` may have changed."""
+        """A counter that increases whenever the result of a `probe` may have changed."""
 
     @abstractmethod
     def probe(self, key: PrefixKey) -> int:
-        """Return the number of pages that a match would find; change nothing. Called for waiting requests."""
+        """Return the number of pages that a match would find, without effects. Called for waiting requests."""
 
     def probe_again(self, key: PrefixKey, place: ProbePlace | None) -> ProbePlace | None:
         """Probe from the end of the last probe of the same key.
 
-        The scheduler calls this method for every waiting request after each change of `version`, so it should take O(1)
-        if nothing changed at that place. The default implementation probes from the start.
+        The scheduler calls this method for every waiting request after each change of `version`. It should therefore
+        take O(1) if the cache did not change at `place`. The default implementation probes from the start.
 
         Args:
             key: the tokens.
@@ -320,7 +322,7 @@ class PrefixCache(ABC):
         return _Probed(num_pages) if num_pages else None
 
     def continuation(self, key: PrefixKey, num_tokens: int) -> TokenIds:
-        """Return tokens that follow a key in the cache, for speculative decoding; change nothing.
+        """Return tokens that follow a key in the cache, without effects. Called for speculative decoding.
 
         Args:
             key: the tokens; they need not be whole pages.
@@ -328,14 +330,14 @@ class PrefixCache(ABC):
 
         Returns: int32 [m], tokens that were inserted after exactly this key in its namespace. If the key has several
             continuations, the most recently used one is returned. The array is empty if the key is not cached to its
-            end, or nothing follows it. The default implementation never finds a continuation.
+            end, or if no token follows. The default implementation returns an empty array.
         """
         return _NO_TOKENS
 
     def pin(self, key: PrefixKey, ttl_s: float) -> int:
-        """Evict the cached part of a key last, for `ttl_s` seconds.
+        """Pin the cached part of a key for `ttl_s` seconds, so that it is evicted last.
 
-        Effects: updates recency as a match does, but counts no hit. Pinning the same key again restarts its time.
+        Effects: updates recency like a match, but counts no hit. Pinning the same key again restarts the time.
 
         Returns: number of pinned pages; 0 if no page of the key is cached, this cache does not support pins, or the
             limit of pins is reached.
@@ -343,7 +345,7 @@ class PrefixCache(ABC):
         return 0
 
     def unpin(self, key: PrefixKey) -> bool:
-        """Remove a pin before its time is over. Returns: whether exactly this key was pinned."""
+        """Remove the pin of a key before it expires. Return whether exactly this key was pinned."""
         return False
 
     # The methods below are called only for a cache with the capability `window` and a `WindowView`.
@@ -354,18 +356,18 @@ class PrefixCache(ABC):
         return 0
 
     def lock_window(self, handle: PrefixHandle, num_pages: int) -> None:
-        """Protect the window pages of the last `num_pages` pages before a locked handle until `unlock_window`.
+        """Protect the window pages of the last `num_pages` pages before a locked handle from eviction.
 
-        Locking the handle protects its pages, not their window pages.
+        The protection ends with `unlock_window`. `lock` protects only the pages, not their window pages.
         """
 
     def unlock_window(self, handle: PrefixHandle, num_pages: int) -> None:
-        """Undo one `lock_window` of the same handle and length; the handle is still locked."""
+        """Undo one `lock_window` with the same arguments. The handle must still be locked."""
 
     def evict_window(self, num_pages: int) -> WindowEviction:
-        """Evict at least `num_pages` unlocked window pages, or all of them if there are fewer.
+        """Evict at least `num_pages` unlocked window pages, or all unlocked window pages if there are fewer.
 
-        A page may lose its window page and stay in the cache. Such a page still serves the layers without a window, and
-        prompts that continue for more than a window after it.
+        A page may lose its window page and stay in the cache. Full-attention layers still use such a page, for prompts
+        whose cached prefix continues for more than a window after it.
         """
         return WindowEviction(NO_PAGES, NO_PAGES)

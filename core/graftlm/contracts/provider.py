@@ -1,7 +1,7 @@
-"""The record with which a plugin offers an implementation (`Provider`), and the machine's properties (`Platform`).
+"""`Provider`, the record by which a plugin offers an implementation, and `Platform`, the machine's properties.
 
-Creating a `Provider` imports no heavy packages; its `create` may import them. The registry validates providers once,
-when plugins are loaded. The engine calls `create` once, at assembly.
+The creation of a `Provider` must not import heavy packages; `create` may import them. The registry validates providers
+once, when plugins are loaded. The engine calls `create` once, at assembly.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 __all__ = ["API_VERSION", "OLDEST_API_VERSION", "NoOptions", "Options", "Platform", "Provider"]
 
-#: The plugin API version of this graftlm. A provider has the version that it was written for.
+#: The plugin API version of this graftlm. `Provider.api_version` is the version that the provider was written for.
 API_VERSION = 1
 
 #: The oldest plugin API version that this graftlm supports. See docs/api-stability.md.
@@ -22,20 +22,20 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Options(BaseModel):
-    """Base class of a provider's options: unknown keys are errors, values are immutable."""
+    """Base class of a provider's options. Unknown keys are errors, and values are immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     def machine_obstacles(self) -> Iterable[tuple[str, str]]:
-        """Yield (option, reason) for each option that this machine cannot satisfy; called by `config check`.
+        """Yield (option, reason) for each option whose value cannot work on this machine; called by `config check`.
 
-        An example is a folder that is not writable. This method must change nothing and return within a second.
+        An example is a folder that is not writable. The method must not have effects, and must return within a second.
         """
         return ()
 
 
 class NoOptions(Options):
-    """The options of providers that have none."""
+    """The options class of a provider without options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +63,15 @@ class Provider(Generic[T_co]):
         name: the name in configuration files, in lower case; unique in its family.
         summary: description for `graftlm plugins`, one line.
         api_version: the `API_VERSION` that this provider was written for, as a literal.
-        create: function `create(options, context) -> T`; `options` is an instance of `options` below, `context` the
-            family's context dataclass. It may import heavy packages. It is called once per engine.
+        create: function `create(options, context) -> T`, called once per engine. `options` is an instance of the class
+            `options` below; `context` is the family's context dataclass. The function may import heavy packages.
         options: pydantic model of the provider's options in the configuration; a subclass of `Options`.
-        unavailable: function that returns why this provider cannot run on a platform (no CUDA, package missing), or
-            None. It is cheap and never raises.
-        capabilities: instance of the family's capabilities dataclass; core reads it instead of the implementation's
-            type.
-        rank: number that orders providers for `auto`, which selects the available provider with the highest rank. Among
-            equal ranks, the first by name is selected.
+        unavailable: function that returns why this provider cannot run on a platform, such as "no CUDA" or a missing
+            package; None if it can. It must be fast and must not raise.
+        capabilities: instance of the family's capabilities dataclass. Core reads it and does not check the type of the
+            implementation.
+        rank: number that orders providers for `auto`, which selects the available provider with the highest rank. If
+            ranks are equal, the first name in alphabetical order is selected.
     """
 
     name: str

@@ -21,8 +21,8 @@ class LinearLayer:
         name: path of the layer in the model, such as "layers.0.mlp.gate_up".
         projections: names of the layer's projections in the checkpoint, in the order of the layer's output, such as
             ("gate_proj", "up_proj").
-        in_features: K.
-        out_features: N, the sum over all projections.
+        in_features: K, the input size.
+        out_features: N, the sum of the output sizes of all projections.
     """
 
     name: str
@@ -33,7 +33,7 @@ class LinearLayer:
 
 @dataclass(frozen=True, slots=True)
 class QuantizationContext:
-    """The arguments of a quantization's `create`: device of the weights, dtype of weights and activations."""
+    """The arguments of a quantization's `create`: device of the weights, and dtype of weights and activations."""
 
     device: torch.device
     dtype: torch.dtype
@@ -58,38 +58,38 @@ class LinearKernel(ABC):
     @property
     @abstractmethod
     def num_bytes(self) -> int:
-        """Size of the weights in bytes, scales and other metadata included."""
+        """Size of the weights in bytes, including scales and other metadata."""
 
     @abstractmethod
     def __call__(self, x: Tensor) -> Tensor:
-        """Map [..., K] to [..., N], in the dtype of `x`."""
+        """Map inputs, [..., K], to outputs, [..., N], in the dtype of `x`."""
 
     @abstractmethod
     def decoded(self) -> Tensor:
-        """Return the dequantized weights, float32 [N, K]. For tests and tools; slow, and needs much memory."""
+        """Return the dequantized weights, float32 [N, K], for tests and tools. It is slow and needs much memory."""
 
 
 class Quantization(ABC):
-    """Converts linear layers one by one after a checkpoint was loaded.
+    """Converts linear layers one by one, after a checkpoint is loaded.
 
     Invariants, each checked by `graftlm.testing.QuantizationConformance`:
         - A layer for which `obstacle` returns None can be converted.
-        - A kernel computes x W^T + bias for any number of rows, where W are its `decoded` weights, up to rounding.
+        - Up to rounding, a kernel computes x W^T + bias for any number of rows; W is the result of `decoded`.
         - The decoded weights are close to the original weight.
         - A converted layer takes less memory than its bfloat16 weight.
-        - A kernel stores no reference to the original weight, which may be freed or overwritten later.
-        - Conversion changes neither weight nor bias, and is deterministic.
+        - A kernel stores no reference to the original weight, because the weight may be freed or overwritten later.
+        - Conversion is deterministic, and does not change the weight or the bias.
     """
 
     @abstractmethod
     def obstacle(self, layer: LinearLayer) -> str | None:
-        """Return the reason why a layer is not converted, such as its sizes; None if it can be converted."""
+        """Return the reason why a layer cannot be converted, such as its sizes; None if it can be converted."""
 
     @abstractmethod
     def convert(self, weight: Tensor, bias: Tensor | None) -> LinearKernel:
-        """Convert a layer, and return the kernel that computes it from now on.
+        """Convert a layer, and return the kernel that computes it.
 
         Args:
-            weight: [N, K], on the context's device and in its dtype, of a layer without an obstacle.
-            bias: [N], or None.
+            weight: [N, K], the weight of a layer without an obstacle, on the context's device and in its dtype.
+            bias: [N], the layer's bias, or None.
         """

@@ -1,4 +1,4 @@
-"""The contract of a scheduling policy: the order in which waiting requests are considered for admission."""
+"""The contract of a scheduling policy, which orders waiting requests for admission."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -9,18 +9,18 @@ __all__ = ["Preemption", "PrefixGroup", "SchedulingContext", "SchedulingPolicy",
 
 
 class PrefixGroup(Protocol):
-    """Waiting requests with a common prefix: an inner node of the radix tree of the waiting requests.
+    """Two or more waiting requests with a common prefix: a node in the radix tree of the waiting requests.
 
         parent         num_tokens 100, num_waiting 5
         ├─ group       num_tokens 180, num_waiting 3: its first 100 tokens are the parent's
         └─ (2 requests that share only the parent's 100 tokens)
 
-    Groups compare and hash by identity. They may change after `order` has returned.
+    Groups are compared and hashed by identity. A group may change after `order` has returned.
     """
 
     @property
     def parent(self) -> "PrefixGroup | None":
-        """The next larger group, which shares fewer tokens; None if there is none."""
+        """The next larger group, which has a shorter common prefix; None if there is no such group."""
         ...
 
     @property
@@ -30,12 +30,12 @@ class PrefixGroup(Protocol):
 
     @property
     def num_waiting(self) -> int:
-        """Number of requests in this group and in the smaller groups inside it; at least two."""
+        """Number of requests in this group, including the smaller groups inside it; at least two."""
         ...
 
 
 class WaitingRequest(Protocol):
-    """A waiting request, as a policy may read it."""
+    """The properties of a waiting request that a policy may read."""
 
     @property
     def request_id(self) -> str:
@@ -64,12 +64,12 @@ class WaitingRequest(Protocol):
 
     @property
     def cached_tokens(self) -> int:
-        """Number of the request's tokens that the prefix cache has now. It is computed on first access, then stored."""
+        """Number of the request's tokens that the prefix cache has now. It is computed when first read, then stored."""
         ...
 
     @property
     def group(self) -> PrefixGroup | None:
-        """The smallest group that contains the request, cached or not; None if no waiting request shares a prefix."""
+        """The smallest group with this request, cached or not; None if no other waiting request shares a prefix."""
         ...
 
 
@@ -78,7 +78,7 @@ class SchedulingContext:
     """The arguments of a policy's `create`.
 
     Attributes:
-        seed: seed of the random numbers of policies that draw some.
+        seed: seed for policies that use random numbers.
     """
 
     seed: int = 0
@@ -86,10 +86,10 @@ class SchedulingContext:
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """The condition under which a waiting request preempts a running one.
+    """The condition under which a waiting request preempts a running request.
 
     Attributes:
-        min_difference: minimum difference of the two priorities; at least 1.
+        min_difference: minimum difference between the priorities of the two requests; at least 1.
     """
 
     min_difference: int = 1
@@ -98,20 +98,21 @@ class Preemption:
 class SchedulingPolicy(ABC):
     """Orders the waiting requests.
 
-    Core sorts by request priority first. Core also limits the waiting time (ageing): a request that later arrivals have
-    overtaken for `max_wait_s` is admitted first. Core performs preemption; a policy only sets its condition.
+    Core first sorts by request priority, and uses the policy's order within a priority. Core also performs ageing: a
+    request is admitted first if later requests have been admitted before it for `max_wait_s` seconds. Core performs
+    preemption; a policy only sets its condition.
 
     Invariants, each checked by `graftlm.testing.SchedulingPolicyConformance`:
-        - `order` returns a permutation of its input as a new list, and changes nothing.
-        - `order` is deterministic for equal input, clock reading and seed.
+        - `order` returns a permutation of its input as a new list, and has no effects.
+        - `order` is deterministic: equal input, clock reading and seed give the same order.
     """
 
-    #: Seconds for which later arrivals may overtake a request before it is admitted first; None for policies that never
-    #: reorder.
+    #: Seconds during which later requests may be admitted before a request; afterwards this request is admitted first.
+    #: None for policies that do not change the order of arrival.
     max_wait_s: float | None = None
 
-    #: Condition under which a waiting request without a free row or pages retracts less important requests; None:
-    #: never.
+    #: Condition under which less important running requests are retracted for a waiting request that lacks a row or
+    #: pages; None: they are not retracted.
     preemption: Preemption | None = None
 
     @abstractmethod

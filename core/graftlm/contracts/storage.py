@@ -1,4 +1,4 @@
-"""The contract of a KV storage, which stores blocks of keys and values outside the engine's memory, by content hash."""
+"""The contract of a KV storage, which stores blocks of keys and values outside the engine's memory, named by hashes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class StorageContext:
     """The arguments of a storage's `create`.
 
     Attributes:
-        fingerprint: identifier of model weights, dtype and layout, of any length; blocks of another fingerprint are
+        fingerprint: identifier of model weights, dtype and layout, of any length. Blocks with another fingerprint are
             foreign.
         block_bytes: size of every block in bytes.
     """
@@ -28,16 +28,16 @@ class StorageContext:
 
 @dataclass(frozen=True, slots=True)
 class StorageStats:
-    """The storage's counters since its creation, and its content.
+    """The size of a storage's content, and counters since its creation.
 
     Attributes:
-        num_blocks, num_bytes: number of blocks and bytes that are stored now, as counted by this storage.
-        hits, misses: numbers of `get` calls that found a block, and that did not; a damaged block is a miss.
+        num_blocks, num_bytes: numbers of blocks and bytes that are stored now, as counted by this storage object.
+        hits, misses: numbers of `get` calls that found a block, and that found none; a damaged block is a miss.
         stored: number of blocks that `put` wrote.
         evicted: number of blocks that were removed to stay within a size limit.
         corrupt: number of blocks that were dropped because their checksum or length was wrong.
         foreign: number of blocks that were dropped because they belong to another model or format.
-        failures: number of reads and writes that failed on the medium (full, gone, forbidden).
+        failures: number of reads and writes that the medium failed, because it was full, missing or forbidden.
     """
 
     num_blocks: int = 0
@@ -52,28 +52,28 @@ class StorageStats:
 
 
 class KVStorage(ABC):
-    """A map from content hashes to blocks of bytes. It outlives the engine, and several engines may share it.
+    """A map from hashes to blocks of bytes. Its content outlives the engine, and several engines may share it.
 
-    A block's key is a chained hash of its namespace and of all tokens up to its end. Equal keys therefore mean equal
-    content, and blocks are never changed.
+    A block's key is a chained hash of its namespace and of all tokens up to the block's end. Blocks with equal keys
+    therefore have equal content, and blocks are never changed.
 
     Invariants, each checked by `graftlm.testing.KVStorageConformance`:
-        - `get` fills `out` with exactly the data that was `put` for that key, or returns False. Damage (a flipped byte,
-          a torn write, a truncated, foreign or missing file) is a miss, is counted, and the block is dropped.
+        - `get` fills `out` with exactly the data that was `put` for that key, or returns False. A damaged block (a
+          flipped byte, a torn write, a truncated, foreign or missing file) is a miss; it is counted and dropped.
         - No method raises for a failure of the medium (full, slow, read-only, deleted while in use). Failures are
           counted.
         - Several threads may call methods at the same time.
         - A new storage on the same medium with the same fingerprint has the blocks that were stored before.
-        - Two fingerprints on one medium never share a block.
-        - A size limit holds after every `put`.
+        - Storages with different fingerprints on one medium do not share blocks.
+        - After every `put`, the content is within the size limit, if there is one.
     """
 
     @abstractmethod
     def contains(self, keys: Sequence[bytes]) -> int:
         """Return the number of keys before the first key whose block is missing.
 
-        The result may be wrong, because another process may remove blocks, or a block may be damaged. Only the result
-        of `get` is reliable.
+        The result may be wrong: another process may remove blocks, or a block may be damaged. Only the result of `get`
+        is reliable.
         """
 
     @abstractmethod
@@ -85,7 +85,7 @@ class KVStorage(ABC):
 
     @abstractmethod
     def put(self, key: bytes, data: NDArray[np.uint8]) -> bool:
-        """Store one block, uint8 [block_bytes], contiguous. The write is atomic, also in a crash.
+        """Store one block, uint8 [block_bytes], contiguous. The write is atomic, even if the process crashes.
 
         Returns: whether the block is stored now. A block that was stored before is not written again.
         """
@@ -96,8 +96,8 @@ class KVStorage(ABC):
 
     @abstractmethod
     def stats(self) -> StorageStats:
-        """Return the counters; cheap."""
+        """Return the counters; the call is fast."""
 
     @abstractmethod
     def close(self) -> None:
-        """Finish pending writes and release the medium. No other method is called afterwards."""
+        """Finish pending writes, and release the medium. No other method is called afterwards."""

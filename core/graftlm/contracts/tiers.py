@@ -20,11 +20,11 @@ __all__ = ["LoadOffer", "LoadedPages", "PrefetchTicket", "TieredPrefixCache"]
 
 
 class LoadOffer(Protocol):
-    """Pages of a key that follow its match and are in lower tiers. The tiers keep them until `load` or `decline`."""
+    """Pages in lower tiers that follow a key's match. The tiers do not evict them before `load` or `decline`."""
 
     @property
     def num_pages(self) -> int:
-        """Number of pages that `load` would fill; at least one."""
+        """Number of pages that `load` fills; at least one."""
         ...
 
 
@@ -38,54 +38,55 @@ class PrefetchTicket(Protocol):
 
     @property
     def deadline_s(self) -> float | None:
-        """Clock reading after which the request no longer waits; None: it waits until the prefetch is complete."""
+        """Clock reading after which the request no longer waits for the prefetch; None: it waits without a limit."""
         ...
 
     def when_done(self, callback: Callable[[], None]) -> None:
-        """Call `callback` from any thread when the prefetch is complete; immediately if it already is."""
+        """Call `callback`, from any thread, when the prefetch is complete, or immediately if it is already complete."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedPages:
-    """Numbers of loaded pages by source. `storage` counts the prefetched pages that are used for the first time."""
+    """Numbers of loaded pages by tier. `storage` is the number of prefetched pages that are used for the first time."""
 
     host: int = 0
     storage: int = 0
 
 
 class TieredPrefixCache(PrefixCache):
-    """A prefix cache that also stores the content of pages in lower tiers, and can load it back.
+    """A prefix cache that also stores the content of pages in lower tiers, and loads it back.
 
     Invariants:
-        - The methods of `PrefixCache` concern the device tier only, and all invariants of `PrefixCache` hold.
+        - All invariants of `PrefixCache` hold; its methods concern only the device tier.
         - `load` restores the content of pages that were passed to `store` for exactly these tokens, in the same
-          namespace, with the same model; anything else is a miss. Loading an offer never fails.
+          namespace and with the same model; other content is not offered. Loading an offer does not fail.
         - Before `evict` returns pages, it queues copies of the content that lower tiers must keep.
-        - Lower tiers may lose any content at any time, except offered pages; no method raises for this reason.
+        - Lower tiers may lose any content at any time, except offered pages. Methods do not raise because of lost
+          content.
         - One thread calls all methods, and no method waits for storage.
     """
 
     @abstractmethod
     def store(self, key: PrefixKey, pages: PageIds) -> None:
-        """Register pages of a key for lower tiers; a cache may copy them now or on eviction.
+        """Let lower tiers store the pages of a key. A cache may copy the pages now or when they are evicted.
 
         Args:
-            key: the tokens, whole pages.
+            key: the tokens, in whole pages.
             pages: int32 [len(key) // page_size], the device tier's pages from the start of the key. They are written by
                 steps that were planned before, or by the step that is being planned.
         """
 
     @abstractmethod
     def find(self, key: PrefixKey, num_pages: int) -> LoadOffer | None:
-        """Return an offer of the pages in host memory that follow a key's first `num_pages` pages; None if none do.
+        """Return an offer of pages in host memory that follow a key's first `num_pages` pages; None without such pages.
 
-        This method is called once per admitted request, so caches may count uses in it.
+        The method is called once per admitted request, so a cache may count uses in it.
         """
 
     @abstractmethod
     def load(self, offer: LoadOffer, pages: PageIds) -> LoadedPages:
-        """Load the offer to `pages`, int32 [offer.num_pages], in time for the step that is being planned."""
+        """Load an offer to `pages`, int32 [offer.num_pages], before the step that is being planned reads them."""
 
     @abstractmethod
     def decline(self, offer: LoadOffer) -> None:
@@ -93,7 +94,7 @@ class TieredPrefixCache(PrefixCache):
 
     @abstractmethod
     def prefetch(self, key: PrefixKey) -> PrefetchTicket | None:
-        """Start to prefetch a key's blocks from storage to host memory; None if there is nothing to prefetch."""
+        """Start to prefetch a key's blocks from storage to host memory; return None if there is nothing to prefetch."""
 
     @abstractmethod
     def release(self, ticket: PrefetchTicket) -> None:
@@ -101,15 +102,15 @@ class TieredPrefixCache(PrefixCache):
 
     @abstractmethod
     def copied(self, copies: StepCopies) -> None:
-        """Handle the completion of copies that were queued before."""
+        """Handle the completion of queued copies."""
 
     @abstractmethod
     def copies_lost(self, copies: StepCopies) -> None:
-        """Handle the failure of copies that were queued before. The content of their targets is undefined."""
+        """Handle the failure of queued copies. The content of their targets is undefined."""
 
     @abstractmethod
     def flush(self) -> None:
-        """Queue copies of all device content that lower tiers should keep after the engine ends."""
+        """Queue copies of all content on the device that lower tiers should have after the engine ends."""
 
     @property
     @abstractmethod
@@ -118,13 +119,13 @@ class TieredPrefixCache(PrefixCache):
 
     @abstractmethod
     def close(self) -> None:
-        """Finish writes to storage and release it. No other method is called afterwards.
+        """Finish writes to storage, and release the storage. No other method is called afterwards.
 
-        Effects: returns when all blocks are written, or when a storage makes no progress.
+        Effects: waits until all blocks are written, or until the storage makes no progress.
         """
 
     def abandon(self) -> None:
-        """Release host memory and storage immediately; called instead of `close` after the cache or its user failed.
+        """Release host memory and storage immediately. Called instead of `close` after the cache or its user failed.
 
         Effects: a new cache with the same amount of host memory may be created afterwards. The method runs in a
             separate thread, and the caller waits only briefly.

@@ -1,4 +1,4 @@
-"""The contract of KV transfers, which copy blocks between device and host memory for a cache with lower tiers."""
+"""The contract of a KV transfer, which copies blocks between device and host memory for a cache with lower tiers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class BlockCopy:
     Attributes:
         slot: index of the block in host memory.
         first_page: offset of the part in the block, in pages.
-        pages: int32 [n], the device's pages in the order of their tokens.
+        pages: int32 [n], page ids on the device, in the order of their tokens.
     """
 
     slot: int
@@ -32,14 +32,15 @@ class BlockCopy:
 class StepCopies:
     """Copies that run with one step.
 
-    Early copies finish before the step's forward pass begins. The other copies run in parallel with it. All copies
-    finish with the step. The tuples run in the order of the attributes below, and each tuple in its own order.
+    Early copies finish before the step's forward pass begins. The other copies run in parallel with the forward pass,
+    and finish with the step. The tuples run in the order of the attributes below, and the copies of a tuple in its
+    order.
 
     Attributes:
-        early_stores: copies from pages that the step, or one of these loads, overwrites.
-        early_loads: copies into pages that the step writes later.
-        loads: copies from host to device. A layer's attention waits only for the loads of that layer.
-        stores: copies from device to host.
+        early_stores: copies from device to host, of pages that the step or one of these loads overwrites.
+        early_loads: copies from host to device, into pages that the step also writes.
+        loads: other copies from host to device. A layer's attention waits only for the loads of that layer.
+        stores: other copies from device to host.
     """
 
     early_stores: tuple[BlockCopy, ...] = ()
@@ -49,7 +50,7 @@ class StepCopies:
 
 
 class KVTransfer(Protocol):
-    """Copies blocks of pages between device and host memory, ordered with the steps.
+    """Copies blocks of pages between device and host memory, in a defined order with steps.
 
     A block is a number of whole pages of consecutive tokens. Its bytes are contiguous: for every layer, first the keys
     of the tokens, [tokens, H_kv, D], then their values. The bytes do not depend on the page size.
@@ -69,7 +70,7 @@ class KVTransfer(Protocol):
         ...
 
     def allocate(self, num_blocks: int, pages_per_block: int) -> NDArray[np.uint8]:
-        """Allocate host memory for blocks; it replaces this transfer's earlier memory.
+        """Allocate host memory for blocks, in place of this transfer's previous memory.
 
         Returns: uint8 [num_blocks, block_bytes]; `BlockCopy.slot` is the first index. The memory is pinned if the
             device is CUDA.
@@ -77,17 +78,17 @@ class KVTransfer(Protocol):
         ...
 
     def store(self, copy: BlockCopy) -> None:
-        """Queue a copy of pages that earlier planned steps, or the step that is being planned, write on the device."""
+        """Queue a copy to host memory of pages that steps write, up to the step that is being planned."""
         ...
 
     def store_now(self, copy: BlockCopy) -> None:
-        """Queue a copy of pages that are being evicted; it runs with the step that is being planned."""
+        """Queue a copy to host memory of pages that are being evicted, for the step that is being planned."""
         ...
 
     def load(self, copy: BlockCopy) -> None:
-        """Queue a copy to the device; the step that is being planned and later steps read it."""
+        """Queue a copy to the device, for the step that is being planned."""
         ...
 
     def hurry(self, pages: PageIds) -> None:
-        """Let the queued stores of pages that are being evicted run with the step that is being planned."""
+        """Move queued stores of pages that are being evicted to the step that is being planned."""
         ...

@@ -14,15 +14,15 @@ __all__ = ["WindowEviction", "WindowView"]
 
 
 class WindowView(Protocol):
-    """A view that returns which pages have a window page (keys and values of the layers with a sliding window)."""
+    """A read-only view of the pages that have a window page, which stores keys and values of sliding-window layers."""
 
     @property
     def reach_pages(self) -> int:
-        """Number of pages before the end of a match that need window pages so that a request can continue there."""
+        """Number of pages before the end of a match that must have window pages before a request can continue there."""
         ...
 
     def holds(self, pages: PageIds) -> NDArray[np.bool_]:
-        """Return which of the pages have a window page: bool, same shape as `pages`."""
+        """Return whether each page has a window page: bool, same shape as `pages`."""
         ...
 
 
@@ -31,7 +31,7 @@ class WindowEviction:
     """The pages that a cache evicted to free window pages; the caller frees them.
 
     Attributes:
-        pages: int32, ids of pages that left the cache; the caller frees their window pages too, if they have any.
+        pages: int32, ids of pages that were removed from the cache; the caller also frees their window pages, if any.
         window_pages: int32, ids of pages that stay in the cache and lose only their window page.
     """
 
