@@ -1,4 +1,4 @@
-"""The linear layers of a model with low-rank adapters, and the adapter of each token of a step."""
+"""Stores adapters in a model's linear layers, and sets the adapter of each token of a step."""
 
 from collections.abc import Collection, Mapping
 
@@ -17,9 +17,9 @@ __all__ = ["AdapterLayers", "adaptable_layers", "route_of"]
 
 
 def adaptable_layers(model: nn.Module) -> list[Linear]:
-    """Return a loaded model's linear layers that can have adapters: those that compute every token of a batch.
+    """Return a loaded model's linear layers that can have adapters. These layers compute every token of a batch.
 
-    Layers at the top of the checkpoint, such as `lm_head`, compute only the sampled tokens and are excluded.
+    Layers at the checkpoint's top level, such as `lm_head`, compute only the sampled tokens and are excluded.
     """
     return [module for module in model.modules() if isinstance(module, Linear) and module.prefix]
 
@@ -42,7 +42,7 @@ class AdapterLayers:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the factors, which is that of the layers. There is at least one layer."""
+        """The dtype of the factors, which is the layers' dtype. There must be at least one layer."""
         return self._layers[0][0].weight.dtype
 
     @property
@@ -97,11 +97,11 @@ def route_of(
     num_slots: int,
     device: torch.device,
 ) -> AdapterRoute:
-    """Return the adapter of each token, as a mask on a GPU and as groups of tokens on a CPU.
+    """Return the adapter of each token: on a GPU as a mask, on a CPU as groups of tokens.
 
     Args:
-        adapter_slots: int32 [B], 0 for requests without an adapter.
-        query_lens: int32 [B].
+        adapter_slots: int32 [B], the adapter slot of each request; 0 without an adapter.
+        query_lens: int32 [B], number of tokens of each request.
     """
     of_token = np.repeat(adapter_slots, query_lens)
     if device.type != "cpu":
@@ -111,7 +111,7 @@ def route_of(
 
 
 def _groups(of_token: NDArray[np.int32]) -> AdapterGroups:
-    """Group tokens by adapter slot, int32 [T]; they are reordered only if an adapter's tokens are not contiguous."""
+    """Group tokens by adapter slot, int32 [T]. Tokens are reordered only if an adapter's tokens are not contiguous."""
     pieces = _pieces(of_token)
     if len({slot for slot, _ in pieces}) == len(pieces):
         return AdapterGroups(len(of_token), pieces)
@@ -121,7 +121,7 @@ def _groups(of_token: NDArray[np.int32]) -> AdapterGroups:
 
 
 def _pieces(of_token: NDArray[np.int32]) -> tuple[tuple[int, slice], ...]:
-    """Return (slot, tokens) of each contiguous run of tokens with the same adapter; tokens without one are left out."""
+    """Return (slot, tokens) of each contiguous run of tokens with the same adapter. Tokens without one are left out."""
     starts = np.flatnonzero(np.diff(of_token, prepend=-1)).tolist()
     ends = [*starts[1:], len(of_token)]
     runs = [(int(of_token[start]), slice(start, end)) for start, end in zip(starts, ends, strict=True)]

@@ -1,4 +1,4 @@
-"""An attention backend that waits for keys and values that are being loaded from host memory."""
+"""An attention backend that waits until keys and values are loaded from host memory."""
 
 from collections.abc import Callable
 
@@ -10,11 +10,11 @@ __all__ = ["AwaitingAttention"]
 
 
 class AwaitingAttention(AttentionBackend):
-    """Runs another backend; each layer waits only for its own loads.
+    """A wrapper of an attention backend. Before each layer, it waits for the loads of this layer's keys and values.
 
     Args:
-        inner: the backend.
-        await_layer: function that is called with the layer_id before each layer's forward.
+        inner: the wrapped backend.
+        await_layer: function that is called with the layer_id before each call of `forward`.
     """
 
     def __init__(self, inner: AttentionBackend, await_layer: Callable[[int], None]) -> None:
@@ -26,6 +26,6 @@ class AwaitingAttention(AttentionBackend):
         self._inner.prepare(batch)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer) -> Tensor:
-        """Wait, write and attend; see `AttentionBackend.forward`."""
+        """Wait for the layer's loads, then write and attend; see `AttentionBackend.forward`."""
         self._await_layer(layer.layer_id)
         return self._inner.forward(q, k, v, layer)

@@ -1,4 +1,4 @@
-"""Builds a forward batch (device tensors) from a step plan (numpy arrays on the host)."""
+"""Builds a forward batch of device tensors from a step plan, which has numpy arrays on the host."""
 
 from dataclasses import replace
 
@@ -17,12 +17,12 @@ def to_device(array: NDArray[np.generic], device: torch.device) -> Tensor:
     """Return an array as a tensor: a view on the CPU, or an asynchronous copy from pinned memory on a GPU."""
     if device.type == "cpu":
         return torch.from_numpy(array)
-    # An array that is not contiguous would be copied through pageable memory.
+    # An array that is not contiguous would first be copied to pageable memory.
     return torch.from_numpy(np.ascontiguousarray(array)).pin_memory().to(device, non_blocking=True)
 
 
 class BatchBuilder:
-    """Builds the batches of steps. Tensors that consecutive steps have in common are copied to the device once.
+    """Builds the batches of steps. Tensors that consecutive steps share are copied to the device once.
 
     Args:
         last_tokens: int64 [R], each row's latest sampled token, on the device.
@@ -32,11 +32,11 @@ class BatchBuilder:
         self._last_tokens = last_tokens
         self._device = last_tokens.device
         self._rows = np.empty(0, dtype=np.int32)
-        self._rows_on_device = torch.empty(0, dtype=torch.int64)  # of `_rows`
-        self._bounds = self._idx = torch.empty(0)  # for the batch size of the latest decode step
+        self._rows_on_device = torch.empty(0, dtype=torch.int64)  # `_rows` on the device
+        self._bounds = self._idx = torch.empty(0)  # cached for the batch size of the latest decode step
 
     def rows_on_device(self, rows: NDArray[np.int32]) -> Tensor:
-        """Return rows as int64 on the device; the same array object gives the same tensor as before."""
+        """Return rows as int64 on the device. The same array object returns the tensor of the previous call."""
         if rows is not self._rows:
             self._rows, self._rows_on_device = rows, to_device(rows.astype(np.int64), self._device)
         return self._rows_on_device
@@ -45,7 +45,7 @@ class BatchBuilder:
         """Build a step's batch.
 
         Args:
-            selects_tokens: whether `wanted_idx` selects the sampled tokens only, or the first token if none is sampled.
+            selects_tokens: whether `wanted_idx` selects only the sampled tokens, or the first token if none is sampled.
         """
         device = self._device
         cu_seqlens_q, logits_idx = self._bounds_and_samples(plan)
@@ -69,7 +69,7 @@ class BatchBuilder:
     def _bounds_and_samples(self, plan: StepPlan) -> tuple[Tensor, Tensor]:
         """Return `cu_seqlens_q` and `logits_idx`."""
         num_requests = len(plan.rows)
-        if num_requests == plan.num_tokens == len(plan.sample_idx):  # usually decode: token i belongs to request i
+        if num_requests == plan.num_tokens == len(plan.sample_idx):  # usually decode: token i is that of request i
             if len(self._idx) != num_requests:
                 self._bounds = to_device(np.arange(num_requests + 1, dtype=np.int32), self._device)
                 self._idx = to_device(np.arange(num_requests), self._device)

@@ -1,6 +1,6 @@
-"""The Triton kernel that sets the scores of tokens that a bitmask forbids to -inf.
+"""The Triton kernel that applies bitmasks: it sets the scores of forbidden tokens to -inf.
 
-Importing this module imports Triton; only scores on a GPU need it.
+Import this module only for scores on a GPU, because it imports Triton.
 """
 
 from typing import Any
@@ -11,7 +11,8 @@ from torch import Tensor
 
 __all__ = ["forbid_in_place"]
 
-#: Columns of one program: 32 words of a mask. The kernel only writes, so larger blocks are not faster.
+#: Number of columns of one program, which is 32 words of a mask. The kernel only writes scores, so larger blocks are
+#: not faster.
 _BLOCK = 1024
 
 
@@ -29,7 +30,7 @@ def _forbid_kernel(
     idx = tl.program_id(0)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < vocab_size
-    # The 32 columns of a warp are one word of the mask: one load with broadcast.
+    # The 32 columns of a warp have one word of the mask, which is loaded once and broadcast.
     words = tl.load(bits + idx * bits_stride + columns // 32, mask=inside, other=-1)
     forbidden = ((words >> (columns % 32)) & 1) == 0
     row = tl.load(rows + idx).to(tl.int64)  # a row's offset may exceed 2**31 elements
@@ -37,14 +38,14 @@ def _forbid_kernel(
 
 
 def forbid_in_place(scores: Tensor, rows: Tensor, bits: Tensor) -> None:
-    """Set the scores of all forbidden tokens to -inf, in one launch that reads no score.
+    """Set the scores of all forbidden tokens to -inf, in one kernel launch that does not read scores.
 
     Args:
         scores: any floating dtype [n, V], any row stride, column stride 1; changed in place.
         rows: int64 [m], unique rows of `scores`.
         bits: int32 [m, ceil(V / 32)], see `TokenMask`; word stride 1.
 
-    All tensors are on one device.
+    All tensors must be on one device.
 
     Raises:
         ValueError: the columns of `scores` or the words of `bits` do not have stride 1.

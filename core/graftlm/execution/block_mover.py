@@ -1,4 +1,4 @@
-"""Copies blocks between paged tensors and host memory during the forward pass: the device side of KV transfers."""
+"""Copies KV blocks between paged tensors and host memory during the forward pass."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -19,28 +19,28 @@ __all__ = ["BlockMover"]
 
 
 class BlockMover:
-    """Runs the copies of one step at a time; called from the step thread.
+    """Runs the copies of one step at a time. Only the step thread calls it.
 
-    A block in host memory has, for each layer, the keys of its tokens, then their values unless these are a part of the
-    keys, then the scales of both if the dtype has scales:
+    For each layer, a block in host memory contains the keys of its tokens, then their values, then the scales of both
+    if the dtype has scales. There are no values if they are a prefix of the keys:
 
         slot 0 | keys of layer 0 | values of layer 0 | keys of layer 1 | ...
         slot 1 | ...
 
-    Early copies run first. Then the loads, layer by layer, and the stores run in parallel with the step: on a CPU in a
-    separate thread, on CUDA in a separate stream. `await_layer` waits until the loads of a layer are done, so that the
-    layer's attention can begin.
+    Early copies run before the step. The loads, layer by layer, and the stores run in parallel with the step: on a CPU
+    in a separate thread, on CUDA in a separate stream. `await_layer` waits until a layer's loads are done; its
+    attention can then begin.
 
     Args:
         kv: the paged tensors.
         device: device of these tensors.
-        streams: streams of the device; None: torch's streams for a GPU, no streams for a CPU.
+        streams: streams of the device; None: torch's streams on a GPU, no streams on a CPU.
     """
 
     def __init__(self, kv: KVStore, device: torch.device, streams: DeviceStreams | None = None) -> None:
         self._kv = kv
         self._device = device
-        self._layers: list[tuple[Tensor, ...]] = []  # host keys, values [num_blocks, P, page_size, H_kv, D]
+        self._layers: list[tuple[Tensor, ...]] = []  # host keys and values, [num_blocks, P, page_size, H_kv, D]
         self._arrivals: _Arrivals = _NOTHING
         self._streams = streams_of(device) if streams is None else streams
         self._thread = ThreadPoolExecutor(1, "graftlm-copy") if self._streams is None else None
@@ -51,7 +51,7 @@ class BlockMover:
         kv = self._kv
         block_bytes = pages_per_block * kv.page_bytes
         pinned = self._device.type == "cuda"
-        self._layers = []  # frees the earlier memory first, if it has no other references
+        self._layers = []  # frees the previous memory first, if it has no other references
         memory = torch.empty((num_blocks, block_bytes), dtype=torch.uint8, pin_memory=pinned)
         self._layers = list(_layer_views(memory, kv, pages_per_block))
         array: NDArray[np.uint8] = memory.numpy()
@@ -64,7 +64,7 @@ class BlockMover:
 
     @contextmanager
     def overlapped(self, copies: StepCopies) -> Iterator[None]:
-        """Run a step's copies while the body runs its forward pass; all copies are done when the context ends."""
+        """Run a step's copies in parallel with the body of the context; all copies are done when the context ends."""
         if self._streams is not None and self._stream is not None:
             with self._overlapped_on_stream(copies, self._streams, self._stream):
                 yield
@@ -78,7 +78,7 @@ class BlockMover:
             yield
         finally:
             self._arrivals = _NOTHING
-            running.result()  # raises if a copy failed: the step then has wrong keys and values
+            running.result()  # raises if a copy failed, because the step then has wrong keys and values
 
     def await_layer(self, layer_id: int) -> None:
         """Wait until a layer's loads of the current step are done; on CUDA, the current stream waits."""
@@ -101,7 +101,7 @@ class BlockMover:
             yield
         finally:
             self._arrivals = _NOTHING
-            # The next step may overwrite the sources of these copies, and the host reads their targets.
+            # Wait, because the next step may overwrite the sources of these copies, and the host reads their targets.
             streams.current().wait_stream(stream)
             stream.synchronize()
 
@@ -131,7 +131,7 @@ class BlockMover:
             device_side.index_copy_(0, pages, host_side.to(self._device, non_blocking=True))
 
     def _pairs(self, copies: Sequence[BlockCopy], layer_id: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield (page ids, device tensor that they index, host part of a block); keys, then values."""
+        """Yield (page ids, device tensor, part of a block in host memory) for keys, then for values."""
         device_sides = self._kv.stored(layer_id)
         for copy in copies:
             pages = to_device(copy.pages.astype(np.int64), self._device)
@@ -141,7 +141,7 @@ class BlockMover:
 
 
 class _Arrivals:
-    """No loads are running."""
+    """The state without running loads."""
 
     def wait(self, layer_id: int) -> None:
         """Return immediately."""
@@ -163,7 +163,7 @@ class _ThreadArrivals(_Arrivals):
         self._events[layer_id].set()
 
     def end(self) -> None:
-        """Wake all waiting threads, also after an error; the error is raised where the copies are awaited."""
+        """Wake all waiting threads, also after an error; the code that waits for the copies raises the error."""
         for event in self._events:
             event.set()
 
@@ -181,12 +181,12 @@ class _StreamArrivals(_Arrivals):
         self._events[layer_id].record()
 
     def end(self) -> None:
-        """Do nothing, because waiting for an event that was not recorded returns immediately."""
+        """Do nothing: a wait for an event that was not recorded returns immediately."""
 
 
 def _layer_views(memory: Tensor, kv: KVStore, pages_per_block: int) -> Iterator[tuple[Tensor, ...]]:
-    """Yield each layer's tensors in host memory as views, [num_blocks, P, page_size, H_kv, D] each."""
-    start = 0  # bytes
+    """Yield views of each layer's tensors in host memory, [num_blocks, P, page_size, H_kv, D] each."""
+    start = 0  # offset in bytes
     for layer_id in range(kv.num_layers):
         views = []
         for tensor in kv.stored(layer_id):

@@ -1,6 +1,6 @@
 """The Triton kernel that finds the bounds of top-k and top-p without sorting.
 
-Importing this module imports Triton; only logits on a GPU need it.
+Import this module only for logits on a GPU, because it imports Triton.
 """
 
 from typing import Any, Final
@@ -12,7 +12,7 @@ from torch import Tensor
 
 __all__ = ["kth_largest", "top_p_bounds"]
 
-#: Columns of one loop iteration: 8 per thread, which keeps three 64-bit sums for each in registers.
+#: Number of columns of one loop iteration: 8 per thread, which has three 64-bit sums per column in registers.
 _BLOCK: Final = 4096
 _NUM_WARPS: Final = 16
 
@@ -49,12 +49,12 @@ def _bound_kernel(
     BY_SHARE: tl.constexpr,  # noqa: N803  # Triton's convention for compile-time constants
     BLOCK: tl.constexpr,  # noqa: N803
 ) -> None:
-    """Find one row's bound: the largest number such that the row's numbers >= bound reach the target. Program r: row r.
+    """Find the bound of row r: the largest number such that the row's numbers >= bound reach the target.
 
-    The target is a count, `targets[r]`, or a share of the row's sum. Count and share decrease as the bound increases,
-    so a search finds the bound's 32 bits from the highest bit on, two bits in each pass over the row. Probabilities are
-    added as integers, in units of 2**-unit_bits of the power of two above the largest, so the order of additions does
-    not change the sum.
+    Program r computes row r. The target is `targets[r]`, a count or a share of the row's sum. Count and share decrease
+    as the bound increases. A search therefore finds the bound's 32 bits from the highest bit on, with two bits in each
+    pass over the row. Probabilities are added as integers, so the order of additions does not change the sum. The unit
+    is 2**-unit_bits times the power of two above the largest probability.
     """
     row = tl.program_id(0)
     x += row.to(tl.int64) * row_stride  # a row's offset may exceed 2**31 elements
@@ -71,7 +71,7 @@ def _bound_kernel(
             num_nan += (value != value).to(tl.int32)
         top = tl.max(largest, axis=0)
         exponent = (top.to(tl.uint32, bitcast=True) >> 23).to(tl.int32) - 127
-        # The scale is at most 2**126, because of float32. Rows whose largest probability is below 2**-64 have coarser
+        # The scale is at most 2**126, the limit of float32. Rows whose largest probability is below 2**-64 have larger
         # units.
         scale_bits = tl.minimum(unit_bits - 1 - exponent, 126) + 127
         scale = (scale_bits << 23).to(tl.float32, bitcast=True)
@@ -118,10 +118,10 @@ def kth_largest(x: Tensor, k: Tensor) -> Tensor:
 
 
 def top_p_bounds(probs: Tensor, top_p: Tensor) -> Tensor:
-    """Return each row's top-p bound, float32 [n]: the lowest probability in the smallest set of tokens with sum top_p.
+    """Return each row's top-p bound, float32 [n]: the lowest probability in the smallest set whose sum reaches top_p.
 
-    In a vocabulary of V = 2**17 tokens, sums are exact to V * 2**-45 of the row's largest probability. A row with NaN,
-    or with zeros only, has the bound 0.
+    For a vocabulary of V = 2**17 tokens, the error of a sum is at most V * 2**-45 times the row's largest probability.
+    The bound of a row with NaN, or with only zeros, is 0.
 
     Args:
         probs: float32 [n, V], not negative; any row stride, column stride 1.
@@ -147,7 +147,7 @@ def _bounds(x: Tensor, targets: Tensor, by_share: bool) -> Tensor:
         bounds,
         x.stride(0),
         vocab_size,
-        62 - (vocab_size - 1).bit_length(),  # so that a row's sum is at most 2**62
+        62 - (vocab_size - 1).bit_length(),  # a row's sum is then at most 2**62
         BY_SHARE=by_share,
         BLOCK=min(_BLOCK, triton.next_power_of_2(vocab_size)),
         num_warps=_NUM_WARPS,

@@ -1,4 +1,4 @@
-"""The tensors that captured decode steps read. Their addresses are fixed, and one copy per step fills them."""
+"""The input tensors of captured decode steps. Their addresses are fixed, and one copy per step fills them."""
 
 from dataclasses import dataclass, replace
 
@@ -12,7 +12,7 @@ from graftlm.plan import StepPlan, WindowTables
 
 __all__ = ["DecodeInputs", "DecodeShape"]
 
-_NUM_FIELDS = 3  # token ids, sources, positions; then the slots of each memory
+_NUM_FIELDS = 3  # token ids, sources, positions; the slots of each memory follow
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +24,8 @@ class DecodeShape:
         max_size: N, maximum number of requests in one step.
         max_pages: P, number of columns of the page table.
         page_size: number of tokens in a page.
-        spare_pages: ids of pages that no request owns: one in the memory of all layers, and one in the memory of the
-            sliding-window layers if they have their own.
+        spare_pages: ids of pages that no request owns: one page, and a second one in the memory of the sliding-window
+            layers if it is separate.
     """
 
     num_rows: int
@@ -36,12 +36,12 @@ class DecodeShape:
 
     @property
     def num_memories(self) -> int:
-        """Number of page memories, M: 1 or 2."""
+        """Number of separate KV memories, M: 1 or 2."""
         return len(self.spare_pages)
 
     @property
     def num_words(self) -> int:
-        """Number of 64-bit words of the inputs without the page tables."""
+        """Number of 64-bit words of the inputs, without the page tables."""
         return (_NUM_FIELDS + self.num_memories) * self.max_size + -(-self.max_size // 2)
 
 
@@ -75,13 +75,13 @@ class _Host:
 
 
 class DecodeInputs:
-    """Inputs of decode steps, padded to a fixed number of requests.
+    """The inputs of decode steps, padded to a fixed number of requests.
 
-    A padding request has one token on the spare page, at position 0. An attention backend computes it like any other
-    request; its keys and values are never read.
+    A padding request has one token at position 0, on the spare page. An attention backend computes it like other
+    requests; its result is not used.
 
-    A token that is only on the device is gathered from its row of `last_tokens`; other tokens are copied with the step.
-    Both kinds of tokens are in one tensor, and a request's source is the index of its token in that tensor.
+    Tokens that are only on the device are in `last_tokens`; other tokens are copied with the step. One tensor contains
+    both kinds, and a request's source is the index of its token in this tensor.
 
     Attributes:
         last_tokens: int64 [R], each row's latest sampled token.
@@ -94,7 +94,7 @@ class DecodeInputs:
         words = torch.zeros(shape.num_rows + shape.num_words, dtype=torch.int64, device=device)
         self.last_tokens = words[: shape.num_rows]
         self._words = words[shape.num_rows :]
-        self._tokens = words[: shape.num_rows + size]  # `last_tokens`, then the tokens that are copied with the step
+        self._tokens = words[: shape.num_rows + size]  # `last_tokens`, then the tokens copied with the step
         end = (_NUM_FIELDS + shape.num_memories) * size
         self._fields = self._words[:end].view(-1, size)
         self._seq_lens = self._words[end:].view(torch.int32)[:size]
@@ -107,10 +107,10 @@ class DecodeInputs:
         """Copy a step's inputs to the device tensors, with one asynchronous copy from the host.
 
         Args:
-            plan: a decode step of at most `size` requests; None: all requests are padding.
-            size: number of requests of the batch, at most N.
+            plan: plan of a decode step with at most `size` requests; None: all requests are padding.
+            size: number of requests in the padded batch, at most N.
 
-        Returns: the padded batch. Its tensors are the same in every step of this size; its host copies are new.
+        Returns: the padded batch. Its device tensors are the same in every step of this size; its host arrays are new.
         """
         host = self._on_host(plan, size)
         words = host.words.to(self._device, non_blocking=True)

@@ -11,7 +11,7 @@ __all__ = ["put_rows", "take_rows"]
 
 
 def take_rows(tensor: Tensor, rows: NDArray[Any]) -> Tensor:
-    """Return rows of a tensor: the tensor itself if all rows are selected, else a copy.
+    """Return rows of a tensor. If all rows are selected, return the tensor itself, else a copy.
 
     Args:
         tensor: [n, ...].
@@ -23,7 +23,7 @@ def take_rows(tensor: Tensor, rows: NDArray[Any]) -> Tensor:
 
 
 def put_rows(tensor: Tensor, rows: NDArray[Any], values: Tensor) -> Tensor:
-    """Return a tensor with replaced rows: `values` itself if all rows are selected, else `tensor`, changed in place.
+    """Replace rows in place, and return the tensor. If all rows are selected, return `values` instead.
 
     Args:
         tensor: [n, ...].

@@ -1,4 +1,4 @@
-"""A step's samples in rows with drafts: the drafts before each sample, and which samples count."""
+"""The samples of a step with drafts: the drafts before each sample, and which samples count."""
 
 from dataclasses import dataclass
 
@@ -23,9 +23,9 @@ class DraftSamples:
         counts      yes   if s0 = d1   if also s1 = d2   if also s2 = d3
 
     Attributes:
-        depths: int64 [S], number of drafts before each sample.
-        before: int64 [S], the latest of these drafts; undefined at depth 0.
-        firsts: int64 [S], index of the request's sample of depth 0.
+        depths: int64 [S], number of the request's drafts before each sample.
+        before: int64 [S], token id of the draft directly before each sample; undefined at depth 0.
+        firsts: int64 [S], for each sample, index of its request's sample of depth 0.
         lasts: int64 [B'], index of the last sample of each of the B' requests that sample.
     """
 
@@ -50,7 +50,7 @@ class DraftSamples:
 
     @property
     def firsts_of_requests(self) -> NDArray[np.int64]:
-        """Index of the sample of depth 0 of each request that samples, int64 [B']."""
+        """For each request that samples, the index of its sample of depth 0: int64 [B']."""
         return self.firsts[self.lasts]
 
     def prefix(self, sample: int) -> NDArray[np.int64]:
@@ -58,7 +58,7 @@ class DraftSamples:
         return self.before[self.firsts[sample] + 1 : sample + 1]
 
     def counted(self, token_ids: Tensor) -> Tensor:
-        """Return which samples count, bool [S] on the device: those whose preceding drafts were all accepted.
+        """Return which samples count, bool [S] on the device. A sample counts if all drafts before it were accepted.
 
         Args:
             token_ids: int64 [S], the sampled tokens.
@@ -72,7 +72,7 @@ class DraftSamples:
         return so_far == so_far.index_select(0, to_device(self.firsts, device))
 
     def latest(self, token_ids: Tensor, counted: Tensor) -> Tensor:
-        """Return the last token that counts of each request that samples, int64 [B'] on the device.
+        """Return the last sampled token that counts, for each request that samples: int64 [B'] on the device.
 
         Args:
             token_ids: int64 [S], the sampled tokens.

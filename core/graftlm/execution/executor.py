@@ -1,4 +1,4 @@
-"""Executors of steps, which run in the caller's thread or in worker threads in parallel with the scheduler."""
+"""Executors, which run steps in the caller's thread, or in worker threads in parallel with the scheduler."""
 
 import threading
 from collections.abc import Callable
@@ -24,7 +24,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Outcome(Protocol[T_co]):
-    """The result of a step or a call; the part of `Future` that the engine uses."""
+    """The future result of a step or a call, with the methods of `Future` that the engine uses."""
 
     def result(self, timeout: float | None = None) -> T_co:
         """Wait for at most `timeout` seconds; return the result, or raise the call's exception."""
@@ -39,15 +39,15 @@ class StepExecutor(Protocol):
     """Runs plans in the order in which they are submitted."""
 
     def submit(self, plan: StepPlan) -> Outcome[StepResult]:
-        """Start a step; an exception of the step is in the outcome."""
+        """Start a step. If the step raises, the outcome has the exception."""
         ...
 
     def call(self, function: Callable[[], T]) -> Outcome[T]:
-        """Run a function in the step thread, after the steps that were submitted before."""
+        """Run a function in the step thread, after all steps that were submitted before."""
         ...
 
     def close(self) -> None:
-        """Wait for the submitted steps, then stop."""
+        """Wait for the submitted steps, then stop the executor."""
         ...
 
 
@@ -72,7 +72,7 @@ class Runner(Protocol):
 
 
 def executor_for(runner: Runner, device_type: str, *, overlap: bool) -> StepExecutor:
-    """Return the executor of a torch device type. If `overlap`, it runs in parallel with the scheduler."""
+    """Return the executor for a torch device type. With `overlap`, it runs steps in parallel with the scheduler."""
     if not overlap:
         return InlineExecutor(runner.run)
     return WorkerExecutor(runner.run) if device_type == "cpu" else LaunchExecutor(runner.launch)
@@ -88,7 +88,7 @@ class InlineExecutor:
         """Run a step."""
         try:
             return _Settled(self._run(plan))
-        except BaseException as error:  # the outcome raises it
+        except BaseException as error:  # `result` raises it
             return _Failed(error)
 
     def call(self, function: Callable[[], T]) -> Outcome[T]:
@@ -99,11 +99,11 @@ class InlineExecutor:
             return _Failed(error)
 
     def close(self) -> None:
-        """Do nothing: no step runs between calls."""
+        """Do nothing, because no step runs between calls."""
 
 
 class _Settled(Generic[T]):
-    """The outcome of a finished call; it has no locks, whose creation in a future takes microseconds."""
+    """The outcome of a finished call. Unlike a `Future`, it creates no locks, which saves microseconds."""
 
     def __init__(self, value: T) -> None:
         self._value = value
@@ -153,7 +153,7 @@ class WorkerExecutor:
 
 
 class LaunchExecutor:
-    """Launches steps in one thread and waits for them in another, so that a GPU gets steps before earlier ones end."""
+    """Launches steps in one thread and waits for them in another: a GPU gets a step before the previous one ends."""
 
     def __init__(self, launch: Callable[[StepPlan], Launched]) -> None:
         self._launch = launch
@@ -167,7 +167,7 @@ class LaunchExecutor:
         return future
 
     def call(self, function: Callable[[], T]) -> Future[T]:
-        """Queue a function for the launching thread, which first waits for all steps that were launched before."""
+        """Queue a function for the launching thread. The thread first waits for all launched steps."""
         future: Future[T] = Future()
         self._launcher.put(lambda: self._call_into(future, function))
         return future

@@ -1,4 +1,4 @@
-"""CUDA graphs of decode steps, captured for some batch sizes; a step is padded to the next captured size."""
+"""CUDA graphs of decode steps. They are captured for some batch sizes; a step is padded to the next captured size."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -14,9 +14,10 @@ from graftlm.plan import StepPlan
 
 __all__ = ["CudaCapture", "DecodeGraphs", "EagerCapture", "GraphCapture", "ReplayedSteps", "graph_sizes"]
 
-#: The first sizes. Above 8, sizes increase by 8 or an eighth, so padding adds at most an eighth to a large batch.
+#: The first batch sizes. Above 8, sizes increase by 8 or by an eighth, so padding adds at most an eighth to a large
+#: batch.
 _FIRST_SIZES = (1, 2, 4, 8)
-#: Largest size that is captured by default. In larger batches the kernels take longer than their launches.
+#: Largest batch size that is captured by default. In larger batches, kernels take longer than their launches.
 _MAX_SIZE = 512
 
 
@@ -32,7 +33,7 @@ def graph_sizes(max_requests: int) -> tuple[int, ...]:
 
 
 class ReplayedSteps(Protocol):
-    """Replays a model's forward pass without its Python code, as graphs on a GPU or as recordings on a CPU."""
+    """Replays a model's forward pass without its Python code: graphs on a GPU, or recordings on a CPU."""
 
     #: int64 [R], each row's latest sampled token; written by the sampler.
     last_tokens: Tensor
@@ -41,7 +42,7 @@ class ReplayedSteps(Protocol):
 
     @property
     def uses_packed_weights(self) -> bool:
-        """Whether replays read packed weights, whose addresses change each time that weights are packed."""
+        """Whether replays read packed weights, whose addresses change each time weights are packed."""
         ...
 
     def replay(self, plan: StepPlan) -> Tensor | None:
@@ -66,7 +67,7 @@ class GraphCapture(Protocol):
 
 
 class EagerCapture:
-    """Repeats a function by calling it again; for tests on a CPU of the code around graphs."""
+    """Calls the function again instead of a graph, so that the code around graphs can be tested on a CPU."""
 
     def capture(self, function: Callable[[], None]) -> Callable[[], None]:
         """Run the function, and return it."""
@@ -75,7 +76,7 @@ class EagerCapture:
 
 
 class CudaCapture:
-    """Captures CUDA graphs in a separate stream. They share one memory pool, because only one runs at a time."""
+    """Captures CUDA graphs in a separate stream. The graphs share one memory pool, because only one runs at a time."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -102,8 +103,8 @@ class CudaCapture:
 class DecodeGraphs:
     """Replays a model's forward pass for decode steps up to the largest captured batch size.
 
-    A step is padded to the next captured size, copied to the tensors that the graphs read, and replayed. The backend is
-    prepared before every replay with a batch in the captured tensors.
+    A step's inputs are padded to the next captured size and copied to the tensors that the graph reads; then the graph
+    is replayed. Before every replay, the attention backend is prepared with a batch in these tensors.
 
     Args:
         inputs: the tensors that the graphs read.
@@ -111,8 +112,8 @@ class DecodeGraphs:
         attention: the backend that `forward` calls.
         forward: the model's forward pass.
         capture: captures the graphs.
-        on_size: function that is called with each size before its capture. The largest size is first, so that the
-            other sizes fit in its memory.
+        on_size: function that is called with each size before its capture. The largest size is captured first, so that
+            the other sizes fit in its memory.
 
     Attributes:
         last_tokens: int64 [R], each row's latest sampled token; written by the sampler.

@@ -1,4 +1,4 @@
-"""A model with a KV memory of its own that continues sequences greedily: the draft model of speculative decoding."""
+"""The draft model of speculative decoding: a model that has its own KV memory and generates greedily."""
 
 import numpy as np
 import torch
@@ -14,14 +14,14 @@ __all__ = ["GreedyModel"]
 class GreedyModel:
     """Runs batches of a draft model; implements `DraftModel`.
 
-    The tokens that it generates stay on the device until a batch is complete.
+    Generated tokens stay on the device until the batch is complete.
 
     Args:
-        model: with weights, bound to `attention`.
-        attention: its backend, over a KV memory of `num_pages` pages.
-        device: of the model.
-        vocab_size: of the model.
-        num_tokens: number of token ids, from 0 on, that may be generated.
+        model: the model with its weights, bound to `attention`.
+        attention: the model's attention backend, whose KV memory has `num_pages` pages.
+        device: device of the model.
+        vocab_size: size of the model's vocabulary.
+        num_tokens: number of token ids that may be generated: 0 to num_tokens - 1.
         context_len: maximum number of tokens of a sequence.
         max_rows: maximum number of sequences in a batch.
     """
@@ -50,7 +50,7 @@ class GreedyModel:
         self._num_tokens = num_tokens
 
     def run(self, batch: DraftModelBatch) -> Continuations:
-        """Compute a batch; see the contract."""
+        """Compute a batch; see `DraftModel.run`."""
         shape = len(batch.query_lens), int(batch.limits.max(initial=0))
         found = Continuations(np.zeros(shape, dtype=np.int32), np.zeros(shape, dtype=np.float32))
         with torch.inference_mode():
@@ -67,8 +67,8 @@ class GreedyModel:
         return found
 
     def _generate(self, batch: DraftModelBatch) -> list[tuple[NDArray[np.intp], Tensor, Tensor]]:
-        """Return for each generated position the sequences that have it, their tokens and the probabilities."""
-        order = np.argsort(batch.query_lens != 1, kind="stable")  # a backend gets sequences with one token first
+        """Generate tokens. Return for each position the sequences with a token there, the tokens and probabilities."""
+        order = np.argsort(batch.query_lens != 1, kind="stable")  # sequences with one token come first
         hidden = self._forward(_first_batch(batch, order, self.page_size, self._device))
         kept = np.flatnonzero(batch.limits[order] > 0)
         ends = np.cumsum(batch.query_lens[order], dtype=np.int64) - 1
@@ -101,7 +101,7 @@ class GreedyModel:
 
 
 def _first_batch(batch: DraftModelBatch, order: NDArray[np.intp], page_size: int, device: torch.device) -> ForwardBatch:
-    """Return the forward batch of the given tokens, with the sequences in another order."""
+    """Return the forward batch of a batch's own tokens, with the sequences in the given order."""
     query_lens, starts, table = batch.query_lens[order], batch.starts[order], batch.page_table[order]
     pieces = np.split(batch.token_ids, np.cumsum(batch.query_lens)[:-1])
     token_ids = np.concatenate([pieces[b] for b in order.tolist()])
@@ -116,7 +116,7 @@ def _first_batch(batch: DraftModelBatch, order: NDArray[np.intp], page_size: int
 def _decode_batch(
     token_ids: Tensor, lens: NDArray[np.int32], table: NDArray[np.int32], page_size: int, device: torch.device
 ) -> ForwardBatch:
-    """Return the forward batch of one token of each sequence, after `lens` tokens."""
+    """Return the forward batch of one generated token per sequence, at positions `lens`."""
     of_token = np.arange(len(lens))
     return _forward_batch(token_ids, lens.astype(np.int64), of_token, np.ones_like(lens), table, page_size, device)
 

@@ -1,4 +1,4 @@
-"""Computes the number of pages of KV memory, and of the memory of sliding-window layers."""
+"""Computes the number of pages of the KV memory and of the separate memory of sliding-window layers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,23 +12,23 @@ from graftlm.memory import WindowSpan
 
 __all__ = ["KVDemand", "KVSizes", "size_kv"]
 
-#: Share of all pages for which there are window pages for cached prefixes, in addition to those of running requests.
+#: Number of window pages for cached prefixes, as a share of all pages. Window pages of running requests are additional.
 CACHED_WINDOW_SHARE = 1 / 4
 
 
 @dataclass(frozen=True, slots=True)
 class KVDemand:
-    """The requirements of KV memory.
+    """The requirements from which the size of the KV memory is computed.
 
     Attributes:
-        kv_tokens, window_tokens: configured numbers of tokens; None: derived.
-        kv_fraction: maximum share of `free_bytes` to use.
+        kv_tokens, window_tokens: configured numbers of tokens; None: they are computed.
+        kv_fraction: share of `free_bytes` that the KV memory may use.
         free_bytes: free memory in bytes.
-        reserved_bytes: number of free bytes that must stay free for steps.
+        reserved_bytes: number of bytes of `free_bytes` that are reserved for steps.
         num_rows: maximum number of running requests.
         context_len: maximum number of tokens of a request.
         prefill_tokens: maximum number of prompt tokens in a step.
-        span: the window of the layers that have their own memory; None if all layers share one memory.
+        span: size of the window of the layers with a separate memory; None if all layers share one memory.
     """
 
     kv_tokens: int | None
@@ -44,28 +44,28 @@ class KVDemand:
 
     @property
     def budget_bytes(self) -> int:
-        """Number of bytes that pages may use, at least 0."""
+        """Maximum size of all pages in bytes, at least 0."""
         return max(0, min(int(self.free_bytes * self.kv_fraction), self.free_bytes - self.reserved_bytes))
 
     @property
     def useful_pages(self) -> int:
-        """Maximum number of pages that all rows can use."""
+        """Number of pages that all rows together can use."""
         return self.num_rows * -(-self.context_len // self.page_size)
 
 
 @dataclass(frozen=True, slots=True)
 class KVSizes:
-    """Numbers of pages of full-attention layers, and of sliding-window layers (None if all layers share one memory)."""
+    """Numbers of pages and of window pages. `num_window_pages` is None if all layers share one memory."""
 
     num_pages: int
     num_window_pages: int | None = None
 
 
 def size_kv(layers: Sequence[AttentionLayer], dtype: torch.dtype, demand: KVDemand) -> KVSizes:
-    """Return the sizes of KV memory: as configured, or a share of the free memory, limited to what all rows can use.
+    """Return the sizes of the KV memory: as configured, or from the free memory, up to the pages that all rows can use.
 
     With a span, sliding-window layers get pages for the windows of running requests, for one step's prompts, and for
-    the windows of cached prefixes (a quarter of all pages).
+    the windows of cached prefixes, which are a quarter of all pages.
 
     Raises:
         ConfigError: the memory, or the configured number of window tokens, is too small to run one request.
@@ -90,9 +90,9 @@ def size_kv(layers: Sequence[AttentionLayer], dtype: torch.dtype, demand: KVDema
 
 
 def _fitting_pages(demand: KVDemand, full_bytes: int, window_bytes: int) -> int:
-    """Return the number of pages that fit, if each page needs its share of the window memory."""
+    """Return the number of pages that fit into the budget together with the window pages that they need."""
     budget = demand.budget_bytes
-    unsplit = budget // (full_bytes + window_bytes)  # one window page per page: the maximum cost
+    unsplit = budget // (full_bytes + window_bytes)  # with one window page per page, which is the maximum
     if demand.span is None:
         return unsplit
     if demand.window_tokens is not None:
@@ -100,7 +100,7 @@ def _fitting_pages(demand: KVDemand, full_bytes: int, window_bytes: int) -> int:
     else:
         rest, share = budget - _running_pages(demand, demand.span) * window_bytes, CACHED_WINDOW_SHARE
     page_bytes = full_bytes + share * window_bytes
-    # If all layers have windows and their memory is fixed, pages need no memory.
+    # If all layers have windows and the size of their memory is fixed, further pages need no memory.
     split = demand.useful_pages if page_bytes == 0 else int(rest / page_bytes)
     return max(unsplit, split)
 

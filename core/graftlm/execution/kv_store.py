@@ -12,26 +12,26 @@ __all__ = ["KVStore"]
 
 
 class KVStore:
-    """Keys and values, [pages, page_size, H_kv, D] per layer, contiguous; implements `KVCache`.
+    """The tensors of keys and values, [pages, page_size, H_kv, D] per layer, contiguous; implements `KVCache`.
 
     A layer whose values are a prefix of its keys has one tensor instead of two:
 
         keys     [pages, page_size, H_kv, D]      c0 c1 ... c511 | r0 ... r63
         values   [pages, page_size, H_kv, D_v]    c0 c1 ... c511
 
-    In int8 each token has one scale per head of its keys and one per head of its values, in separate tensors:
+    With int8, each token has one scale per head for its keys and one per head for its values, in separate tensors:
 
         keys     [pages, page_size, H_kv, D]      k0 k1 ... k127       key_scales    [pages, page_size, H_kv]
         values   [pages, page_size, H_kv, D]      v0 v1 ... v127       value_scales  [pages, page_size, H_kv]
 
-    The memory is allocated without initialization. On a CPU the operating system allocates RAM at the first write, so
-    unused slots take no RAM. The content of unused slots is undefined.
+    The memory is allocated without initialization. On a CPU, the operating system allocates RAM at the first write, so
+    slots that were never written take no RAM. Their content is undefined.
 
     Args:
         layers: every attention layer, in order of layer_id.
         num_pages: number of pages per layer.
         page_size: number of tokens in a page.
-        dtype: dtype of the stored keys and values: the model's, torch.int8 or torch.float8_e4m3fn.
+        dtype: dtype of the stored keys and values: the model's dtype, torch.int8 or torch.float8_e4m3fn.
         device: device of all tensors.
         num_window_pages: number of pages per layer with a sliding window; None: `num_pages`.
         spare_pages: number of additional pages per layer that no request owns.
@@ -106,11 +106,11 @@ class KVStore:
         return sum(tensor.nbytes for tensors in self._stored for tensor in tensors)
 
     def keys(self, layer_id: int) -> Tensor:
-        """Return a layer's keys, [pages, page_size, H_kv, D]. Not a copy."""
+        """Return the tensor of a layer's keys, [pages, page_size, H_kv, D]; it is not a copy."""
         return self._keys[layer_id]
 
     def values(self, layer_id: int) -> Tensor:
-        """Return a layer's values, [pages, page_size, H_kv, D_v]. Not a copy; may be a view of the keys."""
+        """Return the tensor of a layer's values, [pages, page_size, H_kv, D_v]; it may be a view of the keys."""
         return self._values[layer_id]
 
     def key_scales(self, layer_id: int) -> Tensor | None:
@@ -118,11 +118,11 @@ class KVStore:
         return self._key_scales[layer_id]
 
     def value_scales(self, layer_id: int) -> Tensor | None:
-        """Return the scales of a layer's values, or None; the keys' scales if values are a prefix of the keys."""
+        """Return the scales of a layer's values, or None. If values are a key prefix, return the keys' scales."""
         return self._value_scales[layer_id]
 
     def stored(self, layer_id: int) -> tuple[Tensor, ...]:
-        """Return a layer's distinct tensors, contiguous: keys, and values and scales if it has them."""
+        """Return a layer's contiguous tensors, each once: keys, and separate values and scales if there are any."""
         return self._stored[layer_id]
 
 

@@ -7,12 +7,12 @@ from torch import Tensor
 
 __all__ = ["TokenLogprobs", "token_logprobs"]
 
-#: Number of logits converted to float32 at a time, to limit the memory of a long prompt's logits.
+#: Number of logits in a chunk that is converted to float32, to limit memory for long prompts.
 _CHUNK_LOGITS: Final = 2**24
 
 
 class TokenLogprobs(NamedTuple):
-    """Natural log-probabilities of n tokens, and of the k most likely tokens at each place, on the device.
+    """Natural log-probabilities of n tokens, and of the k most likely tokens at each of these positions, on the device.
 
     Attributes:
         token_logprobs: float32 [n].
@@ -26,11 +26,11 @@ class TokenLogprobs(NamedTuple):
 
 
 def token_logprobs(logits: Tensor, targets: Tensor, num_top: int) -> TokenLogprobs:
-    """Return the log-probabilities of given tokens, and the most likely tokens with their log-probabilities.
+    """Return the log-probabilities of target tokens, and the most likely tokens with their log-probabilities.
 
     Args:
         logits: [n, V], any floating dtype.
-        targets: int64 [n], on the same device.
+        targets: int64 [n], the target token ids, on the same device.
         num_top: k, number of most likely tokens to return; values above V are reduced to V.
 
     Memory: about 64 MiB in addition to the result, independent of n.

@@ -24,7 +24,7 @@ _PARALLEL_SCORES: Final = 1 << 16
 
 
 class NativeMasks:
-    """Sets the scores of forbidden tokens to -inf, in one pass that does not read the other scores.
+    """Sets the scores of forbidden tokens to -inf, in one pass that does not read scores.
 
     Args:
         library: the library compiled from token_masks.cpp.
@@ -37,7 +37,7 @@ class NativeMasks:
 
     @classmethod
     def load(cls, compiler: str, cache_dir: Path) -> Self | None:
-        """Load the kernel, compiled if necessary. Returns: None, with a log message, if that fails."""
+        """Load the kernel, and compile it first if necessary. If this fails, log a message and return None."""
         try:
             return cls(load_library(_SOURCE, compiler, cache_dir))
         except KernelBuildError as error:
@@ -58,7 +58,7 @@ class NativeMasks:
         num_columns = scores.shape[1]
         places = np.ascontiguousarray(rows, dtype=np.int64)
         words = np.ascontiguousarray(bits)
-        # The kernel does not check its arguments, so they are checked here.
+        # Check the arguments here, because the kernel does not check them.
         fits = scores.dtype is torch.float32 and scores.device.type == "cpu" and scores.is_contiguous()
         inside = not len(places) or (places.min() >= 0 and places.max() < len(scores))
         if not fits or not inside or words.shape != (len(places), -(-num_columns // 32)) or words.dtype != np.int32:

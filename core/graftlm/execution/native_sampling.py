@@ -30,9 +30,9 @@ class DrawSettings:
     """Sampling parameters of m rows.
 
     Attributes:
-        temperature, top_p, min_p: float64 [m]; top_p 1 and min_p 0 keep all tokens.
-        top_k: int64 [m], at least 1; V or more keeps all tokens.
-        keys: int64 [m], from `noise_keys`.
+        temperature, top_p, min_p: float64 [m]; with top_p 1 and min_p 0, all tokens are kept.
+        top_k: int64 [m], at least 1; with V or more, all tokens are kept.
+        keys: int64 [m], noise keys from `noise_keys`.
     """
 
     temperature: NDArray[np.float64]
@@ -45,9 +45,9 @@ class DrawSettings:
 class NativeSampling:
     """Implements `most_likely` and `draw` of `vocab_blocks`, and the sampling filters, one row at a time.
 
-    With the same noise it draws the same tokens as those functions, except if rounding differs: the functions add
-    weights in another order, and compare probabilities, not weights, with the bounds of top-p and min-p. About one draw
-    in a million differs; more if the probabilities of many tokens equal a bound to seven digits.
+    With the same noise, it draws the same tokens as these functions, up to rounding: the functions add weights in
+    another order, and compare probabilities instead of weights with the bounds of top-p and min-p. About one draw in a
+    million differs, or more if many tokens' probabilities equal a bound to seven digits.
 
     Args:
         library: the library compiled from sampling.cpp.
@@ -67,7 +67,7 @@ class NativeSampling:
 
     @classmethod
     def load(cls, compiler: str, cache_dir: Path) -> Self | None:
-        """Load the kernels, compiled if necessary. Returns: None, with a log message, if that fails."""
+        """Load the kernels, and compile them first if necessary. If this fails, log a message and return None."""
         try:
             return cls(load_library(_SOURCE, compiler, cache_dir))
         except KernelBuildError as error:
@@ -79,7 +79,7 @@ class NativeSampling:
         return logits.dtype in _DTYPES and logits.device.type == "cpu" and logits.stride(1) == 1
 
     def most_likely(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute `vocab_blocks.most_likely`.
+        """Return the same as `vocab_blocks.most_likely`.
 
         Args:
             logits: [n, V], for which `takes` is True.
@@ -107,7 +107,7 @@ class NativeSampling:
         """
         self._check(logits)
         num_rows = len(rows)
-        # The kernel does not check its arguments, so they are checked here.
+        # Check the arguments here, because the kernel does not check them.
         inside = not num_rows or (rows.min() >= 0 and rows.max() < len(logits) and settings.top_k.min() >= 1)
         lens = {len(column) for column in (settings.top_k, settings.keys, settings.temperature, settings.top_p)}
         if not inside or {*lens, len(settings.min_p)} != {num_rows}:
@@ -133,5 +133,5 @@ class NativeSampling:
 
 
 def _num_threads(num_rows: int, num_columns: int) -> int:
-    """Return the number of threads for the rows; each row is computed by one thread."""
+    """Return the number of threads to use. One thread computes each row."""
     return 1 if num_rows == 1 or num_rows * num_columns < _PARALLEL_LOGITS else torch.get_num_threads()

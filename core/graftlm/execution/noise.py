@@ -9,7 +9,7 @@ from torch import Tensor
 
 __all__ = ["exponential", "noise_keys"]
 
-_GAMMA: Final = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio, made odd
+_GAMMA: Final = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, rounded to an odd number
 _FACTOR_1: Final = 0xBF58476D1CE4E5B9
 _FACTOR_2: Final = 0x94D049BB133111EB
 _UNIT: Final = 2.0**-53
@@ -18,14 +18,14 @@ _UNIT: Final = 2.0**-53
 def noise_keys(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return one noise key per pair of seed and position; equal pairs give equal keys.
 
-    A seed selects a SplitMix64 sequence, and a position selects an element of it (Steele, Lea and Flood, OOPSLA 2014).
-    The seed is mixed first, so that similar seeds do not select overlapping sequences.
+    A seed selects a SplitMix64 sequence (Steele, Lea and Flood, OOPSLA 2014), and a position selects one of its
+    elements. The seed is mixed first, so that similar seeds do not select overlapping sequences.
 
     Args:
         seeds: uint64 [n].
         positions: int64 [n].
 
-    Returns: int64 [n], the 64 bits of each key.
+    Returns: int64 [n], the keys, 64 bits each.
     """
     gamma = np.uint64(_GAMMA)
     with np.errstate(over="ignore"):
@@ -35,12 +35,12 @@ def noise_keys(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArr
 
 
 def exponential(keys: Tensor, num: int) -> Tensor:
-    """Return exponentially distributed numbers of mean 1, from the first elements of each key's SplitMix64 sequence.
+    """Return exponentially distributed numbers with mean 1, from the first elements of each key's SplitMix64 sequence.
 
     Args:
-        keys: int64 [n], from `noise_keys`.
+        keys: int64 [n], results of `noise_keys`.
 
-    Returns: float64 [n, num] on the keys' device, above 0, of 53 random bits each.
+    Returns: float64 [n, num] on the keys' device, above 0; each number is computed from 53 random bits.
     """
     places = torch.arange(1, num + 1, device=keys.device) * _signed(_GAMMA)
     bits = _mix(keys[:, None] + places)
@@ -67,4 +67,4 @@ def _shifted(z: Tensor, num_bits: int) -> Tensor:
 
 
 def _signed(value: int) -> int:
-    return value - (1 << 64)  # all three constants have their top bit set
+    return value - (1 << 64)  # for constants with a set top bit, which are all three

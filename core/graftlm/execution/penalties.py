@@ -1,4 +1,4 @@
-"""Applies the repetition, frequency and presence penalties for tokens of the prompt and the output so far."""
+"""Applies the repetition, frequency and presence penalties to the logits of tokens in prompt and output."""
 
 import numpy as np
 import torch
@@ -15,13 +15,15 @@ __all__ = ["Penalties"]
 class Penalties:
     """Stores the tokens of penalized rows on the device, and penalizes the logits of these tokens.
 
-    The first penalized request allocates two tables. `counts`, int32 [R, V], has 2 * (occurrences in the output) plus 1
-    if the prompt contains the token. `seen`, int64 [R, n], lists the tokens whose count is not 0, some of them
-    repeatedly, so that the work grows with a row's tokens and not with the vocabulary:
+    The first penalized request allocates two tables. `counts`, int32 [R, V], has two times the number of the token's
+    occurrences in the output, plus 1 if the prompt contains the token. `seen`, int64 [R, n], lists the tokens whose
+    count is not 0, possibly with duplicates. The work is therefore proportional to a row's number of tokens, not to the
+    vocabulary:
 
         seen    | the prompt's, once each | output token 0 | output token 1 | ... | drafts of this step
 
-    An output token's place follows from its position, so the host can compute the length of a list without its tokens.
+    The index of an output token in `seen` follows from its position. The host can therefore compute the length of a
+    list without the values of tokens.
     """
 
     def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
@@ -29,12 +31,12 @@ class Penalties:
         self._device = device
         self._active = np.zeros(num_rows, dtype=np.bool_)
         self._settings = np.zeros((3, num_rows), dtype=np.float32)  # repetition, frequency, presence
-        self._offset = np.zeros(num_rows, dtype=np.int64)  # place of an output token in `seen` minus its position
+        self._offset = np.zeros(num_rows, dtype=np.int64)  # index of an output token in `seen`, minus its position
         self._counts: Tensor | None = None
         self._seen = torch.zeros(num_rows, 0, dtype=torch.int64, device=device)
 
     def set_row(self, setup: RowSetup) -> None:
-        """Set a row's request; the row's earlier state is dropped."""
+        """Set a row's request, and drop the row's previous state."""
         row, params = setup.row, setup.params
         self._active[row] = params.has_penalties
         if not params.has_penalties:
@@ -68,7 +70,7 @@ class Penalties:
             logits: float32 [n, V], contiguous.
             rows: int64 [n].
             positions: int64 [n], positions of the sampled tokens.
-            drafts: int64 [n, k], the drafts directly before each position, padded with -1; None: there are no drafts.
+            drafts: int64 [n, k], the drafts directly before each position, padded with -1; None without drafts.
         """
         local = np.flatnonzero(self._active[rows])
         if len(local) == 0:
@@ -89,7 +91,7 @@ class Penalties:
         values = torch.where(counts > 0, scaled, values)
         num_times = counts >> 1
         values = values - frequency * num_times - presence * (num_times > 0)
-        logits.put_(cells, values)  # duplicates of a token have the same value
+        logits.put_(cells, values)  # duplicates of a token have the same value, so their order does not matter
 
     def count(
         self,
@@ -98,12 +100,12 @@ class Penalties:
         token_ids: Tensor,
         counted: Tensor | None = None,
     ) -> None:
-        """Count sampled tokens; tokens of rows without penalties are skipped.
+        """Count sampled tokens. Tokens of rows without penalties are ignored.
 
         Args:
-            rows, positions: int64 [n].
+            rows, positions: int64 [n], row and position of each token.
             token_ids: int64 [n], on the device.
-            counted: bool [n], on the device: the tokens to count; None: all.
+            counted: bool [n], on the device: which tokens to count; None: all tokens.
         """
         local = np.flatnonzero(self._active[rows])
         if len(local) == 0:
@@ -118,21 +120,21 @@ class Penalties:
         self._write(rows, places, tokens)
 
     def _list_drafts(self, rows: NDArray[np.int64], num_seen: NDArray[np.int64], drafts: NDArray[np.int64]) -> None:
-        """Write the drafts before each sample to `seen`; they are counted if they are sampled."""
+        """Write the drafts before each sample to `seen`. A draft is counted only when it has been sampled."""
         depths = (drafts >= 0).sum(axis=1)
-        latest = np.flatnonzero(depths)  # each sample adds its latest draft; earlier samples add the earlier drafts
+        latest = np.flatnonzero(depths)  # each sample adds only the draft directly before it
         ids = drafts[latest, depths[latest] - 1]
         self._write(rows[latest], num_seen[latest] - 1, to_device(ids, self._device))
 
     def _write(self, rows: NDArray[np.int64], places: NDArray[np.int64], tokens: Tensor) -> None:
-        """Write tokens, int64 [n] on the device, to the given places of rows of `seen`."""
+        """Write tokens, int64 [n] on the device, to `seen` at (rows, places)."""
         if not len(rows):
             return
         self._reserve(int(places.max()) + 1)
         self._seen.view(-1).index_copy_(0, to_device(rows * self._seen.shape[1] + places, self._device), tokens)
 
     def _tokens(self, rows: NDArray[np.int64], num_seen: NDArray[np.int64]) -> Tensor:
-        """Return the first `num_seen` tokens listed for rows, int64 [n, m]; padded with the row's first token."""
+        """Return the first `num_seen` tokens of each row's list, int64 [n, m], padded with the list's first token."""
         width = max(1, int(num_seen.max()))
         self._reserve(width)
         tokens = self._seen[:, :width].index_select(0, to_device(rows, self._device))

@@ -12,23 +12,23 @@ __all__ = ["CudaReadback", "HostReadback", "Readback", "readback_from"]
 
 
 class Readback(Protocol):
-    """Copies tensors to the host, and measures the device time from the readback's creation to `close`."""
+    """Copies tensors to the host, and measures the device time from its creation to `close`."""
 
     def fetch(self, tensor: Tensor) -> Tensor:
-        """Start the copy of a tensor. Returns: a host tensor, which is filled after `wait` returned."""
+        """Start the copy of a tensor. Returns: a host tensor, which is filled when `wait` has returned."""
         ...
 
     def close(self) -> None:
-        """End the sequence of copies."""
+        """Mark the end of the copies."""
         ...
 
     def wait(self) -> float:
-        """Wait for the copies. Returns: seconds of device time, without work that was launched before."""
+        """Wait for the copies. Returns: device time in seconds, without work that was launched before the creation."""
         ...
 
 
 class HostReadback:
-    """The readback of a CPU, where results are already in host memory."""
+    """The readback for a CPU, whose results are already in host memory."""
 
     def __init__(self) -> None:
         self._start_s = self._end_s = time.perf_counter()
@@ -42,14 +42,14 @@ class HostReadback:
         self._end_s = time.perf_counter()
 
     def wait(self) -> float:
-        """Return the seconds until `close`."""
+        """Return the time in seconds from the creation to `close`."""
         return self._end_s - self._start_s
 
 
 class CudaReadback:
     """Copies to pinned memory in the current stream, with an event after the last copy.
 
-    `wait` sleeps instead of spinning and releases the GIL. With overlapped scheduling, the next step runs meanwhile.
+    `wait` sleeps instead of spinning, and releases the GIL. With overlap, the next step is planned at the same time.
     """
 
     def __init__(self, streams: DeviceStreams) -> None:
@@ -67,11 +67,11 @@ class CudaReadback:
         self._end.record()
 
     def wait(self) -> float:
-        """Wait for the event. Returns: seconds of device time between the two events."""
+        """Wait for the last event. Returns: device time in seconds between the two events."""
         self._end.synchronize()
         return 1e-3 * float(self._start.elapsed_time(self._end))
 
 
 def readback_from(streams: DeviceStreams | None) -> Readback:
-    """Return a readback of the work that is launched from now on; `streams` is None on a CPU."""
+    """Return a readback for work that is launched after this call; `streams` is None on a CPU."""
     return HostReadback() if streams is None else CudaReadback(streams)

@@ -15,10 +15,10 @@ __all__ = ["read_out"]
 
 
 def read_out(model: Model, spans: Sequence[PoolSpan], hidden: Tensor) -> list[Tensor]:
-    """Return the vector that each span adds to its request: float32 [n] on the device of `hidden`.
+    """Return the vector of each span, which is added to its request: float32 [n] on the device of `hidden`.
 
     Args:
-        model: the model; it has a score head if a span's pooling is "scores".
+        model: the model; it must have a score head if a span's pooling is "scores".
         hidden: [T, hidden], the hidden states of the whole step.
     """
     readings: dict[str, Callable[[Model, Sequence[PoolSpan], Tensor], list[Tensor]]] = {

@@ -1,4 +1,4 @@
-"""Records decode steps on a CPU once per batch size, then replays them without Python between kernels."""
+"""Records decode steps on a CPU once per batch size, and then replays them without Python code between kernels."""
 
 import gc
 import logging
@@ -25,10 +25,10 @@ __all__ = ["MAX_RECORDED_SIZE", "RecordedSteps", "Recording", "record"]
 
 _logger = logging.getLogger(__name__)
 
-#: In larger batches kernels take so long that the Python time between them is negligible.
+#: Maximum batch size of recorded steps. In larger batches, the Python time between kernels is negligible.
 MAX_RECORDED_SIZE: Final = 64
-_LINE: Final = 64  # bytes; alignment of tensors
-#: Operations that create tensors without computing anything.
+_LINE: Final = 64  # alignment of tensors in bytes
+#: Operations that create tensors without computation.
 _ALLOCATIONS: Final = frozenset(
     {"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty", "aten::new_empty_strided"}
 )
@@ -40,15 +40,15 @@ _UNREPEATABLE: Final = (
 
 
 class _Memory:
-    """The tensor memory of recordings. Blocks are never freed; a block is reused when its tensor was deleted.
+    """The tensor memory of recordings. Blocks are not freed; a block is reused after its tensor was deleted.
 
     Recordings that never run at the same time share this memory, like CUDA graphs that share a memory pool. After a
     step, only its hidden states remain in the memory.
     """
 
     def __init__(self) -> None:
-        self.blocks: dict[int, NDArray[np.uint8]] = {}  # by address
-        self._free: defaultdict[int, list[int]] = defaultdict(list)  # addresses by capacity
+        self.blocks: dict[int, NDArray[np.uint8]] = {}  # address -> block
+        self._free: defaultdict[int, list[int]] = defaultdict(list)  # capacity -> addresses of free blocks
         self._taken: list[tuple[StorageWeakRef, int]] = []
 
     @property
@@ -65,7 +65,7 @@ class _Memory:
         return made
 
     def borrowed(self, tensor: Tensor) -> Tensor:
-        """Return a view that does not prevent reuse of its block; a tensor in other memory is returned unchanged."""
+        """Return a view that does not prevent reuse of its block. A tensor in other memory is returned unchanged."""
         block = self.blocks.get(_address(tensor) or 0)
         return tensor if block is None else self._over(block, tensor)
 
@@ -81,7 +81,7 @@ class _Memory:
 
     def _take(self, num_bytes: int) -> int:
         self._collect()
-        capacity = 1 << (max(num_bytes, _LINE) - 1).bit_length()  # a power of two, so that other batch sizes reuse it
+        capacity = 1 << (max(num_bytes, _LINE) - 1).bit_length()  # a power of two, for reuse by other batch sizes
         if self._free[capacity]:
             return self._free[capacity].pop()
         whole = np.empty(capacity + _LINE, dtype=np.uint8)
@@ -101,11 +101,11 @@ class _Memory:
 
 
 class _OtherResultError(Exception):
-    """A kernel returned another result than in the recording, such as an out-of-memory code."""
+    """A kernel's return value differs from the recording, such as an out-of-memory code."""
 
 
 class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records the compiled kernels and PyTorch operations that a function calls, in order.
+    """Records the calls of compiled kernels and PyTorch operations in a function, in order.
 
     Args:
         memory: memory for the tensors that the function creates.
@@ -119,7 +119,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False: otherwise PyTorch imports its compiler in the first step, which takes seconds."""
+        """Return False, because otherwise PyTorch imports its compiler in the first step, which takes seconds."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -137,7 +137,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # A result in the memory of an argument is not new: it is a view, or an argument that was changed in place.
         given = {_address(arg) for arg in tree_leaves((args, kwargs)) if isinstance(arg, Tensor)}
         kept = [tensor if _address(tensor) in given else self.memory.like(tensor).copy_(tensor) for tensor in made]
-        # Recorded calls have views that do not prevent reuse, so the memory of deleted tensors is reused.
+        # Recorded calls refer to views that do not prevent reuse, so that the memory of deleted tensors is reused.
         args, kwargs = tree_map_only(Tensor, self.memory.borrowed, (args, kwargs))
         if any(ours is not theirs for ours, theirs in zip(kept, made, strict=True)):
             self.calls.append(
@@ -145,7 +145,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
         elif func._schema.is_mutable:
             self.calls.append((func, args, kwargs))
-        # Keep these tensors alive: a kernel's arguments may be their addresses, which are no references.
+        # Keep these tensors alive, because a kernel's arguments may be their addresses, which are not references.
         self._kept += [tensor for tensor in kept if self.memory.borrowed(tensor) is tensor]
         if out is None:
             return None
@@ -162,18 +162,18 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Repeat the recorded calls on the same tensors.
 
         Raises:
-            _OtherResultError: a kernel returned another result than in the recording.
+            _OtherResultError: a kernel's return value differs from the recording.
         """
         for function, arguments, options in self.calls:
             function(*arguments, **options)
 
 
 def record(function: Callable[[], None], memory: _Memory | None = None) -> Recording:
-    """Run a function and return a recording of its work.
+    """Run a function, and return a recording of its kernel calls.
 
     Args:
-        memory: memory for the tensors that the function creates. Recordings may share it if only one of them runs at a
-            time. None: new memory.
+        memory: memory for the tensors that the function creates; None: new memory. Recordings may share memory if only
+            one of them runs at a time.
 
     Raises:
         GraphCaptureError: the function makes a call that cannot be repeated, or fails.
@@ -184,7 +184,7 @@ def record(function: Callable[[], None], memory: _Memory | None = None) -> Recor
             function()
     except GraphCaptureError:
         raise
-    except Exception as error:  # possibly caused by the recording itself: the model may run without it
+    except Exception as error:  # the recording itself may be the cause; without it, the model may run
         raise GraphCaptureError(f"the forward pass fails during recording: {error!r}") from error
     return recording
 
@@ -198,7 +198,7 @@ def _tensors_of(out: object) -> Sequence[Tensor] | None:
 
 
 def _address(tensor: Tensor) -> int | None:
-    """Return the address of a tensor's storage; None if it has none, such as in oneDNN's layouts."""
+    """Return the address of a tensor's storage; None for tensors without one, such as in oneDNN's layouts."""
     return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else None
 
 
@@ -214,13 +214,13 @@ def _repeat_with_result(result: object, function: Callable[..., Any], arguments:
 
 
 class _TokensOnly(ForwardBatch):
-    """A batch with only the fields that all decode batches of the same size share, for a recorded model."""
+    """A batch with only the fields that a recorded model may read."""
 
     __slots__ = ()
 
     @classmethod
     def of(cls, batch: ForwardBatch) -> Self:
-        """Return a batch with the same fields, some of which raise when read."""
+        """Return a batch whose other fields raise when they are read."""
         return cls(**{field.name: getattr(batch, field.name) for field in fields(batch)})
 
     def __getattribute__(self, name: str) -> Any:
@@ -230,7 +230,7 @@ class _TokensOnly(ForwardBatch):
 
     @property
     def num_requests(self) -> int:
-        """Number of tokens. Without prefill, each token is a separate request for the model."""
+        """Number of tokens. Without prefill, a model treats each token as a request."""
         return self.num_tokens
 
 
@@ -246,11 +246,11 @@ _VARYING_FIELDS: Final = frozenset(field.name for field in fields(ForwardBatch))
 class RecordedSteps:
     """Replays a model's forward pass for steps with few tokens and without prefill.
 
-    The first step of a size is recorded while it runs. The second step is run by the model and then by the recording,
+    The first step of a size is recorded while it runs. The second step is run twice: by the model, and by the recording
     in memory filled with NaN. If the results differ, the model runs all later steps.
 
     Args:
-        attention, forward: the model's backend and forward pass; `repeats_calls` is True for both.
+        attention, forward: the model's attention backend and forward pass. `repeats_calls` must be True for both.
         num_rows: R, number of rows of the request table.
         max_size: maximum number of requests of a step.
 
@@ -274,15 +274,15 @@ class RecordedSteps:
         self._input_ids, self._positions = torch.zeros(2, max_size, dtype=torch.int64)
         #: size -> views of the first `size` elements of `_input_ids` and `_positions`.
         self._inputs_by_size: dict[int, tuple[Tensor, Tensor]] = {}
-        #: Key: (number of tokens, whether the step has no drafts, number of threads). None: recording failed, and the
-        #: model runs all steps.
+        #: (number of tokens, whether the step has no drafts, number of threads) -> recorded step. None: recording has
+        #: failed, and the model runs all steps.
         self._steps: dict[tuple[int, bool, int], _RecordedStep] | None = {}
         self._memory = _Memory()
         self._records_drafts = True
 
     @property
     def uses_packed_weights(self) -> bool:
-        """Always True, because the recorded arguments of kernels are addresses."""
+        """Always True, because recorded kernel calls contain addresses of packed weights."""
         return True
 
     def recapture(self) -> None:
@@ -321,7 +321,7 @@ class RecordedSteps:
                 step.recording.repeat()
                 self.num_replays += 1
         except _OtherResultError:
-            return None  # the model then runs the step and raises the actual error
+            return None  # the model then runs the step, and raises the actual error
         except GraphCaptureError as error:
             if plan.num_drafts is not None:
                 self._records_drafts = False
@@ -346,15 +346,15 @@ class RecordedSteps:
         hidden = self._memory.borrowed(found.pop())
         if not self._memory.is_free:
             gc.collect()
-            if not self._memory.is_free:  # later steps would overwrite them
+            if not self._memory.is_free:  # later steps would overwrite tensors that are still in use
                 raise GraphCaptureError("the model keeps tensors that it computed")
         return _RecordedStep(recording, hidden)
 
     def _checked(self, step: "_RecordedStep", batch: ForwardBatch) -> Tensor:
-        """Run a step by the model and by the recording; return the model's result."""
+        """Run a step by the model and then by the recording, compare the results, and return the model's result."""
         expected = self._forward(batch)
         if expected.isnan().any():
-            return expected  # NaN cannot be distinguished from overwritten memory: check a later step
+            return expected  # NaN may also come from memory that the recording did not write: check a later step
         self._memory.fill_nan()
         step.recording.repeat()
         if not torch.equal(expected, step.hidden):

@@ -14,23 +14,23 @@ from graftlm.plan import RowSetup
 
 __all__ = ["MakeProcessor", "RowProcessors"]
 
-#: Creates a processor from its name, options and context.
+#: Function that creates a processor from its name, options and context.
 MakeProcessor: TypeAlias = Callable[[str, Mapping[str, Any], LogitsContext], LogitsProcessor]
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One row's processors by name, and its output so far."""
+    """The processors of one row, by name, and its output so far."""
 
     processors: dict[str, LogitsProcessor]
     output_token_ids: list[int]
 
 
 class RowProcessors:
-    """The logits processors of each row that has any, and the tokens that the row generated.
+    """Stores the logits processors of rows, and the output tokens of rows with processors.
 
-    Processors get these tokens on the host, so sampling a row with processors waits for the device. Other rows are not
-    affected.
+    Processors get the output tokens on the host. Sampling therefore waits for the device in a step that has a row with
+    processors.
     """
 
     def __init__(self, num_rows: int, vocab_size: int, make_processor: MakeProcessor) -> None:
@@ -75,12 +75,12 @@ class RowProcessors:
 
         Args:
             logits: float32 [n, V].
-            samples: int64 [n], indices into S, ascending.
-            rows: int64 [S].
-            drafted: sample index -> the drafts before the sample, if there are any.
+            samples: int64 [n], indices into S of the rows of `logits`, ascending.
+            rows: int64 [S], row of each sample.
+            drafted: sample index -> the drafts before the sample; samples without drafts are missing.
 
-        Returns: sample index -> reason of its failure. If there are no drafts before the sample, the processors of its
-            row are removed.
+        Returns: sample index -> error of a sample that failed. If a sample without drafts before it fails, the
+            processors of its row are removed.
         """
         failures: dict[int, str] = {}
         failed_rows: set[int] = set()
@@ -100,11 +100,11 @@ class RowProcessors:
         return failures
 
     def record(self, rows: NDArray[np.int64], token_ids: Tensor, counted: Tensor | None) -> None:
-        """Append sampled tokens. Waits for the device if a row has processors.
+        """Append sampled tokens to the rows' outputs. Waits for the device if a row has processors.
 
         Args:
-            token_ids: int64 [S], on the device.
-            counted: bool [S], on the device: the tokens to append; None: all.
+            token_ids: int64 [S], the sampled tokens, on the device.
+            counted: bool [S], on the device: which tokens to append; None: all tokens.
         """
         local = np.flatnonzero(self._active[rows])
         if len(local):

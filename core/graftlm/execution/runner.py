@@ -24,7 +24,7 @@ _NO_TOKENS = np.empty(0, dtype=np.int32)
 
 
 class _SampledOnHost(msgspec.Struct, frozen=True, eq=False):
-    """The sampler's result in host tensors, which are filled after the readback's `wait`."""
+    """The sampler's result in host tensors, which are filled when the readback's `wait` has returned."""
 
     token_ids: Tensor
     failed: Tensor
@@ -39,11 +39,11 @@ class _SampledOnHost(msgspec.Struct, frozen=True, eq=False):
 
 
 class LaunchedStep(msgspec.Struct, frozen=True, eq=False):
-    """A step that was launched on the device. Its tensors are on the host, filled after the readback's `wait`.
+    """A step that was launched on the device. Its host tensors are filled when the readback's `wait` has returned.
 
     Attributes:
         sampled: the samples; None if no request samples.
-        prompt_logprobs: log-probabilities of the tokens of all spans, concatenated; None if there are no spans.
+        prompt_logprobs: log-probabilities of the tokens of all prompt spans, concatenated; None without spans.
         span_lens: number of tokens of each span.
         pooled: float32, one vector per pooling span.
     """
@@ -55,7 +55,7 @@ class LaunchedStep(msgspec.Struct, frozen=True, eq=False):
     pooled: tuple[Tensor, ...]
 
     def result(self) -> StepResult:
-        """Wait for the device and return the step's result. May be called from any thread, once."""
+        """Wait for the device, and return the step's result. Any thread may call this method, once."""
         model_s = self.readback.wait()
         sampled = self.sampled
         return StepResult(
@@ -69,16 +69,16 @@ class LaunchedStep(msgspec.Struct, frozen=True, eq=False):
 
 
 class ModelRunner:
-    """Runs plans in order, one at a time, always called from the same thread.
+    """Runs plans in order, one at a time. Always the same thread calls it.
 
-    The latest token of every row stays on the device, so the next step can read it before the host has it. On a GPU,
-    steps run in a separate stream, and `launch` does not wait for it. There are two exceptions: a row with logits
-    processors, which run on the host, and a step with copies.
+    The latest token of every row stays on the device, so the next step can read it before the host has its value. On a
+    GPU, steps run in a separate stream. `launch` does not wait for this stream, except if the step has a row with
+    logits processors, which run on the host, or has copies.
 
     Args:
         graphs: replays the steps that it supports; None: the model runs all steps.
-        adapters: sets the adapters of the requests; None: requests have none.
-        streams: streams of the device; None: torch's streams for a GPU, no streams for a CPU.
+        adapters: sets the adapters of the requests; None: requests cannot have adapters.
+        streams: streams of the device; None: torch's streams on a GPU, no streams on a CPU.
     """
 
     def __init__(
@@ -107,18 +107,18 @@ class ModelRunner:
         else:
             self._last_tokens = graphs.last_tokens
         self._batches = BatchBuilder(self._last_tokens)
-        self._inference_mode = torch.inference_mode()  # entered by each step; steps do not overlap here
+        self._inference_mode = torch.inference_mode()  # reused, because steps enter it one at a time
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Run one step with its copies, and wait for its tokens."""
+        """Run a step with its copies, and wait for its result."""
         return self.launch(plan).result()
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
-        """Launch a step with its copies on the device; `LaunchedStep.result` waits for the tokens."""
+        """Launch a step with its copies on the device. `LaunchedStep.result` waits for its result."""
         with self._inference_mode:
             if self._streams is None or self._stream is None:
                 return self._launch_with_copies(plan)
-            # Work that the caller launched before, such as loading weights, runs before the step.
+            # Let work that the caller launched before, such as loading weights, finish before the step.
             self._stream.wait_stream(self._streams.current())
             with self._streams.use(self._stream):
                 return self._launch_with_copies(plan)
@@ -148,13 +148,13 @@ class ModelRunner:
         return launched
 
     def _forward(self, plan: StepPlan) -> tuple[Tensor, bool]:
-        """Return hidden states, and whether they contain only those of the sampled tokens."""
+        """Return hidden states, and whether they are only those of the sampled tokens."""
         if self._adapters is not None:
             self._adapters.route(plan)
         hidden = None if self._graphs is None else self._graphs.replay(plan)
         if hidden is not None:
             return hidden, False
-        # With adapters, a layer's input needs all rows: the route assigns an adapter to each row of the step.
+        # With adapters, each layer must compute all tokens of the step, because the route has an adapter per token.
         may_select = self._model.selects_tokens and self._adapters is None
         reads_all = len(plan.sample_idx) == plan.num_tokens or plan.prompt_spans or plan.pool_spans
         is_selected = may_select and not reads_all
@@ -179,7 +179,7 @@ class ModelRunner:
     def _prompt_logprobs(
         self, spans: tuple[PromptLogprobSpan, ...], hidden: Tensor, readback: Readback
     ) -> TokenLogprobs:
-        """Compute the logits of the tokens of all spans, in one call."""
+        """Compute the log-probabilities of all prompt spans in one call, and start their copy to the host."""
         idx = np.concatenate([np.arange(span.start, span.start + len(span.targets)) for span in spans])
         targets = np.concatenate([span.targets for span in spans])
         logits = self._model.logits(hidden[to_device(idx, self._device)])
@@ -187,7 +187,7 @@ class ModelRunner:
         return _fetch(token_logprobs(logits, to_device(targets, self._device), num_top), readback)
 
     def _pooled(self, spans: tuple[PoolSpan, ...], hidden: Tensor, readback: Readback) -> tuple[Tensor, ...]:
-        """Compute the vectors of all spans and fetch them in one copy."""
+        """Compute the vectors of all pooling spans, and start one copy of them to the host."""
         vectors = read_out(self._model, spans, hidden)
         together = readback.fetch(torch.cat(vectors))
         ends = np.cumsum([len(vector) for vector in vectors]).tolist()

@@ -27,10 +27,10 @@ from graftlm.sampling_params import SamplingParams
 
 __all__ = ["NOT_FINITE", "Sampled", "Sampler"]
 
-#: Error of a request whose row is True in `Sampled.failed`.
+#: Error of a request whose sample is True in `Sampled.failed`.
 NOT_FINITE: Final = "logits are not finite"
 
-#: Lower limit of the temperature. With a smaller one, logit / temperature could exceed float32.
+#: Minimum temperature. With a smaller one, logit / temperature could exceed the range of float32.
 _MIN_TEMPERATURE: Final = 1e-6
 
 
@@ -38,10 +38,10 @@ class Sampled(msgspec.Struct, frozen=True, eq=False):
     """The sampler's result, S samples. The tensors are on the device and may not be computed yet.
 
     Attributes:
-        token_ids: int64 [S], each below V, also if sampling failed.
+        token_ids: int64 [S], sampled tokens; below V even if sampling failed.
         failed: bool [S], samples whose logits contain NaN or +inf, or no finite number.
         processor_errors: sample index -> error of the sample's logits processors; on the host.
-        logprobs: log-probabilities; None if no row returns them, 0 in rows that do not return them.
+        logprobs: log-probabilities; None if no row returns log-probabilities. They are 0 in rows that return none.
         counted: bool [S], samples whose preceding drafts were all accepted; None without drafts.
     """
 
@@ -55,19 +55,20 @@ class Sampled(msgspec.Struct, frozen=True, eq=False):
 class Sampler:
     """Samples each row with the parameters of its request.
 
-    The parameters are on the host, so each stage runs only for the rows that need it. No stage waits for the device,
-    except for rows with logits processors. If all rows are greedy, sampling is one pass over the logits.
+    The parameters are on the host, so each stage runs only for the rows that need it. Only logits processors wait for
+    the device. If all rows are greedy, sampling is one pass over the logits.
 
-    A token depends on its logits, its row's parameters and seed, its position and the tokens before it, not on the rest
-    of the batch. A token after drafts is the token that would be sampled if the drafts had been sampled.
+    A sampled token depends on its logits, its row's parameters and seed, its position and the tokens before it. It does
+    not depend on other requests in the batch. A token after drafts is the token that would be sampled if the drafts
+    were output.
 
     Args:
         num_rows: R, number of rows of the request table.
         vocab_size: V.
         device: device of the logits.
         make_processor: function that creates logits processors.
-        native_masks: kernel that applies masks on a CPU; None: numpy is used.
-        native_sampling: kernel that samples on a CPU; None: torch is used.
+        native_masks: kernel that applies masks on a CPU; None: numpy applies them.
+        native_sampling: kernel that samples on a CPU; None: torch samples.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class Sampler:
         self._penalties = Penalties(num_rows, vocab_size, device)
         self._token_edits = TokenEdits(num_rows, vocab_size, device)
         self._processors = RowProcessors(num_rows, vocab_size, make_processor)
-        self._failures: dict[int, str] = {}  # row -> error before or during its sampling
+        self._failures: dict[int, str] = {}  # row -> error before or during sampling
         self._greedy = np.ones(num_rows, dtype=np.bool_)
         self._temperature = np.ones(num_rows, dtype=np.float64)
         self._top_k = np.full(num_rows, vocab_size, dtype=np.int64)
@@ -94,8 +95,8 @@ class Sampler:
         self._seed = np.zeros(num_rows, dtype=np.uint64)
         self._returns_logprobs = np.zeros(num_rows, dtype=np.bool_)
         self._num_top = np.zeros(num_rows, dtype=np.int64)
-        self._needs_full_sampling = np.zeros(num_rows, dtype=np.bool_)  # rows that may need more than argmax
-        self._argmax_rows: NDArray[np.int32] | None = None  # latest rows that needed only argmax; reset by `set_row`
+        self._needs_full_sampling = np.zeros(num_rows, dtype=np.bool_)  # whether a row may need more than argmax
+        self._argmax_rows: NDArray[np.int32] | None = None  # latest `rows` that needed only argmax; `set_row` resets it
 
     def set_row(self, setup: RowSetup) -> None:
         """Set a row's request.
@@ -136,9 +137,9 @@ class Sampler:
             rows: int32 [S], the row of each sample; unique, except for rows with drafts.
             positions: int64 [S], positions of the sampled tokens.
             token_mask: allowed tokens of some samples; it has precedence over all other parameters.
-            drafts: the drafts of the rows that have some; None: no row has drafts.
+            drafts: the drafts of rows with drafts; None: no row has drafts.
 
-        Effects: adds the tokens that count to their rows' penalty counts and logits processor histories.
+        Effects: adds each token that counts to its row's penalty counts and to the output of its row's processors.
         """
         token_ids, failed = self._most_likely(logits)
         if token_mask is None and self._are_argmax_only(rows):
@@ -173,7 +174,7 @@ class Sampler:
         return Sampled(token_ids, failed, errors, self._logprobs(logits, at, token_ids), counted)
 
     def _are_argmax_only(self, rows: NDArray[np.int32]) -> bool:
-        """Return whether all rows need only the argmax. The latest array with this result is cached."""
+        """Return whether all rows need only the argmax. The latest array for which this is true is cached."""
         if rows is self._argmax_rows:
             return True
         if self._failures or self._needs_full_sampling[rows].any():
@@ -182,7 +183,7 @@ class Sampler:
         return True
 
     def _edited(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return which rows have edited logits, bool [S]."""
+        """Return which samples have edited logits, bool [S]."""
         by_tokens = self._token_edits.active(rows, positions)
         return by_tokens | self._processors.active(rows) | self._penalties.active(rows)
 
@@ -197,10 +198,10 @@ class Sampler:
         """Apply logits processors, biases and min_tokens to logits, float32 [n, V], in place; masks are applied later.
 
         Args:
-            worked: int64 [n], sample indices.
-            rows, positions: int64 [S].
+            worked: int64 [n], sample index of each row of `scores`.
+            rows, positions: int64 [S], row and position of each sample.
 
-        Returns: sample index -> error of a sample after drafts; the row fails with this error only if the sample
+        Returns: sample index -> error of a sample after drafts. The request fails with this error only if the sample
             counts.
         """
         errors: dict[int, str] = {}
@@ -220,7 +221,7 @@ class Sampler:
     def _draw(
         self, logits: Tensor, idx: NDArray[np.int64], rows: NDArray[np.int64], positions: NDArray[np.int64]
     ) -> Tensor:
-        """Draw tokens, int64 [m], from rows `idx` [m] of logits [n, V]; the logits are not changed."""
+        """Draw tokens, int64 [m], from the rows `idx` of logits, [n, V]. The logits are not changed."""
         keys = noise_keys(self._seed[rows], positions)
         top_k, top_p, min_p = self._top_k[rows], self._top_p[rows], self._min_p[rows]
         native = self._native_sampling
@@ -255,7 +256,7 @@ def _own_floats(logits: Tensor, rows: NDArray[np.int64]) -> Tensor:
 
 
 def _prefixes(drafts: DraftSamples | None, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], ...]:
-    """Return the drafts before some samples, int64 [n, k], padded with -1; an empty tuple without drafts."""
+    """Return a tuple of the drafts before samples, int64 [n, k], padded with -1; an empty tuple without drafts."""
     if drafts is None or not drafts.depths[samples].any():
         return ()
     depths = drafts.depths[samples]

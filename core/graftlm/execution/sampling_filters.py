@@ -1,11 +1,11 @@
 """The sampling filters top-k, top-p and min-p.
 
-Each filter computes one bound per row and keeps the tokens that reach it. All tokens with the probability of the last
-kept token are therefore kept too, and the result does not depend on how a sort orders equal numbers. (bfloat16 logits
-have many equal numbers.) On a GPU a kernel searches for the bound without sorting.
+Each filter computes one bound per row, and keeps the tokens that reach the bound. All tokens with the probability of
+the last kept token are therefore also kept, and the result does not depend on how a sort orders equal numbers, which
+are frequent in bfloat16 logits. On a GPU, a kernel searches for the bound without sorting.
 
-The settings are host arrays, so rows without a filter cost nothing and no filter waits for the device. Rows with NaN
-stay NaN or become empty; other rows are unaffected.
+The settings are host arrays. Filters therefore run only for the rows that have them, and do not wait for the device.
+Rows with NaN stay NaN or become empty; other rows are not affected.
 """
 
 from typing import Any, Final
@@ -20,8 +20,8 @@ from graftlm.execution.device_rows import put_rows, take_rows
 
 __all__ = ["keep_min_p", "keep_top_k", "keep_top_p", "top_p_bounds_on_host"]
 
-#: On the host, top-p sorts only the tokens above the first of these shares of the largest probability. If their sum is
-#: too small, the next share is used.
+#: On the host, top-p sorts only the tokens whose probability is above a share of the largest probability. The shares
+#: are tried in this order, until the sum of these tokens is large enough.
 _CANDIDATE_SHARES: Final = (2.0**-6, 2.0**-12, 2.0**-18, 0.0)
 
 
@@ -30,7 +30,7 @@ def keep_top_k(logits: Tensor, top_k: NDArray[np.int64]) -> Tensor:
 
     Args:
         logits: float32 [n, V]; not changed.
-        top_k: int64 [n]; V or more keeps all tokens.
+        top_k: int64 [n]; with V or more, all tokens are kept.
     """
     filtered = np.flatnonzero(top_k < logits.shape[1])
     if len(filtered) == 0:
@@ -45,7 +45,7 @@ def keep_top_p(probs: Tensor, top_p: NDArray[np.float64]) -> Tensor:
 
     Args:
         probs: float32 [n, V], not negative; not changed.
-        top_p: float64 [n], a share of the row's sum; 1 keeps all tokens.
+        top_p: float64 [n], a share of the row's sum; with 1, all tokens are kept.
     """
     filtered = np.flatnonzero(top_p < 1.0)
     if len(filtered) == 0:
@@ -54,11 +54,11 @@ def keep_top_p(probs: Tensor, top_p: NDArray[np.float64]) -> Tensor:
 
 
 def keep_min_p(probs: Tensor, min_p: NDArray[np.float64]) -> Tensor:
-    """Set to 0 all tokens whose probability is below min_p times the row's largest.
+    """Set all probabilities below min_p times the row's largest probability to 0.
 
     Args:
         probs: float32 [n, V], not negative; not changed.
-        min_p: float64 [n]; 0 keeps all tokens.
+        min_p: float64 [n]; with 0, all tokens are kept.
     """
     filtered = np.flatnonzero(min_p > 0.0)
     if len(filtered) == 0:
@@ -68,7 +68,7 @@ def keep_min_p(probs: Tensor, min_p: NDArray[np.float64]) -> Tensor:
 
 
 def _keep_from(x: Tensor, rows: NDArray[Any], bounds: Tensor, otherwise: float) -> Tensor:
-    """Replace the numbers below their row's bound by `otherwise`; rows that are not in `rows` have no bound."""
+    """Replace numbers below the bound of their row by `otherwise`. Only `rows` have bounds."""
     bounds = put_rows(x.new_full((len(x),), -torch.inf), rows, bounds)
     return x.masked_fill(x < bounds[:, None], otherwise)
 
@@ -92,14 +92,14 @@ def _top_p_bounds(probs: Tensor, top_p: NDArray[np.float64]) -> Tensor:
 
 
 def top_p_bounds_on_host(probs: NDArray[np.float32], top_p: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Compute `_top_p_bounds` on the host; it sorts only the most likely tokens."""
+    """Compute `_top_p_bounds` on the host, by sorting only the most likely tokens."""
     return np.array([_top_p_bound(row, share) for row, share in zip(probs, top_p, strict=True)], dtype=np.float32)
 
 
 def _top_p_bound(probs: NDArray[np.float32], top_p: float) -> float:
     largest = probs.max()
     if not largest > 0.0:
-        return 0.0  # the row is NaN
+        return 0.0  # the row contains NaN
     wanted = top_p * probs.sum(dtype=np.float64)
     for share in _CANDIDATE_SHARES:
         candidates = probs[probs >= largest * np.float32(share)]

@@ -1,4 +1,4 @@
-"""Runs CPU steps with fewer threads while another computation uses a core."""
+"""Runs CPU steps with one thread fewer while another computation uses a core."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,21 +16,21 @@ T = TypeVar("T")
 
 
 class SpareCoreRunner:
-    """Runs steps on one thread fewer while the spare core is in use.
+    """A runner that uses one thread fewer for steps while the spare core is taken.
 
-    The threads of a step synchronise hundreds of times, and each time all wait for the slowest thread. If one of them
-    shares its core with another computation, the step takes several times as long, for all priorities: waiting threads
-    yield their core, and Linux may then put two threads of the step on one core. With one thread fewer, a step on two
-    cores takes at most twice as long.
+    The threads of a step synchronise hundreds of times, and each time all threads wait for the slowest one. If one
+    thread shares its core with another computation, the step takes several times as long, whatever the computation's
+    priority: waiting threads yield their core, and Linux may then put two threads of the step on one core. With one
+    thread fewer, a step on two cores takes at most twice as long.
 
     Args:
-        runner: runs the steps. The same thread must run all of them, because torch's thread count is per thread.
+        runner: runs the steps. The same thread must run all steps, because torch's thread count is per thread.
     """
 
     def __init__(self, runner: Runner, spare_core: SpareCore) -> None:
         self._runner = runner
         self._spare_core = spare_core
-        self._num_all: int | None = None  # thread count to restore
+        self._num_all: int | None = None  # torch's thread count without a spare core
 
     def run(self, plan: StepPlan) -> StepResult:
         """Run a step and wait for its result."""
@@ -55,8 +55,8 @@ class SpareCoreRunner:
 def _set_own_threads(num_threads: int) -> None:
     """Set torch's thread count for the calling thread only.
 
-    torch applies the count to all later threads of the process too. This function restores their count, because another
-    engine may start during this step, and there may be no later step that would restore it.
+    torch also applies the count to all threads that the process starts later. This function restores their count
+    immediately, because another engine may start during this step.
     """
     for_others = _in_new_thread(torch.get_num_threads)
     torch.set_num_threads(num_threads)

@@ -1,4 +1,4 @@
-"""Computes attention over two page memories: that of full-attention layers and that of sliding-window layers."""
+"""Computes attention over two KV memories: one for full-attention layers and one for sliding-window layers."""
 
 from torch import Tensor
 
@@ -9,10 +9,10 @@ __all__ = ["SplitAttention"]
 
 
 class SplitAttention(AttentionBackend):
-    """Runs each layer with a backend that was prepared with the page table of the layer's memory.
+    """Runs each layer with the backend for the layer's KV memory.
 
-    The backends need no special support: each gets a batch and pages. Entries of the window page table before the
-    window are page 0; a backend never attends to them.
+    The backends need no special support: each is prepared with a batch that has the page table of its memory. Entries
+    of the window page table before the window are page 0; a backend does not attend to them.
 
     Args:
         full: backend for the full-attention layers; None if the model has none.
@@ -41,7 +41,7 @@ class SplitAttention(AttentionBackend):
         return self._window.repeats_calls and (self._full is None or self._full.repeats_calls)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer) -> Tensor:
-        """Write and attend in the layer's memory; see `AttentionBackend.forward`."""
+        """Write and attend in the layer's KV memory; see `AttentionBackend.forward`."""
         backend = self._full if layer.sliding_window is None else self._window
         if backend is None:
             raise InvariantError("split attention: no backend was made for layers without a window")

@@ -12,11 +12,11 @@ class DeviceStream(Protocol):
     """A queue of work on the device; see `torch.cuda.Stream`."""
 
     def wait_stream(self, stream: Any) -> None:
-        """Let later work of this stream start after the current work of another stream. The host does not wait."""
+        """Make later work in this stream wait for the work queued in another stream so far. The host does not wait."""
         ...
 
     def synchronize(self) -> None:
-        """Let the host wait for the work of this stream."""
+        """Wait on the host until the work of this stream is done."""
         ...
 
 
@@ -24,19 +24,19 @@ class DeviceEvent(Protocol):
     """A point in a stream; see `torch.cuda.Event`."""
 
     def record(self) -> None:
-        """Put the event at the end of the current stream."""
+        """Record the event at the end of the current stream."""
         ...
 
     def wait(self) -> None:
-        """Let later work of the current stream start after the event. The host does not wait."""
+        """Make later work in the current stream wait for the event. The host does not wait."""
         ...
 
     def synchronize(self) -> None:
-        """Let the host wait for the event; return immediately if it was never recorded."""
+        """Wait on the host for the event; return immediately if the event was not recorded."""
         ...
 
     def elapsed_time(self, end_event: Any) -> float:
-        """Return the time in milliseconds from this event to a later one; both are timed and complete."""
+        """Return the time in milliseconds from this event to a later one. Both must be timed and complete."""
         ...
 
 
@@ -48,7 +48,7 @@ class DeviceStreams(Protocol):
         ...
 
     def current(self) -> DeviceStream:
-        """Return the stream to which this thread's work is added."""
+        """Return this thread's current stream, to which its work is added."""
         ...
 
     def use(self, stream: Any) -> AbstractContextManager[object]:
@@ -56,7 +56,7 @@ class DeviceStreams(Protocol):
         ...
 
     def event(self, *, timed: bool = False) -> DeviceEvent:
-        """Return a new event. `elapsed_time` needs timed events; a host that waits for a timed event sleeps."""
+        """Return a new event. `elapsed_time` needs timed events. A thread that waits for a timed event sleeps."""
         ...
 
 
@@ -84,5 +84,5 @@ class CudaStreams:
 
 
 def streams_of(device: torch.device) -> DeviceStreams | None:
-    """Return the streams of a device; None for a CPU, which has none."""
+    """Return the streams of a device; None for a CPU, which has no streams."""
     return None if device.type == "cpu" else CudaStreams(device)

@@ -1,4 +1,4 @@
-"""Changes the logits of single tokens: biases, and stop tokens before `min_tokens`."""
+"""Changes the logits of single tokens, for `logit_bias` and `min_tokens`."""
 
 import numpy as np
 import torch
@@ -13,13 +13,13 @@ __all__ = ["TokenEdits"]
 
 
 class TokenEdits:
-    """`logit_bias` and `min_tokens` of each row. All data is on the host until it is applied."""
+    """Stores and applies `logit_bias` and `min_tokens` of each row. The data is on the host until it is applied."""
 
     def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
         self._device = device
         self._biased = np.zeros(num_rows, dtype=np.bool_)
-        self._first_stop = np.zeros(num_rows, dtype=np.int64)  # the first position where stop tokens are allowed
+        self._first_stop = np.zeros(num_rows, dtype=np.int64)  # first position at which stop tokens are allowed
         self._biases: dict[int, tuple[NDArray[np.int64], NDArray[np.float32]]] = {}
         self._stops: dict[int, NDArray[np.int64]] = {}
 
@@ -45,11 +45,11 @@ class TokenEdits:
         self._biased[row] = True
 
     def active(self, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return which rows have changes at these positions, bool [n]."""
+        """Return which rows' logits are changed at these positions, bool [n]."""
         return self._biased[rows] | (positions < self._first_stop[rows])
 
     def apply(self, logits: Tensor, rows: NDArray[np.int64], positions: NDArray[np.int64]) -> None:
-        """Add the biases, then set forbidden stop tokens to -inf, in place.
+        """Add the biases, then set the logits of forbidden stop tokens to -inf, in place.
 
         Args:
             logits: float32 [n, V], contiguous.
@@ -70,6 +70,6 @@ class TokenEdits:
     def _cells(
         self, local: NDArray[np.int64], tokens: "list[NDArray[np.int64]] | tuple[NDArray[np.int64], ...]"
     ) -> Tensor:
-        """Return the flat indices of each given row's list of tokens."""
+        """Return the flat indices in the logits of each row's list of tokens."""
         starts = np.repeat(local * self._vocab_size, [len(ids) for ids in tokens])
         return to_device(starts + np.concatenate(tokens), self._device)

@@ -12,10 +12,11 @@ from graftlm.execution.native_masks import NativeMasks
 
 __all__ = ["forbid"]
 
-#: Number of 4-byte numbers per block, so that a block fits in a core's cache.
+#: Number of 4-byte numbers per block; a block fits in a core's cache.
 _BLOCK_NUMBERS: Final = 1 << 17
 
-#: Byte of a bitmask -> upper bounds of its 8 tokens' scores: NaN, which `fmin` ignores, if the bit is set; else -inf.
+#: Byte of a bitmask -> upper bounds of the scores of its 8 tokens: -inf if the bit is not set, else NaN, which `fmin`
+#: ignores.
 _BOUNDS: Final = np.where(
     np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), np.nan, -np.inf
 ).astype(np.float32)
@@ -34,7 +35,7 @@ def forbid(
         scores: float32 [n, V], changed in place.
         rows: int64 [m], ascending, unique rows of `scores`.
         bits: int32 [m, ceil(V / 32)], see `TokenMask`.
-        fallback: [m, V], any floating dtype: scores that replace those of a row in which all allowed tokens have -inf.
+        fallback: [m, V], any floating dtype: scores that replace those of a row if all its allowed tokens have -inf.
         native: the kernel for a CPU; None: numpy is used.
     """
     _write(scores, rows, bits, native)
@@ -49,7 +50,7 @@ def forbid(
 
 
 def _write(scores: Tensor, rows: NDArray[Any], bits: NDArray[np.int32], native: NativeMasks | None) -> None:
-    """Set the scores of forbidden tokens to -inf, in place; other scores are not written."""
+    """Set the scores of forbidden tokens to -inf, in place. Other scores are not written."""
     if native is not None and scores.device.type == "cpu" and scores.is_contiguous():
         native.forbid(scores, rows, bits)
         return
@@ -63,7 +64,7 @@ def _write(scores: Tensor, rows: NDArray[Any], bits: NDArray[np.int32], native: 
 
 
 def _write_on_host(scores: Tensor, rows: NDArray[Any], bits: NDArray[np.int32]) -> None:
-    """Apply masks to float32 scores, in blocks that fit in the cache; the time does not depend on the mask."""
+    """Apply masks to float32 scores, in blocks that fit in the cache. The time does not depend on the mask."""
     num_columns = scores.shape[1]
     words = bits
     if len(rows) < len(scores):

@@ -1,8 +1,8 @@
 """Computes the argmax and random draws over the vocabulary.
 
-A draw has two levels: first over blocks of tokens, then within one block. One pass reads the V columns and computes
-V / 128 sums per row. Applying noise to these sums costs almost nothing; applying it to all V columns would cost more
-than the pass.
+A draw has two levels: first over blocks of 128 tokens, then within one block. One pass reads the V columns, and
+computes V / 128 sums per row. Noise for these sums takes almost no time, while noise for all V columns would take
+longer than the pass.
 """
 
 from collections.abc import Callable
@@ -18,18 +18,18 @@ _BLOCK_LEN: Final = 128
 
 
 def most_likely(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each row's argmax (the first of equal numbers), and whether the largest number is not finite.
+    """Return each row's argmax, the first of equal numbers, and whether the row's largest number is not finite.
 
     Args:
-        logits: [n, V], any floating dtype. A NaN counts as the largest.
+        logits: [n, V], any floating dtype. A NaN counts as the largest number.
 
     Returns: int64 [n], always below V; bool [n].
     """
     if logits.device.type != "cpu":
-        best, columns = logits.max(dim=1)  # one kernel
-        return columns, best - best != 0  # the same as `~isfinite`, with a third of the calls
+        best, columns = logits.max(dim=1)  # a single kernel computes both
+        return columns, best - best != 0  # the same as `~isfinite`, with a third of the kernel calls
     rows = logits.float().numpy()
-    columns = rows.argmax(axis=1)  # numpy's argmax is vectorized, torch's is not; no threads are woken
+    columns = rows.argmax(axis=1)  # numpy's argmax is vectorized, unlike torch's, and wakes no threads
     best = rows[np.arange(len(rows)), columns]
     return torch.from_numpy(columns), torch.from_numpy(~np.isfinite(best))
 
@@ -40,17 +40,18 @@ def num_noise(vocab_size: int) -> int:
 
 
 def draw(weights: Tensor, noise: Tensor) -> Tensor:
-    """Draw one column per row with probability proportional to its weight: first a block, then a column of the block.
+    """Draw one column per row, with probability proportional to its weight: first a block, then a column of the block.
 
     Each draw is an exponential race: the column with the largest weight / noise is drawn. A relative rounding error of
-    1e-6 in the weights then changes one draw in a million. With the inverse of a cumulative sum it would change all
-    draws of columns whose weight is below the rounding error of the sum, and a vocabulary has many such columns.
+    1e-6 in the weights then changes one draw in a million. The inverse of a cumulative sum would be worse: rounding
+    would change all draws of columns whose weight is below the rounding error of the sum, and a vocabulary has many
+    such columns.
 
     Args:
-        weights: float32 [n, V], not negative; they need not sum to 1.
-        noise: float64 [n, num_noise(V)], independent and exponentially distributed, above 0.
+        weights: float32 [n, V], not negative; their sum need not be 1.
+        noise: float64 [n, num_noise(V)], independent exponentially distributed numbers above 0.
 
-    Returns: int64 [n], always below V; undefined for a row with NaN, or with zeros only.
+    Returns: int64 [n], always below V; undefined for a row with NaN or with only zeros.
     """
     sums = _per_block(weights, lambda part: part.sum(dim=-1))
     num_blocks = sums.shape[1]
@@ -74,7 +75,7 @@ def _per_block(x: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
 def _block_of(x: Tensor, block: Tensor) -> tuple[Tensor, Tensor]:
     """Return one block per row: values [n, 128] and their columns [n, 128].
 
-    Columns past the end of x are included; their values repeat the last column.
+    The last block may contain columns past the end of x; their values repeat the last column.
     """
     columns = block[:, None] * _BLOCK_LEN + torch.arange(_BLOCK_LEN, device=x.device)
     return x.gather(1, columns.clamp(max=x.shape[1] - 1)), columns

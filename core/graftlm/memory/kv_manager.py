@@ -116,7 +116,7 @@ class KVManager:
         """Reuse tokens of a row's prompt that another request has cached since the row's last match.
 
         Effects: locks the longer prefix, writes its pages to the row's page table, increases `computed`, and frees all
-        own pages of the row.
+            own pages of the row.
 
         Returns: number of additional reused tokens.
         """

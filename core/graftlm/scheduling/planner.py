@@ -174,7 +174,7 @@ class Planner:
         """Continue a running request after its tokens from index `num_kept` on were replaced by tokens to compute.
 
         Effects: retracts the request if replaced tokens were published, or if window pages that it needs may have been
-        freed.
+            freed.
         """
         kv, row = self._kv, request.held_row
         table = kv.table
