@@ -21,8 +21,8 @@ __all__ = ["BlockMover"]
 class BlockMover:
     """Runs the copies of one step at a time. Only the step thread calls it.
 
-    For each layer, a block in host memory contains the keys of its tokens, then their values, then the scales of both
-    if the dtype has scales. There are no values if they are a prefix of the keys:
+    For each layer, a block in host memory contains the keys of its tokens and then their values. If values are a prefix
+    of the keys, it contains no values. If the dtype has scales, the scales of both follow:
 
         slot 0 | keys of layer 0 | values of layer 0 | keys of layer 1 | ...
         slot 1 | ...

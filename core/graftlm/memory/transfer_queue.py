@@ -55,7 +55,7 @@ class TransferQueue:
     def hurry(self, pages: PageIds) -> None:
         """Move queued stores of pages that are being evicted to the step that is being planned.
 
-        This step does not write the evicted pages before, because all pages that it writes are owned or locked by rows.
+        This step does not write the evicted pages, because rows own or lock all pages that a step writes.
         """
         if not self._fresh:
             return

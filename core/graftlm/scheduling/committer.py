@@ -195,7 +195,7 @@ class Committer:
                 self._live.finish(request, Finish(FinishReason.STOP), embedding=request.pooled.tobytes())
 
     def _fail_untrusted(self, request: Request, error: str) -> None:
-        """End a request with logits that are not finite, and empty the cache, which contains the request's prompt.
+        """End a request whose logits or hidden states are not finite, and empty the cache, which contains its prompt.
 
         The request may have no row: with overlap, a later plan may have retracted it before this step's result arrived.
         """

@@ -123,7 +123,7 @@ class WaitingQueue:
         return max(self._num_by_priority, default=None)
 
     def add(self, request: Request) -> None:
-        """Add a request at the position of its arrival; a retracted request is not the last one."""
+        """Add a request at its position in the order of arrival, also after a retraction."""
         if not request.num_retractions:
             request.queue_number = next(self._numbers)
         last = next(reversed(self._entries.values()), None)
