@@ -5,7 +5,7 @@ them to the caller. A page has `page_size` consecutive tokens; only whole pages 
 torch.
 
     tokens    0 .......................................... len(key)
-    pages     |  held by the cache  |  given by insert  | partial page: the caller's, never cached
+    pages     |    in the cache     |   newly inserted  | partial page: not cached
               |<- existing_pages  ->|                   |
               |<-           cached_pages              ->|
 """

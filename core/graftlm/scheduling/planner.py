@@ -304,9 +304,9 @@ class Planner:
         request.num_reads_planned += len(reads)
         chunks.append(Chunk(request, row, start, end, reads))
         kv.table.computed[row] = end
-        # The chunk is published before it is computed: a request that matches it runs in this step or a later one, and
-        # a step writes all keys and values of a layer before attention reads them. Output under a grammar is published
-        # when the request ends, because its tokens may be replaced until then.
+        # The chunk is published before it is computed. A request that reuses it runs in this step or a later one, and
+        # in each layer a step writes all keys and values before attention reads them. Output under a grammar is
+        # published when the request ends, because its tokens may be replaced until then.
         kv.publish(row, request.key(end if request.grammar is None else min(end, request.prompt_len)))
         return num_tokens
 
