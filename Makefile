@@ -1,4 +1,4 @@
-# Everything a person does with this repository. `make help` lists it.
+# The commands for working with this repository; `make help` lists them.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -22,7 +22,7 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) install -q -c constraints.txt -e '.[dev]'
 	@touch $@ $(VENV)/.installed
 
-# What the wheel holds compiled, a checkout compiles once, before its first start.
+# A wheel contains compiled kernels; a checkout compiles them once, before its first start.
 $(VENV)/.kernels: $(VENV)/.installed $(shell find core plugins -name '*.cpp' -o -name '*.h')
 	$(BIN)/graftlm warmup --model demo
 	@touch $@
@@ -33,12 +33,12 @@ demo: $(VENV)/.kernels  ## serve the bundled model and ask it questions with the
 serve: $(VENV)/.installed  ## serve a model: make serve CONFIG=engine.yaml; without, the bundled one
 	$(BIN)/graftlm serve $(CONFIG)
 
-# Tests start hundreds of processes: what Python compiles for one serves all.
+# Tests start hundreds of processes, so Python must write its bytecode files: then each module is compiled only once.
 test test-all: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/.installed-dev  ## run the quick set of the tests: CPU only, no network; ARGS="tests/memory" or "-k radix"
 	$(BIN)/python -m pytest -m 'not gpu' -n auto --maxprocesses 8 --dist worksteal $(ARGS)
 
-# The limit keeps the quick set quick. It is CPU time, since the time that passes depends on what else runs.
+# No test of the quick set may exceed --most-cpu-s. The limit is in CPU time, because wall time depends on other load.
 test-all: $(VENV)/.installed-dev  ## run all tests: full products and minutes-long scripts too, as CI does
 	$(BIN)/python -m pytest --full --most-cpu-s 30 --durations 20 -m 'not gpu' -n auto --maxprocesses 8 --dist worksteal $(ARGS)
 
@@ -83,7 +83,7 @@ kill-storm: $(VENV)/.installed-dev  ## kill a server's processes 200 times under
 hostile: $(VENV)/.installed-dev  ## attacks on a server without a key, and what they cost a normal client; some minutes
 	$(BIN)/python tests/server/hostile_clients.py $(ARGS)
 
-# SGLang without its requirements, which include CUDA, and what its frontend imports.
+# SGLang is installed without its dependencies, which include CUDA, but with the packages that its frontend imports.
 build/clients/sglang/.installed: | $(BIN)/python
 	$(PYTHON) -m venv build/clients/sglang
 	build/clients/sglang/bin/python -m pip install -q --no-deps sglang==0.5.23

@@ -1,7 +1,7 @@
-"""Serve the bundled model, ask it questions with the `openai` package, and show how much of each was reused.
+"""Serve the bundled model, ask it questions with the `openai` package, and print how much of each prompt the cache had.
 
-The bundled model is small, but everything around it is real: the server and its processes, HTTP, the tokenizer, the
-chat template, the radix tree, the continuous batch. Run it with `make demo`.
+The bundled model is small, but the server is complete: processes, HTTP, tokenizer, chat template, radix cache and
+continuous batching. Run this script with `make demo`.
 """
 
 import time
@@ -17,7 +17,7 @@ from graftlm.testing.server_process import ServerProcess
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer and what it cost, in tokens and seconds."""
+    """One answer, its numbers of tokens (`prompt`, `reused` and `generated`), and its TTFT in seconds."""
 
     question: str
     text: str
@@ -28,7 +28,7 @@ class Answer:
 
 
 def ask(client: openai.OpenAI, console: Console, question: str) -> Answer:
-    """Stream one answer to the terminal."""
+    """Ask a question, and print the answer while it is streamed."""
     console.print(f"[bold]{question}[/bold]")
     start, first_s, text = time.perf_counter(), 0.0, ""
     stream = client.chat.completions.create(
@@ -55,7 +55,7 @@ def ask(client: openai.OpenAI, console: Console, question: str) -> Answer:
 
 
 def report(answers: list[Answer]) -> Table:
-    """Lay out what each answer cost."""
+    """Return a table with the numbers of tokens and the TTFT of each answer."""
     table = Table(title="What each question cost, in tokens")
     table.add_column("question", max_width=26, no_wrap=True, overflow="ellipsis")
     for name in ("prompt", "reused", "computed", "generated", "first, ms"):
@@ -67,11 +67,11 @@ def report(answers: list[Answer]) -> Table:
 
 
 def main() -> None:
-    """Start the server, ask every question, stop the server."""
+    """Start the server, ask all questions, and stop the server."""
     console = Console()
 
     def show_kernels(line: str) -> None:
-        """Show the lines of the server's log that say what is compiled, or that nothing can be."""
+        """Print the lines of the server's log that are about the compilation of kernels."""
         if "compil" in line:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
 

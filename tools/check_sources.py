@@ -41,7 +41,7 @@ def conflict_markers(text: str) -> list[int]:
 
 
 def has_tests(source: str) -> bool:
-    """Return whether pytest collects a test from a module: a function `test*`, or a class `Test*` with tests or bases.
+    """Return whether pytest collects tests from a module: functions `test*`, or classes `Test*` with tests or bases.
 
     Raises:
         SyntaxError: the source is not valid Python.

@@ -1,7 +1,8 @@
 """Checks that an installed wheel runs its own kernels on a machine without a compiler: `python tools/check_wheel.py`.
 
 It builds the wheel, installs it into a new virtual environment, and runs it with an empty kernel cache and a PATH
-without compilers. Then it compares tokens per second with kernels that are compiled for this CPU, as in a repository.
+without compilers. Then it compares the wheel's kernels with kernels that are compiled for this CPU, in tokens per
+second.
 """
 
 import argparse
@@ -26,13 +27,13 @@ __all__ = ["WheelError", "kernel_rows", "main", "speed_ratios"]
 _ROOT: Final = Path(__file__).resolve().parent.parent
 _COMPILERS: Final = ("g++", "gcc", "c++", "cc", "clang", "clang++")
 _QUESTION: Final = "Which day comes after Thursday?"
-#: Minimum speed of the wheel's kernels, relative to the tokens per second of the compiled ones.
+#: Minimum speed of the wheel's kernels, relative to kernels that are compiled for this CPU.
 _LEAST_RATIO: Final = 0.97
 _START_LIMIT_S: Final = 120.0
 
 
 class WheelError(Exception):
-    """The installed wheel does not work as it must."""
+    """The installed wheel failed a check."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -60,7 +61,7 @@ def kernel_rows(table: str) -> dict[str, tuple[str, str]]:
 
 
 def speed_ratios(report: Mapping[str, Any]) -> dict[str, float]:
-    """Return workload -> tokens per second of the base divided by those of the compared engine.
+    """Return workload -> speed of the base engine divided by the speed of the compared engine, in tokens per second.
 
     Args:
         report: output of `graftlm bench offline --compare ... --json`.
@@ -207,7 +208,7 @@ def _wait_until_healthy(process: "subprocess.Popen[bytes]", url: str, log: Path)
 
 
 def _compare(graftlm: Sequence[str], environment: Mapping[str, str], work: Path, rounds: int) -> None:
-    """Compare the wheel's kernels with compiled ones: two engines in one process alternate."""
+    """Compare the wheel's kernels with kernels compiled for this CPU; two engines in one process alternate."""
     setting = "model.kernels=native"
     rows = kernel_rows(_run([*graftlm, "warmup", "--model", "demo", "--set", setting], environment, work).stdout)
     if "paged_attention" not in rows or {level for level, _ in rows.values()} != {"native"}:

@@ -78,9 +78,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def try_all(mutations: Sequence[Mutation], copies: Sequence[Path]) -> int:
-    """Try mutations in copies of the repository, one at a time in each; print the outcomes.
+    """Try mutations in parallel, one per copy of the repository at the same time; print the outcomes.
 
-    Returns: 1 if a mutation survived or the tests fail without any, else 0.
+    Returns: 1 if a mutation survived, or if the tests fail without a mutation; else 0.
     """
     every_test = sorted({test for mutation in mutations for test in mutation.tests})
     if (status := _pytest(copies[0], every_test)) != 0:
@@ -122,7 +122,7 @@ def _copy(target: Path) -> Path:
 
 
 def _pytest(copy: Path, tests: Sequence[str]) -> int | None:
-    """Run tests in a copy, with its own packages, up to the first that fails.
+    """Run tests in a copy of the repository, with the packages of the copy, until one fails.
 
     Returns: pytest's exit status; None after the time limit, because a timeout proves nothing on a busy machine.
     """

@@ -7,7 +7,8 @@ The quick set leaves out
 - the cases of tests marked `few(name=N)` whose parameter `name` is not one of the first N values of its list;
 - tests marked `gpu`, if torch finds no CUDA device; `--full` leaves them out too.
 
-`--full`, or `full` in the expression of `-m`, selects all. A test or a case that is named by its node id always runs.
+`--full`, or `full` in the expression of `-m`, selects all tests. A test or a case whose node id is given on the command
+line always runs.
 
 The plugin also exempts collected tests from garbage collection: thousands of them would make each collection slow.
 """
@@ -25,7 +26,7 @@ from graftlm.testing.covering import covering_rows
 
 __all__ = ["deselected"]
 
-#: Up to this number of test files run in one process, because starting workers takes longer than they save.
+#: Up to this number of test files run in one process, because starting workers would take longer than they would save.
 _MOST_FILES_OF_ONE_PROCESS = 16
 
 #: Whether this run has exempted objects from the garbage collector.
@@ -55,7 +56,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
-    """Suspend the garbage collector while tests are collected, and exempt from it what the collection made."""
+    """Suspend the garbage collector while tests are collected, and exempt the collected objects from it."""
     if not gc.isenabled() or gc.get_freeze_count():  # within a test of this plugin
         return (yield)
     session.config.stash[_FROZEN] = True
@@ -68,7 +69,7 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """End the exemption: native libraries report objects that are still there when the interpreter ends."""
+    """End the exemption, because native libraries report objects that still exist when the interpreter exits."""
     if config.stash.get(_FROZEN, False):
         gc.unfreeze()
 
@@ -107,8 +108,8 @@ def deselected(items: Sequence[pytest.Item], *, full: bool, named: Sequence[str]
     """Return the tests that do not run.
 
     Args:
-        full: whether all tests are selected, except those that need a device that is missing.
-        named: node ids as the command line has them; a folder or a part of a path may precede them.
+        full: whether to leave out only the tests that need a missing device.
+        named: node ids from the command line; the paths in them may be absolute or relative.
     """
     has_device = any(item.get_closest_marker("gpu") for item in items) and _has_device()
     gone = {item for item in items if item.get_closest_marker("gpu") and not has_device}
@@ -132,7 +133,7 @@ def _uncovering(items: Sequence[pytest.Item]) -> set[pytest.Item]:
 
 
 def _late(items: Sequence[pytest.Item]) -> set[pytest.Item]:
-    """Return the cases of tests marked `few` that have a later value of a parameter than the mark selects."""
+    """Return the cases of tests marked `few` in which a parameter's value is not one of the first N."""
     gone: set[pytest.Item] = set()
     for group in _cases(items, "few"):
         (marker,) = islice(group[0].iter_markers("few"), 1)
@@ -162,7 +163,7 @@ def _key(value: object) -> Hashable:
 
 
 def _is_named(item: pytest.Item, ids: Sequence[str]) -> bool:
-    """Return whether one of the ids is that of the test, of its class, or of the test without parameters."""
+    """Return whether one of the ids identifies the test, its class, or the test without its parameters."""
     own = _comparable(item.nodeid)
     return any(own == each or own.startswith((f"{each}[", f"{each}::")) for each in ids)
 
@@ -184,7 +185,7 @@ def _has_device() -> bool:
 
 
 def _kernels_changed_ns() -> int:
-    """Return the time at which a compiled kernel was last added."""
+    """Return the time in nanoseconds of the last change in the folder of compiled kernels; 0 if there is no folder."""
     from graftlm.layers.kernel_build import user_cache_dir  # imports torch
 
     folder = user_cache_dir(os.environ)

@@ -1,7 +1,8 @@
-"""Judge an essay by several dimensions at once, and sum the judgments up under a regular expression.
+"""Judge an essay by several dimensions in parallel, and summarize the judgments in JSON.
 
-The running example of the SGLang paper (https://arxiv.org/abs/2312.07104, figure 2): a `select` ends the program early,
-a fork asks for each dimension side by side behind one prefix that is computed once, and the verdict is JSON.
+This is the running example of the SGLang paper (https://arxiv.org/abs/2312.07104, figure 2). A `select` checks the
+essay's topic and can end the program early. The forks judge one dimension each; their common prefix is computed once.
+A regular expression constrains the verdict to valid JSON.
 """
 
 import json
@@ -21,7 +22,7 @@ ESSAY = (
 
 @function
 def judge(s: ProgramState, essay: str, topic: str) -> dict[str, Any] | None:
-    """Return the verdict on an essay, or None when it is about something else."""
+    """Return the verdict on an essay, or None if the essay is not about the topic."""
     s += system(f"You judge essays about {topic}.")
     s += user(f"Here is an essay.\n\n{essay}")
     s += assistant("I have read it.")

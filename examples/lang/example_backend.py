@@ -1,4 +1,4 @@
-"""Where the examples run: the bundled model in this process, or a server that the command line names."""
+"""The backend of the examples: the bundled model in this process, or a server whose URL is on the command line."""
 
 import argparse
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from graftlm import Engine, RuntimeEndpoint, set_default_backend
 
 @contextmanager
 def example_backend(description: str | None) -> Iterator[None]:
-    """Make a backend the default for a while: `--url http://...` or an engine of its own."""
+    """Set the default backend within a context: the server at `--url`, or else a new engine with the bundled model."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--url", help="a graftlm or SGLang server; left out: the bundled model, in this process")
     url = parser.parse_args().url

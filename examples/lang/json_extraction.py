@@ -1,4 +1,4 @@
-"""Pull fields out of texts as JSON that always parses, many texts at a time."""
+"""Extract fields from several texts in parallel, as JSON that is always valid."""
 
 import json
 from typing import Any
@@ -17,7 +17,7 @@ TEXTS = (
 
 @function
 def extract(s: ProgramState, text: str) -> dict[str, Any]:
-    """Return the record that a text asks for."""
+    """Return the record that the model writes for a text."""
     s += user(text)
     s += assistant(gen("record", max_tokens=64, regex=RECORD))
     record: dict[str, Any] = json.loads(s["record"])
@@ -25,7 +25,7 @@ def extract(s: ProgramState, text: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Extract from a few texts at once."""
+    """Extract the records of a few texts in parallel."""
     with example_backend(__doc__):
         for state in extract.run_batch(TEXTS, temperature=0):
             print(state.ret_value)

@@ -1,4 +1,4 @@
-"""Hold a conversation: every turn finds the whole chat before it in the cache."""
+"""Chat in several turns; each turn reuses the cached keys and values of the previous turns."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ QUESTIONS = ("What is the capital of Portugal?", "What is 47 plus 38?", "Which d
 
 @function
 def chat(s: ProgramState, questions: Sequence[str]) -> None:
-    """Ask one question after the other."""
+    """Ask the questions one after the other."""
     s += system("You are a friendly assistant that answers in one short sentence.")
     for i, question in enumerate(questions):
         s += user(question)
@@ -19,7 +19,7 @@ def chat(s: ProgramState, questions: Sequence[str]) -> None:
 
 
 def main() -> None:
-    """Chat, showing the answers as they are written."""
+    """Chat, and print the answers while they are generated."""
     with example_backend(__doc__):
         state = chat.run(QUESTIONS, temperature=0, stream=True)
         for i, question in enumerate(QUESTIONS):

@@ -1,7 +1,8 @@
-"""Answer a question from documents: find passages, keep those that help, and answer from these.
+"""Answer a question from documents: retrieve passages, select the helpful ones, and answer from them.
 
-The retriever is BM25 (Robertson and Zaragoza, 2009) over a few texts in memory. Each passage is weighed in a fork of
-its own, all at once behind one instruction; the answer goes on from those that help and names them.
+The retriever is BM25 (Robertson and Zaragoza, 2009) over a few texts in memory. For each passage, a fork decides
+whether the passage helps; the forks run in parallel, and their common prefix is computed once. The prompt of the answer
+contains only the helpful passages.
 """
 
 import math
@@ -23,7 +24,7 @@ PASSAGES = (
 
 
 class BM25:
-    """Ranks texts by the words that they share with a query; rare words count for more, long texts for less."""
+    """Ranks texts by the words that they share with a query; rare words have more weight, long texts less."""
 
     def __init__(self, texts: Sequence[str], k1: float = 1.5, b: float = 0.75) -> None:
         self._texts, self._k1, self._b = texts, k1, b
@@ -33,7 +34,7 @@ class BM25:
         self._weights = {w: math.log(1 + (len(texts) - n + 0.5) / (n + 0.5)) for w, n in num_with.items()}
 
     def best(self, query: str, number: int) -> list[str]:
-        """Return the texts that fit a query best."""
+        """Return the `number` texts with the highest scores for a query."""
         order = sorted(range(len(self._texts)), key=lambda i: self._score(query, self._counts[i]), reverse=True)
         return [self._texts[i] for i in order[:number]]
 
@@ -49,7 +50,7 @@ def words(text: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What was answered, and from what."""
+    """An answer, and the passages that were in its prompt."""
 
     text: str
     sources: tuple[str, ...]
@@ -57,7 +58,7 @@ class Answer:
 
 @function
 def ask(s: ProgramState, question: str, retriever: BM25, num_passages: int = 3) -> Answer:
-    """Return an answer from those of the best passages that the model finds helpful."""
+    """Return an answer from the helpful passages; if the model finds none helpful, from the best one."""
     found = retriever.best(question, num_passages)
     s += system("You answer questions from the passages that you are given, and from nothing else.")
 

@@ -1,7 +1,8 @@
-"""Let the model use tools: it thinks, picks a tool, and reads what the tool says, until it knows the answer.
+"""Answer a question with tools: in each turn, the model writes a thought, selects a tool and reads its result.
 
-ReAct (https://arxiv.org/abs/2210.03629). `select` can only pick a tool that exists, and each tool's arguments have a
-form, so nothing has to be parsed and no call can be malformed. Each turn finds the whole text before it in the cache.
+This is the method ReAct (https://arxiv.org/abs/2210.03629). `select` chooses among the existing tools, and a regular
+expression constrains the tool's argument, so every call is valid. Each turn reuses the cached keys and values of the
+previous turns.
 """
 
 import operator
@@ -31,19 +32,19 @@ Action: finish[38]
 
 
 def calculate(expression: str) -> str:
-    """Return the value of two numbers with a sign between them."""
+    """Return the value of an expression of two numbers and an operator."""
     left, sign, right = expression.split()
     return str(OPERATORS[sign](int(left), int(right)))
 
 
 def look_up(name: str) -> str:
-    """Return what is known of a name."""
+    """Return the fact about a name."""
     return FACTS.get(name, f"nothing is known of {name}")
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """Something that the model can call, and the form of what it takes."""
+    """A function that the model can call, and the regular expression of its argument."""
 
     call: Callable[[str], str]
     argument: str
@@ -58,9 +59,9 @@ TOOLS = {
 
 @function
 def agent(s: ProgramState, question: str, max_turns: int = 3) -> str | None:
-    """Return the answer, or None when it took too long."""
+    """Return the answer, or None if the model does not finish within `max_turns`."""
     s += EXAMPLES + f"Question: {question}\n"
-    tools = ["calculate", "look up"]  # to begin with: an answer without a look at anything is a guess
+    tools = ["calculate", "look up"]  # no "finish" in the first turn: an answer without a tool would be a guess
     for _ in range(max_turns):
         s += "Thought:" + gen("thought", max_tokens=24, stop="\n") + "\nAction: "
         s += select("tool", tools)
@@ -75,7 +76,7 @@ def agent(s: ProgramState, question: str, max_turns: int = 3) -> str | None:
 
 
 def main() -> None:
-    """Answer one question, showing the way to it."""
+    """Answer one question, and print the thoughts and tool calls."""
     with example_backend(__doc__):
         state = agent.run("How old will Mia be in 6 years?", temperature=0)
         print(state.text().removeprefix(EXAMPLES))

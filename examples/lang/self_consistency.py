@@ -1,6 +1,6 @@
-"""Answer a question several times, with some chance, and take the answer that most agree on.
+"""Sample several answers to a question, and return the most frequent one.
 
-Self-consistency (https://arxiv.org/abs/2203.11171): all answers go on from one prefix that is computed once.
+This method is self-consistency (https://arxiv.org/abs/2203.11171). The common prefix of all answers is computed once.
 """
 
 from collections import Counter
@@ -12,7 +12,7 @@ from graftlm import ProgramState, assistant_begin, function, gen, user
 
 @function
 def vote(s: ProgramState, question: str, num_answers: int = 5) -> str:
-    """Return the answer of the most."""
+    """Return the most frequent answer."""
     s += user(question) + assistant_begin()
     with s.fork(num_answers) as forks:
         forks += gen("answer", max_tokens=24, stop="\n")

@@ -1,7 +1,7 @@
-"""Write an answer's points first, and then all of them out at once.
+"""Write an outline of an answer first, and then expand all of its points in parallel.
 
-Skeleton of thought (https://arxiv.org/abs/2307.15337): the points of a long answer depend on the question more than on
-each other. Side by side they take the time of the longest, not of all.
+This method is skeleton of thought (https://arxiv.org/abs/2307.15337). The points of a long answer depend more on the
+question than on each other. In parallel, they take the time of the longest point instead of the sum.
 """
 
 from example_backend import example_backend
@@ -14,7 +14,7 @@ SKELETON = r"\n".join([rf"{i + 1}\. [A-Z][a-z]{{1,9}}( [a-z]{{1,9}}){{1,4}}" for
 
 @function
 def answer(s: ProgramState, question: str) -> str:
-    """Return the answer, a paragraph for each point."""
+    """Return the answer, with one paragraph for each point."""
     s += system("You answer questions well and in order.")
     s += user(f"{question} Write only the skeleton of the answer: {NUM_POINTS} points of two to five words each.")
     s += assistant(gen("skeleton", max_tokens=128, regex=SKELETON))

@@ -1,7 +1,7 @@
-"""Solve a problem by thinking several ways, judging each thought, and going on from the best.
+"""Solve a problem with a tree of thoughts: generate several next steps, judge them, and continue from the best ones.
 
-Tree of thoughts (https://arxiv.org/abs/2305.10601). A thought is a fork of the state that it goes on from, so the tree
-of thoughts is a tree in the prefix cache too: what two of them have in common is computed once.
+This is the method of https://arxiv.org/abs/2305.10601. A thought is a fork of its parent's state, so the prefix cache
+contains the same tree: the common prefix of two thoughts is computed once.
 """
 
 from dataclasses import dataclass
@@ -24,30 +24,30 @@ class Solution:
 
 
 class Thought:
-    """A node of the tree; both its text and its value are asked for at once, and waited for when they are read."""
+    """A node of the tree. Its text and value are generated in the background; reading them waits for the result."""
 
     def __init__(self, state: ProgramState, path: tuple["Thought", ...], way: str) -> None:
         state += user("What is the next step?")
         state += assistant(way + gen("step", max_tokens=24, stop=[".", "\n"]))
-        (judge,) = state.fork()  # so that no later thought reads the verdict
+        (judge,) = state.fork()  # a fork, so that the verdict is not part of later prompts
         judge += user("Does this lead to the answer? Say sure, maybe or impossible.")
         judge += assistant(select("value", list(VALUES)))
         self.state, self.path, self._way, self._judge = state, (*path, self), way, judge
 
     @property
     def text(self) -> str:
-        """What was thought."""
+        """Text of the thought."""
         return f"{self._way}{self.state['step']}."
 
     @property
     def value(self) -> tuple[int, float]:
-        """The verdict, and how likely the model found it: more is better."""
+        """Rank of the verdict, and its log-probability; higher is better."""
         return VALUES[self._judge["value"]], max(self._judge.get_meta_info("value")["normalized_prompt_logprobs"])
 
 
 @function
 def solve(s: ProgramState, problem: str, depth: int = 2, num_kept: int = 2) -> Solution:
-    """Return the answer at the end of the best path of `depth` thoughts, keeping `num_kept` paths at each depth."""
+    """Return the answer after the best path of `depth` thoughts; `num_kept` paths of each depth are continued."""
     s += system("You solve problems in small steps.")
     s += user(problem)
     s += assistant("Let us think.")

@@ -1,7 +1,7 @@
 """The reference in docs/: pages and passages that are generated from the code.
 
-They are committed, so that the repository shows them like the site. `make reference` generates them; a test compares
-them with the code.
+The generated text is committed, so that readers of the repository see it too. `make reference` writes it; a test
+compares it with the code.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -27,7 +27,7 @@ def walk_commands(name: str = "graftlm", command: Any = None) -> Iterator[tuple[
 
 
 def cli_page() -> str:
-    """Return the page."""
+    """Return the page in Markdown."""
     return "\n".join([_HEAD, *(_section(name, command) for name, command in walk_commands())])
 
 

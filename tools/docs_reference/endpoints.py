@@ -28,7 +28,7 @@ which the prefix cache finds in the next request.
 """
 
 
-#: Schemas of objects in a body whose fields have separate rows.
+#: Schemas of nested objects whose fields have separate rows in the table of a request body.
 _SPELT_OUT: Final = frozenset({"SamplingRequest", "StreamOptions"})
 
 
@@ -82,7 +82,7 @@ def fields_of(about: Mapping[str, Any], schemas: Mapping[str, Any]) -> list[tupl
 
 
 def _fields_in(body: Mapping[str, Any], schemas: Mapping[str, Any]) -> list[tuple[str, dict[str, Any], bool]]:
-    """Return the fields of a schema, from all its alternatives."""
+    """Return the fields of a schema, including those of its `anyOf` alternatives, each followed by nested fields."""
     if "$ref" in body:
         body = schemas[body["$ref"].rpartition("/")[2]]
     alternatives = [field for part in body.get("anyOf", ()) for field in _fields_in(part, schemas)]
@@ -94,7 +94,7 @@ def _fields_in(body: Mapping[str, Any], schemas: Mapping[str, Any]) -> list[tupl
 def _fields_below(
     name: str, field: Mapping[str, Any], schemas: Mapping[str, Any]
 ) -> list[tuple[str, dict[str, Any], bool]]:
-    """Return the fields of the objects in `_SPELT_OUT` that a field, or a list in it, may contain, by dotted names."""
+    """Return the fields of a field's object, with dotted names, if its schema or an alternative is in `_SPELT_OUT`."""
     if "$ref" in field:
         kind = field["$ref"].rpartition("/")[2]
         below = _fields_in(field, schemas) if kind in _SPELT_OUT else []

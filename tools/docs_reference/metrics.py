@@ -48,7 +48,7 @@ def metrics_page() -> str:
 
 
 def exposed_name(metric: Metric) -> str:
-    """Return the name for queries."""
+    """Return the name of a metric in Prometheus queries; a counter's name ends in `_total`."""
     return f"{metric.name}_total" if metric.type == "counter" else metric.name
 
 

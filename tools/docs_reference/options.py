@@ -16,7 +16,7 @@ _BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusi
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One field.
+    """One field of a pydantic model.
 
     Attributes:
         path: dotted path from the listed model.

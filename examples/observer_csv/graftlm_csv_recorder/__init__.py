@@ -1,4 +1,4 @@
-"""A graftlm plugin: records requests and steps in the folder that the environment names."""
+"""A graftlm plugin that writes requests and steps to CSV files in the folder `GRAFTLM_CSV_FOLDER`."""
 
 import os
 
@@ -6,5 +6,5 @@ from graftlm_csv_recorder.csv_recorder import CsvRecorder
 
 __all__ = ["CsvRecorder", "recorder"]
 
-#: What the entry point names. Each process of a server imports it, and so has its own.
+#: The plugin object that the entry point refers to. Each process of a server imports this module and has its own.
 recorder = CsvRecorder.from_environment(os.environ)

@@ -1,4 +1,4 @@
-"""The recorder: a line for each finished request, and for each step."""
+"""The recorder, which writes one line for each finished request and for each step."""
 
 import csv
 import os
@@ -16,11 +16,11 @@ __all__ = ["CsvRecorder"]
 
 
 class CsvRecorder:
-    """Writes `requests-PID.csv` and `steps-PID.csv`; their first line names the columns.
+    """An observer that writes `requests-PID.csv` and `steps-PID.csv`; the first line of a file has the column names.
 
     Args:
-        folder: made with the first record; None records nothing.
-        clock: seconds since the epoch, the first column.
+        folder: folder of the files, created with the first record; None: nothing is written.
+        clock: returns the value of the first column, in seconds since the epoch.
     """
 
     def __init__(self, folder: Path | None, clock: Callable[[], float] = time) -> None:
@@ -30,13 +30,13 @@ class CsvRecorder:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Self:
-        """Return one that writes to `GRAFTLM_CSV_FOLDER`; without it, one that writes nothing."""
+        """Return a recorder for the folder `GRAFTLM_CSV_FOLDER`; if the variable is unset, it writes nothing."""
         folder = environment.get("GRAFTLM_CSV_FOLDER")
         return cls(Path(folder) if folder else None)
 
     @hookimpl
     def request_finished(self, record: RequestRecord) -> None:
-        """Write a request: its counts of tokens and its times are columns of their own."""
+        """Write a line for a request; each number of tokens and each time has its own column."""
         self._write(
             "requests",
             {
@@ -50,11 +50,11 @@ class CsvRecorder:
 
     @hookimpl
     def step_finished(self, record: StepRecord) -> None:
-        """Write a step."""
+        """Write a line for a step."""
         self._write("steps", asdict(record))
 
     def close(self) -> None:
-        """Close the files; a record that still comes opens them anew."""
+        """Close the files; a later record opens them again."""
         for file in self._files.values():
             file.close()
         self._files.clear()
@@ -75,7 +75,7 @@ class CsvRecorder:
         csv.writer(self._files[kind]).writerow([self._clock(), *row.values()])
 
     def _opened(self, kind: str, columns: list[str]) -> TextIO:
-        assert self._folder is not None  # nothing is opened without
+        assert self._folder is not None  # without a folder, no file is opened
         self._folder.mkdir(parents=True, exist_ok=True)
         file = (self._folder / f"{kind}-{os.getpid()}.csv").open("a", newline="", buffering=1)
         if file.tell() == 0:

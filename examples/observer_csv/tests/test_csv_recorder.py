@@ -1,4 +1,4 @@
-"""The recorder in an engine, and its files."""
+"""Tests the recorder in an engine, and the files that it writes."""
 
 import csv
 

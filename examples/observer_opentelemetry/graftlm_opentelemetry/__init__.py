@@ -1,4 +1,4 @@
-"""A graftlm plugin: tells OpenTelemetry of requests and steps, by the exporters that the environment names."""
+"""A graftlm plugin that reports requests and steps to OpenTelemetry; environment variables select the exporters."""
 
 import os
 
@@ -7,5 +7,5 @@ from graftlm_opentelemetry.observer import OpenTelemetryObserver
 
 __all__ = ["OpenTelemetryObserver", "observer"]
 
-#: What the entry point names. Each process of a server imports it, and so has its own.
+#: The plugin object that the entry point refers to. Each process of a server imports this module and has its own.
 observer = OpenTelemetryObserver(tracer_provider(os.environ), meter_provider(os.environ))

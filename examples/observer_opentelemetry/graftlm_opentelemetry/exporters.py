@@ -1,4 +1,4 @@
-"""OpenTelemetry's providers, with the exporter that the environment asks for."""
+"""OpenTelemetry's tracer and meter providers, with the exporters that environment variables select."""
 
 from collections.abc import Mapping
 
@@ -12,10 +12,10 @@ __all__ = ["meter_provider", "tracer_provider"]
 
 
 def tracer_provider(environment: Mapping[str, str]) -> TracerProvider:
-    """Return a provider that exports spans as `OTEL_TRACES_EXPORTER` says.
+    """Return a provider that exports spans with the exporter in `OTEL_TRACES_EXPORTER`.
 
     Raises:
-        ValueError: it names an exporter that this package does not know.
+        ValueError: the variable has an unknown value.
     """
     match environment.get("OTEL_TRACES_EXPORTER", "none"):
         case "none":
@@ -34,10 +34,10 @@ def tracer_provider(environment: Mapping[str, str]) -> TracerProvider:
 
 
 def meter_provider(environment: Mapping[str, str]) -> MeterProvider:
-    """Return a provider that exports metrics as `OTEL_METRICS_EXPORTER` says.
+    """Return a provider that exports metrics with the exporter in `OTEL_METRICS_EXPORTER`.
 
     Raises:
-        ValueError: it names an exporter that this package does not know.
+        ValueError: the variable has an unknown value.
     """
     match environment.get("OTEL_METRICS_EXPORTER", "none"):
         case "none":

@@ -1,4 +1,4 @@
-"""The observer: a span for each request, and metrics of requests and steps."""
+"""The observer, which exports one span per request, and metrics of requests and steps."""
 
 from collections.abc import Callable
 from time import time_ns
@@ -16,11 +16,11 @@ _SCOPE = "graftlm"
 
 
 class OpenTelemetryObserver:
-    """Tells of a request when it has ended, with the times that it took; nothing is kept in between.
+    """An observer for OpenTelemetry. It exports a request's span when the request has ended, and stores nothing before.
 
     Args:
-        tracers, meters: where spans and metrics go.
-        clock_ns: nanoseconds since the epoch.
+        tracers, meters: OpenTelemetry providers that receive the spans and the metrics.
+        clock_ns: returns the time in nanoseconds since the epoch.
     """
 
     def __init__(self, tracers: TracerProvider, meters: MeterProvider, clock_ns: Callable[[], int] = time_ns) -> None:

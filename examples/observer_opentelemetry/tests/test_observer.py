@@ -1,4 +1,4 @@
-"""The observer in an engine, and what it exports."""
+"""Tests the observer in an engine, and the spans and metrics that it exports."""
 
 import pytest
 from graftlm_opentelemetry import OpenTelemetryObserver
@@ -19,7 +19,7 @@ DONE = RequestRecord("a", FinishReason.STOP, Usage(1, 1), Timings(0.0, 0.0, 0.0)
 
 
 class Exported:
-    """An observer, and what it has exported."""
+    """An observer, and the spans and metrics that it has exported."""
 
     def __init__(self):
         self._spans = InMemorySpanExporter()
@@ -33,7 +33,7 @@ class Exported:
         return self._spans.get_finished_spans()
 
     def points(self):
-        """Return each metric's data points by name."""
+        """Return metric name -> data points of the metric."""
         (resource,) = self._reader.get_metrics_data().resource_metrics
         (scope,) = resource.scope_metrics
         return {metric.name: list(metric.data.data_points) for metric in scope.metrics}
@@ -87,7 +87,7 @@ def test_an_unknown_exporter_is_named(make):
 @pytest.mark.parametrize("environment", [{}, {"OTEL_TRACES_EXPORTER": "none", "OTEL_METRICS_EXPORTER": "none"}])
 def test_by_default_nothing_is_recorded_or_exported(environment):
     tracers, meters = tracer_provider(environment), meter_provider(environment)
-    # The SDK's providers alone hand spans and metrics to exporters.
+    # Only the SDK's providers send spans and metrics to exporters.
     assert not isinstance(tracers, TracerProvider)
     assert not isinstance(meters, MeterProvider)
     assert not tracers.get_tracer("test").start_span("test").is_recording()

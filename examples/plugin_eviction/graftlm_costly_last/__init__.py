@@ -1,4 +1,4 @@
-"""A graftlm plugin: the eviction strategy `costly-last`."""
+"""A graftlm plugin that provides the eviction strategy `costly-last`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _create(options: CostlyLastOptions, context: EvictionContext) -> EvictionStr
 
 @hookimpl
 def provide_eviction_strategies() -> list[Provider[EvictionStrategy]]:
-    """Offer `costly-last`."""
+    """Return the provider of `costly-last`."""
     return [
         Provider(
             name="costly-last",

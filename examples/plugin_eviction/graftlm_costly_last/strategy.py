@@ -1,4 +1,4 @@
-"""The strategy: least recently used, with a grace in proportion to the cost of a leaf."""
+"""The eviction strategy `costly-last`: LRU with a grace period in proportion to a leaf's prefill cost."""
 
 from pydantic import Field
 
@@ -8,7 +8,7 @@ __all__ = ["CostlyLast", "CostlyLastOptions"]
 
 
 class CostlyLastOptions(Options):
-    """What a YAML file may give under `cache.eviction.options`."""
+    """The options of `costly-last`, in YAML under `cache.eviction.options`."""
 
     grace_s_per_1000_tokens: float = Field(
         default=10.0,
@@ -19,11 +19,11 @@ class CostlyLastOptions(Options):
 
 
 class CostlyLast(EvictionStrategy):
-    """Orders leaves by the moment their grace ends; it needs no state, for all it asks is in the node's stats."""
+    """A strategy that evicts the leaf whose grace period ends first. It has no state: the node's stats are enough."""
 
     def __init__(self, options: CostlyLastOptions) -> None:
         self._grace_s_per_token = options.grace_s_per_1000_tokens / 1000
 
     def priority(self, node: NodeStats) -> tuple[float, ...]:
-        """Return (last access + grace), in seconds."""
+        """Return the end of the grace period (last access + grace), in seconds."""
         return (node.last_access + self._grace_s_per_token * node.prefill_cost,)

@@ -21,10 +21,10 @@ def leaf(last_access: float, tokens: int, depth: int = 0) -> NodeStats:
 @pytest.mark.parametrize(
     ("grace_s", "first", "second"),
     [
-        (10.0, leaf(1.0, tokens=50), leaf(0.0, tokens=1000)),  # the short leaf was used later, and still goes first
-        (10.0, leaf(0.0, tokens=1000), leaf(30.0, tokens=50)),  # a grace ends
-        (10.0, leaf(0.0, tokens=1000), leaf(0.0, tokens=1000, depth=50_000)),  # deep tokens cost more
-        (0.0, leaf(0.0, tokens=1000), leaf(1.0, tokens=50)),  # without grace: least recently used
+        (10.0, leaf(1.0, tokens=50), leaf(0.0, tokens=1000)),  # the short leaf is first, although used later
+        (10.0, leaf(0.0, tokens=1000), leaf(30.0, tokens=50)),  # the grace period of the long leaf has ended
+        (10.0, leaf(0.0, tokens=1000), leaf(0.0, tokens=1000, depth=50_000)),  # tokens after a long context cost more
+        (0.0, leaf(0.0, tokens=1000), leaf(1.0, tokens=50)),  # without a grace period: LRU
     ],
 )
 def test_the_first_goes_before_the_second(grace_s, first, second):
