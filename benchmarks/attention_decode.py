@@ -1,10 +1,10 @@
-"""Times one attention layer: the compiled kernel, PyTorch's operations, and the time it takes to read the cache once.
+"""Times one attention layer on a CPU: the compiled kernel, PyTorch's operations, and a floor.
 
     python benchmarks/attention_decode.py [--json FILE] [--match TEXT] [--seconds S]
 
-The shape is that of a small model: H = 16, H_kv = 4, D = 64. A cell is the fastest of repeated `forward` calls. The
-floor is the time to read the keys and values once, at the bandwidth that the sum of a large tensor reaches. A case
-whose keys and values fit into a CPU cache can be faster than the floor.
+The layer has the shape of a small model: H = 16, H_kv = 4, D = 64. Each figure is the time of the fastest of repeated
+`forward` calls. The floor is the time to read the keys and values once, at the bandwidth that is measured by summing a
+large tensor. A case whose keys and values fit into a CPU cache can be faster than the floor.
 """
 
 import argparse
@@ -31,7 +31,7 @@ MIN_REPEATS = 3
 
 @dataclass(frozen=True)
 class Case:
-    """Requests of `context` tokens, of which `new` are computed; the first `shared` tokens are common."""
+    """A batch of requests with `context` tokens each; the last `new` are computed, the first `shared` are common."""
 
     requests: int
     context: int
@@ -77,7 +77,7 @@ def cases() -> Iterator[Case]:
 
 
 def page_tables(case: Case) -> list[list[int]]:
-    """Return scattered pages; every table begins with the shared ones."""
+    """Return the page numbers of each request, in scattered order; all begin with the shared pages."""
     shared = case.shared // case.page_size
     own = -(-case.context // case.page_size) - shared
     pages = torch.randperm(shared + case.requests * own, generator=torch.Generator().manual_seed(0)).tolist()
@@ -119,7 +119,7 @@ def measure(case: Case, bytes_per_us: float, seconds: float) -> Row:
 
 
 def bandwidth(seconds: float) -> float:
-    """Return the memory bandwidth of torch's threads for reads, in bytes per microsecond."""
+    """Return the bandwidth at which torch's threads read memory, in bytes per microsecond."""
     data = torch.ones(64 * 2**20)
     return data.nbytes / fastest_us(data.sum, seconds)
 

@@ -2,9 +2,9 @@
 
     python benchmarks/attention_gpu.py [--json FILE] [--match TEXT] [--seconds S] [--dtype bfloat16] [--kv-dtype TYPE]
 
-The shape is that of an 8B model: H = 32, H_kv = 8, D = 128. A cell is the median time of one `forward`, measured by
-CUDA events; the L2 cache is flushed before each call. Decode is compared with the bandwidth of a large copy, prefill
-with the rate of a large matrix product. Both ceilings are measured in the same run.
+The layer has the shape of an 8B model: H = 32, H_kv = 8, D = 128. Each figure is the median time of a `forward` call,
+measured by CUDA events; the L2 cache is flushed before each call. Decode is compared with the bandwidth of a large
+copy, prefill with the rate of a large matrix product. Both ceilings are measured in the same run.
 """
 
 import argparse
@@ -30,7 +30,7 @@ MIN_REPEATS = 10
 
 @dataclass(frozen=True)
 class Case:
-    """Requests of `context` tokens, of which `new` are computed."""
+    """A batch of requests with `context` tokens each; the last `new` tokens are computed."""
 
     requests: int
     context: int
@@ -44,12 +44,12 @@ class Case:
         return f"{kind}, B={self.requests}, context {self.context}, page {self.page_size}"
 
     def num_bytes(self, kv_dtype: torch.dtype) -> int:
-        """Bytes of the keys and values; each is counted once."""
+        """Size of the keys and values in bytes, each counted once."""
         return self.requests * self.context * KVStore.bytes_per_token([LAYER], kv_dtype)
 
     @property
     def num_flops(self) -> int:
-        """Floating-point operations of both products, over the pairs that the causal mask allows."""
+        """Number of floating-point operations in both matrix products, for the pairs that the causal mask allows."""
         pairs = self.new * (self.context - self.new) + self.new * (self.new + 1) // 2
         return 4 * self.requests * pairs * LAYER.num_heads * LAYER.head_dim
 
@@ -78,13 +78,13 @@ def cases() -> Iterator[Case]:
 
 
 def build(case: Case, dtype: torch.dtype, kv_dtype: torch.dtype) -> tuple[AttentionContext, ForwardBatch]:
-    """Return a cache of random numbers, and requests whose pages are scattered in it."""
+    """Return a KV cache of random numbers, and a batch of requests whose pages are scattered over the cache."""
     per_request = -(-case.context // case.page_size)
     num_pages = case.requests * per_request
     pages = torch.randperm(num_pages, generator=torch.Generator().manual_seed(0)).view(case.requests, -1).tolist()
     store = KVStore([LAYER], num_pages, case.page_size, kv_dtype, DEVICE)
     for cache in (store.keys(0), store.values(0)):
-        for page in cache.split(4096 // case.page_size):  # in parts: the random numbers are wider than the cache
+        for page in cache.split(4096 // case.page_size):  # in parts: random numbers have a wider type than the cache
             page.copy_(torch.randn(page.shape, device=DEVICE))
     context = AttentionContext([LAYER], store, case.page_size, DEVICE, dtype, case.requests, case.context)
     requests = [([0] * case.new, case.context - case.new)] * case.requests
@@ -92,7 +92,7 @@ def build(case: Case, dtype: torch.dtype, kv_dtype: torch.dtype) -> tuple[Attent
 
 
 def median_us(call: Callable[[], object], seconds: float) -> float:
-    """Return the device's median time for a call, in microseconds; the L2 cache is flushed before each call."""
+    """Return a call's median time on the device, in microseconds; the L2 cache is flushed before each call."""
     rubbish = torch.empty(256 * 2**20, dtype=torch.int8, device=DEVICE)
     call()
     times: list[float] = []

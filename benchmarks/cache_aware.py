@@ -12,15 +12,15 @@ too: a step takes `STEP_S`, plus `TOKEN_S` for each prompt token. The workloads 
 - multi-turn: 160 conversations of six turns with one of four system prompts. A turn is sent when the previous turn is
   answered.
 
-The optimum is the hit rate when every distinct prefix is computed once: the hit rate with unlimited memory. A
-depth-first walk of the radix tree of all requests reaches it with memory for the longest request alone (Zheng et al.,
-arXiv:2312.07104, theorem 3.1). A token is a hit if it is not computed; a token that is computed again after a
-retraction is a miss.
+The optimum is the hit rate if every distinct prefix is computed only once, as with unlimited memory. If the requests
+run one at a time, in depth-first order of their radix tree, memory for the longest request is enough to reach the
+optimum (Zheng et al., arXiv:2312.07104, theorem 3.1). A token is a hit if it is not computed; a token that is computed
+again after a retraction is a miss.
 
-Memory is given in tokens, and as a share of all distinct tokens. The running requests must fit into it too. If they do
-not, a smaller batch would have a higher hit rate, but take longer. "late" is the longest time by which the admission of
-a request exceeded `max_wait_s`, counted from when the request was first passed over. "out of turn" counts admissions
-before an aged request that arrived earlier; it must be 0.
+The memory's size is printed in tokens, and as a share of all distinct tokens. The running requests need a part of the
+memory; a smaller batch would have a higher hit rate, but take longer. For "late", the time from a request's first
+pass-over to its admission is compared with `max_wait_s`; "late" is the largest excess. "out of turn" is the number of
+admissions before an aged request that arrived earlier; it must be 0.
 """
 
 import argparse
@@ -56,10 +56,10 @@ PROVIDERS = {provider.name: provider for provider in graftlm_scheduling.provide_
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request of a program, and the requests that follow it.
+    """One request of a program, and the requests that are sent after it.
 
     Attributes:
-        tokens: the prompt's tokens after the previous call and its output.
+        tokens: prompt tokens that are appended to the previous call's prompt and output.
         followers: calls that are sent when this one is complete.
     """
 
@@ -73,7 +73,7 @@ class Call:
 
 
 class Draw:
-    """Random tokens and lengths, drawn from a seed."""
+    """A generator of random tokens and lengths, with a seed."""
 
     def __init__(self, seed: int) -> None:
         self.random = np.random.default_rng(seed)
@@ -88,7 +88,7 @@ class Draw:
 
 
 def few_shot(draw: Draw, scale: float) -> list[Call]:
-    """Return questions after the examples of their tasks."""
+    """Return the calls of few-shot: each prompt has the examples of a task, then a question."""
     calls = []
     for _ in range(round(48 * scale)):
         examples = draw.tokens(900, 1100)
@@ -98,7 +98,7 @@ def few_shot(draw: Draw, scale: float) -> list[Call]:
 
 
 def tree_of_thought(draw: Draw, scale: float) -> list[Call]:
-    """Return problems; each is the root of a tree of thoughts."""
+    """Return the calls of tree-of-thought: one tree of calls for each problem."""
 
     def think(tokens: TokenIds, depth: int) -> Call:
         followers = () if depth == 0 else tuple([think(draw.tokens(8, 24), depth - 1) for _ in range(3)])
@@ -109,7 +109,7 @@ def tree_of_thought(draw: Draw, scale: float) -> list[Call]:
 
 
 def multi_turn(draw: Draw, scale: float) -> list[Call]:
-    """Return conversations."""
+    """Return the calls of multi-turn: one chain of calls for each conversation."""
 
     def converse(tokens: TokenIds, num_turns: int) -> Call:
         followers = () if num_turns == 1 else (converse(draw.tokens(20, 300), num_turns - 1),)
@@ -205,7 +205,7 @@ class Simulation:
         if plan is None:
             raise RuntimeError("nothing can run, and nothing will arrive")
         self._check_turns(waiting)
-        num_computed = plan.num_tokens - len(plan.device_idx)  # without rows whose input is their last sample
+        num_computed = plan.num_tokens - len(plan.device_idx)  # without decode rows, whose input was sampled
         self.now += STEP_S + TOKEN_S * num_computed
         self.num_computed += num_computed
         for update in self._scheduler.commit(plan, self._device.run(plan)):
@@ -213,7 +213,7 @@ class Simulation:
                 self._end(update)
 
     def _check_turns(self, waiting: list[Request]) -> None:
-        """Record the latest admission of aged requests, and admissions before an aged request that arrived earlier."""
+        """Update `late_s` and `out_of_turn` with the requests that a step has admitted."""
         limit_s = self.policy.max_wait_s
         if limit_s is None:
             return
@@ -248,7 +248,7 @@ def optimum(requests: list[Request], page_size: int) -> tuple[float, int]:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The mean of several seeds: one policy, one workload, one memory size."""
+    """The results of one policy with one workload and one memory size: means over several seeds."""
 
     workload: str
     policy: str
@@ -296,7 +296,7 @@ def measure(workload: str, policies: list[str], settings: "Settings") -> Iterato
 
 
 def count_tokens(calls: list[Call] | tuple[Call, ...], before: int) -> int:
-    """Return the tokens of all calls, each with everything before it: with this memory, nothing is evicted."""
+    """Return the sum of the lengths of all calls, in tokens; with a memory of this size, nothing is evicted."""
     total = 0
     for call in calls:
         num_tokens = before + len(call.tokens) + call.num_output_tokens
@@ -305,7 +305,7 @@ def count_tokens(calls: list[Call] | tuple[Call, ...], before: int) -> int:
 
 
 def summarize(workload: str, policy: str, kv_tokens: int, share: float, runs: list[Outcome], best: list[float]) -> Row:
-    """Return the mean of one policy's runs."""
+    """Return the row of one policy, computed from its runs with several seeds."""
     shares = [run.hit_rate / rate for run, rate in zip(runs, best, strict=True)]
     return Row(
         workload=workload,

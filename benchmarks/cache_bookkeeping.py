@@ -5,12 +5,12 @@
 Two trees are measured, at page sizes 1 and 64:
 
 - "groups": 2,000 sequences of 2,048 tokens, in groups of 20 that share their first 512 tokens. All are inserted into
-  one tree, which is empty at first, and then matched in random order. Most of the compared data has then left the CPU
-  caches.
+  one tree, which is empty at first, and then matched in random order. By then, most of the data to compare is no longer
+  in the CPU caches.
 - "large": N nodes (default: 50,000). Keys have 4,096 tokens; groups of 16 keys share their first 3,072.
 
-The eviction of one leaf is timed with 1,000 and with 50,000 leaves. Before each eviction another leaf is matched, so
-that the order changes all the time.
+The eviction of one leaf is timed in trees of 1,000 and of 50,000 leaves. Before each eviction another leaf is matched,
+so that the eviction order changes.
 """
 
 import argparse
@@ -47,7 +47,7 @@ class Cell:
 
 
 class Tree:
-    """A cache, its root, and a counter of page numbers."""
+    """A radix cache, the handle of its root, and the number of allocated pages."""
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
@@ -56,7 +56,7 @@ class Tree:
         self.num_pages = 0
 
     def offer(self, tokens: TokenIds) -> tuple[PrefixKey, TokenIds]:
-        """Return a key, and new pages for all its tokens."""
+        """Return a key, and the numbers of new pages for all its tokens."""
         num_pages = len(tokens) // self.page_size
         self.num_pages += num_pages
         return PrefixKey(tokens), np.arange(self.num_pages - num_pages, self.num_pages, dtype=np.int32)
@@ -88,7 +88,7 @@ def durations_us(run: Callable[..., object], arguments: Iterable[tuple[object, .
 
 
 def cell(tree: str, page_size: int, operation: str, durations: list[float]) -> Cell:
-    """Summarize the durations of one operation."""
+    """Return the median, the mean and the 99th percentile of an operation's durations."""
     p99 = float(np.percentile(durations, 99))
     return Cell(tree, page_size, operation, statistics.median(durations), statistics.fmean(durations), p99)
 
@@ -108,7 +108,7 @@ def operations(name: str, tree: Tree, keys: list[PrefixKey], num_tokens: int) ->
 
 
 def groups_cells(page_size: int) -> Iterator[Cell]:
-    """Time the tree with the shape for which other engines have published figures."""
+    """Time the tree "groups"; other engines have published figures for this shape."""
     tree = Tree(page_size)
     offers = [(*tree.offer(tokens), tree.root) for tokens in grouped(100, 20, 512, 2048, seed=0)]
     yield cell("groups", page_size, "insert 2048 tokens", durations_us(tree.cache.insert, offers))
@@ -117,7 +117,7 @@ def groups_cells(page_size: int) -> Iterator[Cell]:
 
 
 def large_cells(page_size: int, num_nodes: int, repeats: int) -> Iterator[Cell]:
-    """Time the same operations in a large tree; the keys of its leaves are drawn again when needed, to save memory."""
+    """Time the same operations in the tree "large"; only `repeats` of its keys are stored, to save memory."""
     tree = Tree(page_size)
     kept: list[PrefixKey] = []
     inserts: list[float] = []
@@ -136,7 +136,7 @@ def large_cells(page_size: int, num_nodes: int, repeats: int) -> Iterator[Cell]:
 
 
 def eviction_cells(num_leaves: int, repeats: int) -> Iterator[Cell]:
-    """Time evictions among few and among many leaves of one page: the best of five alternating rounds."""
+    """Time evictions in a small and in a large tree of one-page leaves: the fastest of five alternating rounds."""
     counts = (1000, num_leaves)
     rounds = [[evictions_us(count, repeats) for count in counts] for _ in range(5)]
     for i, count in enumerate(counts):
@@ -144,7 +144,7 @@ def eviction_cells(num_leaves: int, repeats: int) -> Iterator[Cell]:
 
 
 def evictions_us(num_leaves: int, repeats: int) -> list[float]:
-    """Time single evictions, each after a match of a recent leaf, so that the order changes all the time."""
+    """Return the times of single evictions in microseconds, each after a match of a recently inserted leaf."""
     tree = Tree(1)
     keys = []
     for leaf in range(num_leaves + repeats):

@@ -3,7 +3,7 @@
     python benchmarks/cache_share.py [--requests N] [--json FILE]
 
 A random model of 100M parameters serves requests without a common prefix. All are sent at the start, with overlap on. A
-cache that wraps the radix cache times every call; it is provided by a plugin. The paper that introduced RadixAttention
+plugin provides a cache that wraps the radix cache and times every call. The paper that introduced RadixAttention
 (arXiv:2312.07104, section 6.3) reports 0.2 s of 74.3 s, 0.27 %, for 100 such requests on a GPU.
 """
 
@@ -37,7 +37,7 @@ from graftlm_cache.radix import RadixCache
 
 
 class TimedCache(PrefixCache):
-    """The radix cache with a timer.
+    """A radix cache that times the calls of its methods.
 
     Attributes:
         seconds: method -> total time of its calls.
@@ -102,7 +102,7 @@ class TimedCache(PrefixCache):
 
 
 class TimedCachePlugin:
-    """Provides the cache `timed`, and keeps the caches that it has created."""
+    """A plugin that provides the cache `timed`, and stores the created caches."""
 
     def __init__(self) -> None:
         self.caches: list[TimedCache] = []
@@ -125,7 +125,7 @@ class TimedCachePlugin:
 
 
 def measure(directory: Path, num_requests: int, page_size: int) -> dict[str, Any]:
-    """Serve the requests; return times in seconds, and shares."""
+    """Serve the requests; return the times in seconds, and the bookkeeping's shares of the run."""
     random = np.random.default_rng(0)
     prompts = [random.integers(10, 30_000, random.integers(32, 257)).tolist() for _ in range(num_requests)]
     params = [

@@ -1,12 +1,12 @@
-"""Measures decode steps over contexts, batches and page sizes: time per token, memory of keys and values.
+"""Measures decode steps for many context lengths, batch sizes and page sizes: time per token, and KV memory.
 
     python benchmarks/context_curves.py --model PATH [--kv-tokens N] [--contexts N,N] [--batches N,N]
                                         [--page-sizes N,N] [--repeats N] [--out FILE]
 
-Each point is the median of some steps of the whole engine except its scheduler: the batch on the device, the model, the
-sampler, and the copy of tokens to the host. Contexts are filled with random keys and values. Shapes that need more
-than `--kv-tokens` are left out. A point is a "cliff" if it takes more than 1.3 times the time that is interpolated
-linearly between its neighbours on the context axis.
+Each point is the median over some steps. A step is timed without the scheduler: the transfer of the batch to the
+device, the model, the sampler, and the copy of tokens to the host. Contexts are filled with random keys and values.
+Shapes that need more than `--kv-tokens` are left out. A point is a "cliff" if it takes more than 1.3 times the time
+that is interpolated linearly between its neighbours on the context axis.
 """
 
 import argparse
@@ -28,7 +28,7 @@ CLIFF = 1.3
 
 
 def points(config: EngineConfig, cases: Sequence[Case], repeats: int) -> Iterator[dict[str, Any]]:
-    """Time the steps of one page size; the shapes alternate, so that other load affects all of them."""
+    """Time the steps with one page size. Shapes alternate, so that other load on the machine affects all of them."""
     page_size = config.cache.page_size
     with open_rig(config, cases) as rig:
         plans = [rig.plan(case) for case in cases]
@@ -51,7 +51,7 @@ def points(config: EngineConfig, cases: Sequence[Case], repeats: int) -> Iterato
 
 
 def cliffs(found: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Describe the points far above the line between their neighbours."""
+    """Yield a description of each cliff: a point far above the line between its neighbours."""
     key = ("page_size", "batch")
     for shape, group in itertools.groupby(
         sorted(found, key=lambda row: (*map(row.get, key), row["context"])), key=lambda row: tuple(map(row.get, key))
@@ -68,7 +68,7 @@ def cliffs(found: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def plot(found: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw time per token and memory over the context, with one line for each batch and page size."""
+    """Draw time per token and memory against the context length, with one line for each batch size and page size."""
     import matplotlib.pyplot as plt
 
     figure, (times, memory) = plt.subplots(1, 2, figsize=(12, 5))

@@ -15,7 +15,7 @@ from pathlib import Path
 BLOCK_TOKENS = 512
 NUM_REQUESTS = 3000
 
-#: Arrival in seconds, and the ids of the prompt's blocks.
+#: Arrival time of a request in seconds, and the ids of its prompt's blocks.
 Arrival = tuple[float, list[int]]
 
 
@@ -31,7 +31,7 @@ class Blocks:
 
 
 def few_shot(rng: random.Random) -> Iterator[Arrival]:
-    """Yield questions after the examples of 60 tasks, whose popularity follows Zipf's law; two arrive each second."""
+    """Yield two few-shot questions per second for 60 tasks, whose popularity follows Zipf's law."""
     blocks = Blocks()
     examples = [blocks(rng.randint(4, 20)) for _ in range(60)]
     popularity = [1 / rank for rank in range(1, 61)]
@@ -42,7 +42,7 @@ def few_shot(rng: random.Random) -> Iterator[Arrival]:
 
 
 def agents(rng: random.Random) -> Iterator[Arrival]:
-    """Yield the steps of 200 agents: tools answer after 8 s on average, and each step continues the previous one."""
+    """Yield the calls of 200 agents; each call continues the previous one, after a tool has run for 8 s on average."""
     blocks = Blocks()
     instructions = blocks(8)
     waiting = [(rng.uniform(0, 200), agent, instructions + blocks(2)) for agent in range(200)]

@@ -1,8 +1,8 @@
-"""Measures a layer of experts: as Transformers computes it, with plain and packed weights, and quantized.
+"""Measures a layer of experts: Transformers' code, and graftlm's with plain, packed and quantized weights.
 
     python benchmarks/experts.py [--rounds N] [--threads N] [--out FILE]
 
-The layer has 64 experts, of which each token uses 8, routed at random. It is 1,024 wide, and 512 inside each expert.
+The layer has 64 experts; each token is routed to 8 random ones. The hidden size is 1,024, and 512 in an expert.
 Quantization is in groups of 64. The variants alternate; figures are medians in milliseconds per call.
 """
 
@@ -34,7 +34,7 @@ CALLS_PER_TURN = {1: 20, 16: 4, 256: 1}
 
 
 def make_variants(dtype: torch.dtype) -> dict[str, Callable[[Tensor, Routing], Tensor]]:
-    """Return the same layer in every variant."""
+    """Return variant -> function that computes the layer."""
     plain = Experts(NUM_EXPERTS, HIDDEN, SIZE, "silu", device=torch.device("cpu"), dtype=dtype)
     for parameter in plain.parameters():
         parameter.copy_(torch.randn(parameter.shape) / HIDDEN**0.5)
@@ -64,7 +64,7 @@ def _transformers(experts: Experts) -> Callable[[Tensor, Routing], Tensor]:
 
 
 def measure(rounds: int) -> list[dict[str, Any]]:
-    """Time every variant in every dtype with every number of tokens."""
+    """Time every variant for each dtype and each number of tokens."""
     rows = []
     for dtype in DTYPES:
         variants = make_variants(dtype)
@@ -77,7 +77,7 @@ def measure(rounds: int) -> list[dict[str, Any]]:
 
 
 def _call(layer: Callable[[Tensor, Routing], Tensor], x: Tensor, routing: Routing) -> Callable[[], float]:
-    """Return a function that measures a call in milliseconds."""
+    """Return a function that calls the layer and returns the time in milliseconds."""
 
     def run() -> float:
         count = CALLS_PER_TURN[len(x)]
@@ -90,7 +90,7 @@ def _call(layer: Callable[[Tensor, Routing], Tensor], x: Tensor, routing: Routin
 
 
 def in_turns(runs: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, float]:
-    """Return each run's median; the runs alternate, after one round that is not counted."""
+    """Return name -> median of the values that a run returns. Runs alternate; the first round is not counted."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for round_idx in range(rounds + 1):
         for name, run in runs.items():

@@ -1,8 +1,8 @@
-"""A prefix cache without a tree: a table of whole prefixes, for benchmarks to compare with.
+"""A prefix cache without a tree: a table of whole prefixes, as a baseline in benchmarks.
 
-Every inserted prefix is one entry, which is found if a prompt begins with all of its tokens. An entry refers to the
-entry that it continues, and is never split. Two prompts with a common beginning share nothing, unless this beginning
-was inserted as a prefix.
+Every inserted prefix is one entry. A prompt matches an entry if it begins with all tokens of the entry. An entry refers
+to the shorter entry that it continues, and is never split. Two prompts with a common beginning share nothing, unless
+this beginning was inserted as a prefix.
 
     table   "system"                     2 pages
             "system question 1 answer"   4 pages in addition to those of "system"
@@ -38,7 +38,7 @@ _TOKEN_BYTES = 4
 
 
 class _Entry:
-    """One prefix, and the pages that it adds to the entry that it continues. The root has no pages and no parent."""
+    """One prefix. Its pages follow those of its parent, which is the entry that it continues; the root has neither."""
 
     __slots__ = ("entry_id", "key", "num_children", "num_holds", "num_locks", "num_pages", "pages", "parent", "stats")
 
@@ -50,7 +50,7 @@ class _Entry:
         self.num_children = self.num_holds = self.num_locks = 0
 
     def back_to(self, start: "_Entry") -> "list[_Entry] | None":
-        """Return the path from `start`, exclusive, to this entry; None if this entry does not continue `start`."""
+        """Return the entries from `start` (exclusive) to this entry; None if `start` is not an ancestor."""
         path, step = [], self
         while step is not start:
             if step.parent is None:
@@ -61,7 +61,7 @@ class _Entry:
 
 
 class WholePrefixTable(PrefixCache):
-    """Caches whole prefixes and evicts the least recently used one. Lookups try every length."""
+    """A prefix cache of whole prefixes, with LRU eviction. A lookup tries every length, the longest first."""
 
     def __init__(self, context: CacheContext) -> None:
         self._page_size, self._clock = context.page_size, context.clock
@@ -84,7 +84,7 @@ class WholePrefixTable(PrefixCache):
         return self._find(key, self._start)[-1].num_pages
 
     def _find(self, key: PrefixKey, start: _Entry) -> list[_Entry]:
-        """Return `start` and the entries after it, up to the longest one that the key begins with."""
+        """Return the entries from `start` (inclusive) to the longest entry that is a prefix of the key."""
         tokens, page_bytes = key.token_ids.tobytes(), self._page_size * _TOKEN_BYTES
         for num_pages in sorted(self._lengths, reverse=True):
             if start.num_pages < num_pages <= len(tokens) // page_bytes:
@@ -94,10 +94,10 @@ class WholePrefixTable(PrefixCache):
         return [start]
 
     def insert(self, key: PrefixKey, pages: PageIds, handle: PrefixHandle) -> InsertResult:
-        """Add an entry for a key, unless there is one; see `PrefixCache.insert`.
+        """Add an entry for a key if there is none; see `PrefixCache.insert`.
 
-        If the key has an entry that does not continue the handle's entry, no pages are inserted: the caller continues
-        to read the handle's pages, and its lock must protect them.
+        If the key has an entry that does not continue the handle's entry, no pages are inserted. The caller still
+        reads the handle's pages, so its lock must protect these pages.
         """
         start = self._own(handle)
         if not len(pages):
@@ -151,7 +151,7 @@ class WholePrefixTable(PrefixCache):
                 self._locked_pages -= len(step.pages)
 
     def evict(self, num_pages: int) -> PageIds:
-        """Evict the least recently used entries; an entry is evicted after those that continue it."""
+        """Evict the least recently used entries; entries that continue an entry are evicted before it."""
         gone: list[_Entry] = []
         while sum(len(entry.pages) for entry in gone) < num_pages:
             ends = [entry for entry in self._table.values() if not entry.num_children and not entry.num_locks]
@@ -190,7 +190,7 @@ class WholePrefixTable(PrefixCache):
 
     @property
     def version(self) -> int:
-        """A number that grows when an entry is added or removed."""
+        """Version of the content, which grows when an entry is added or removed."""
         return self._version
 
     def walk(self) -> Iterator[NodeView]:
@@ -220,11 +220,11 @@ def _join(entries: list[_Entry]) -> PageIds:
 
 
 class TablePlugin:
-    """Provides the table as `whole_prefix_table`."""
+    """A plugin that provides the table as `whole_prefix_table`."""
 
     @hookimpl
     def provide_prefix_caches(self) -> list[Provider[PrefixCache]]:
-        """Provide one cache."""
+        """Return the provider of the table."""
 
         def create(options: NoOptions, context: CacheContext) -> PrefixCache:
             return WholePrefixTable(context)

@@ -11,8 +11,8 @@ The parts are independent of each other:
     sampling   top-k and top-p of 1, 16, 64, 256 rows, compared with a sort of the same rows
     serving    the whole engine with overlap and graphs on and off: tokens per second, and the device's idle time
 
-Times are measured by events on the device. The ceilings, memory bandwidth and the rate of matrix products, are measured
-in the same run. The checkpoint is a sparse file that takes no disk space; random weights are drawn on the device.
+Times are measured by events on the device. The same run measures the ceilings: memory bandwidth and the rate of matrix
+products. The checkpoint is a sparse file that takes no disk space; random weights are generated on the device.
 """
 
 import argparse
@@ -73,7 +73,7 @@ class Bench:
     """The state that the parts share.
 
     Attributes:
-        end_s: when to stop, on the monotonic clock.
+        end_s: time limit, as a value of the monotonic clock in seconds.
         notes: the parts that were left out, with reasons.
     """
 
@@ -99,7 +99,7 @@ class Bench:
 
     @property
     def backends(self) -> tuple[str, ...]:
-        """Return the backends that support this shape on this device; the first one is the choice of `auto`."""
+        """Return the attention backends that support this shape on this device; the first one is selected by `auto`."""
         platform = Platform(self.device.type, _capability(self.device))
         return tuple([
             provider.name
@@ -109,7 +109,7 @@ class Bench:
         ])  # fmt: skip
 
     def cases(self) -> list[Case]:
-        """Return the steps whose keys and values fit into memory with the weights."""
+        """Return the cases whose keys and values fit into the device's memory together with the weights."""
         cases = [Case("decode", batch, self.context) for batch in self.batches]
         cases += [Case("prefill", 1, length) for length in self.prefills]
         if self.device.type != "cuda":
@@ -121,7 +121,7 @@ class Bench:
         return [case for case in cases if case not in large]
 
     def assembled(self, attention: str, kv_tokens: int, **sections: Any) -> EngineParts:
-        """Return an engine of random weights."""
+        """Return the parts of an engine with random weights."""
         config = EngineConfig.load(
             {
                 "model": {"path": str(self.folder), "device": self.device.type, "prepack": False},
@@ -154,7 +154,7 @@ def run_tests(bench: Bench) -> list[Row]:
 
 
 def check_kernels(bench: Bench) -> list[Row]:
-    """Compare attention of a mixed batch with the reference, for the shape's heads."""
+    """Compare every backend's attention of a mixed batch with the reference, with the head counts of the shape."""
     shape, rows = bench.shape, []
     providers = {provider.name: provider for provider in provide_attention_backends()}
     layer = AttentionLayer(0, shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.head_dim**-0.5)
@@ -247,7 +247,7 @@ def _step_row(
 
 
 def measure_sampling(bench: Bench) -> list[Row]:
-    """Time the filters at every batch size, and compare them with a sort of the vocabulary."""
+    """Time the top-k and top-p filters for every batch size, and compare them with a sort of the same rows."""
     rows: list[Row] = []
     for batch in bench.batches:
         logits = torch.randn(batch, bench.shape.vocab_size, device=bench.device) * 4
@@ -265,7 +265,7 @@ def measure_sampling(bench: Bench) -> list[Row]:
 
 
 def _median_s(bench: Bench, function: Callable[[], object]) -> float:
-    """Return the median time of a few calls on the device; an earlier call compiles the kernels."""
+    """Return the median time of a few calls on the device, in seconds; one untimed call compiles the kernels first."""
     clock = clock_for(bench.device)
     function()
     marks = [(clock.mark(), function(), clock.mark()) for _ in range(MIN_STEPS)]
@@ -335,7 +335,7 @@ PARTS: dict[str, Callable[[Bench], list[Row]]] = {
 
 
 def run_part(name: str, bench: Bench) -> dict[str, Any]:
-    """Run a part; if it fails, report the error, so that the next part can run."""
+    """Run a part and return its report; if the part fails, return the error, so that the next part can run."""
     start, bench.notes = time.monotonic(), []
     result: dict[str, Any] = {"part": name, "rows": [], "error": None}
     try:

@@ -17,12 +17,12 @@ class Case:
     """One row of the support table.
 
     Attributes:
-        section: heading of its table.
+        section: heading of the table that contains the row.
         feature: the tested feature, such as a keyword.
         spec: the specification, as text.
-        valid: plainly written texts that meet the specification; a backend that enforces it allows them.
-        invalid: texts that violate the specification and contain little else.
-        judge: function that returns whether any other text meets the specification.
+        valid: texts that meet the specification; a backend that enforces the specification allows them.
+        invalid: short texts that violate the specification.
+        judge: function that returns whether a text meets the specification.
     """
 
     section: str
@@ -34,7 +34,7 @@ class Case:
     judge: Judge
 
 
-#: feature, schema, valid texts, invalid texts
+#: (feature, schema, valid texts, invalid texts)
 _SchemaRow: TypeAlias = tuple[str, Any, tuple[str, ...], tuple[str, ...]]
 
 _NODE: Final = {
@@ -232,7 +232,7 @@ _SCHEMAS: Final[Mapping[str, tuple[_SchemaRow, ...]]] = {
     ),
 }  # fmt: skip
 
-#: format -> valid, invalid
+#: format -> (valid strings, invalid strings)
 _FORMATS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "date": ("2024-02-29", ("2023-02-29", "2024-13-01", "24-01-01")),
     "time": ("12:34:56Z", ("24:00:00Z", "12:34:56", "12:60:00Z")),
@@ -255,7 +255,7 @@ _FORMATS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "regex": ("a+b", ("a(b", "[a")),
 }
 
-#: feature, expression, the same expression for Python's re, valid texts, invalid texts
+#: (feature, expression, the same expression for Python's re, valid texts, invalid texts)
 _REGEXES: Final[tuple[tuple[str, str, str, tuple[str, ...], tuple[str, ...]], ...]] = (
     ("literals", "ab", "ab", ("ab",), ("a", "abc", "")),
     ("alternation", "ab|c|", "ab|c|", ("ab", "c", ""), ("b", "abc")),
@@ -298,7 +298,7 @@ def _is_balanced(text: str) -> bool:
     return not text
 
 
-#: feature, grammar, judge, valid texts, invalid texts
+#: (feature, grammar, judge, valid texts, invalid texts)
 _EBNFS: Final[tuple[tuple[str, str, Judge, tuple[str, ...], tuple[str, ...]], ...]] = (
     ("literals", 'root ::= "ab" "c"', regex_judge("abc"), ("abc",), ("ab", "abcc")),
     ("escapes", r'root ::= "\"\\\n\x41\u00e9"', regex_judge('"\\\\\nA\u00e9'), ('"\\\nAé',), ('"',)),

@@ -16,7 +16,7 @@ __all__ = ["FORMATS", "REMOTE", "Judge", "choice_judge", "regex_judge", "schema_
 
 Judge: TypeAlias = Callable[[str], bool]
 
-#: URI of a referenced document -> its schema.
+#: URI of a document that schemas refer to -> schema in this document.
 REMOTE: Final = {"https://example.com/count": {"type": "integer", "minimum": 0}}
 
 _TIME: Final = r"([01]\d|2[0-3]):[0-5]\d:([0-5]\d|60)(\.\d+)?([zZ]|[+-]([01]\d|2[0-3]):[0-5]\d)"
@@ -111,7 +111,7 @@ def choice_judge(choices: list[str]) -> Judge:
 
 
 def tag_judge(tag: Mapping[str, Any]) -> Judge:
-    """Return a judge that reads a text with structures from left to right, from trigger to trigger."""
+    """Return a judge for structural tags, which reads a text from trigger to trigger."""
     contents = [
         schema_judge(one["schema"]) if "schema" in one else regex_judge(one["regex"]) for one in tag["structures"]
     ]
@@ -126,7 +126,7 @@ def tag_judge(tag: Mapping[str, Any]) -> Judge:
                     yield i + len(one["end"])
 
     def judge(text: str) -> bool:
-        waiting, seen = [(0, False)], set[int]()  # valid up to here; whether a structure came before
+        waiting, seen = [(0, False)], set[int]()  # (length of a valid prefix, whether it has a structure)
         while waiting:
             at, has_structure = waiting.pop()
             if at in seen:

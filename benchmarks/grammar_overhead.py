@@ -3,11 +3,11 @@
     python benchmarks/grammar_overhead.py [--steps N] [--rounds N] [--overlap on|off|both] [--backend NAME] [--out FILE]
 
 A random model of 100M parameters decodes 16 requests. Its tokenizer has 32,000 tokens and is trained on the Python
-files of the standard library. Short runs of free and of constrained decoding form pairs; the order within a pair
-alternates. The median steps of both runs of a pair are compared; grammars are compiled before. The overhead is the
-median over the pairs; its standard error is estimated from their quartiles. Jump-forward is off, so that every step
-samples 16 tokens. Then 8 requests decode while grammars of 600 fields are compiled. The longest times between tokens
-are compared, with and without compilation.
+files of the standard library. A short run without a grammar and a short run with a grammar form a pair; the order
+within pairs alternates. The overhead of a pair is the difference between its runs' median step times, without
+compilation. The result is the median over the pairs; its standard error is estimated from the quartiles. Jump-forward
+is off, so that every step samples 16 tokens. A second measurement decodes 8 requests, with and without other requests
+whose schemas of 600 fields are compiled, and compares the longest times between tokens.
 """
 
 import argparse
@@ -39,7 +39,7 @@ RECORD = {
     "properties": {f"field_{i:02}": {"type": ("string", "integer", "boolean")[i % 3]} for i in range(20)},
     "required": [f"field_{i:02}" for i in range(20)],
 }
-LIST = {"type": "array", "items": {"type": "string"}, "minItems": 4}  # most other grammars would end within a few steps
+LIST = {"type": "array", "items": {"type": "string"}, "minItems": 4}  # most other grammars end within a few steps
 GRAMMARS: dict[str, dict[str, Any]] = {
     "20-field record": {"json_schema": RECORD},
     "list of strings": {"json_schema": LIST},
@@ -49,7 +49,7 @@ GRAMMARS: dict[str, dict[str, Any]] = {
 
 
 class StepClock:
-    """Records when steps end and how many tokens they generate."""
+    """A plugin that records the time at which each step ends, and the number of tokens that the step generates."""
 
     def __init__(self) -> None:
         self.ends: list[tuple[float, int]] = []
@@ -60,7 +60,7 @@ class StepClock:
         self.ends.append((time.perf_counter(), record.num_decodes))
 
     def take(self) -> list[float]:
-        """Return the times between the ends of steps, in seconds, for steps with a full batch that only decoded."""
+        """Return the durations of steps that decoded the full batch, in seconds, and clear the records."""
         ends, self.ends = self.ends, []
         return [late - early for (early, before), (late, num) in itertools.pairwise(ends) if num == before == BATCH]
 
@@ -96,12 +96,12 @@ def write_model(folder: Path) -> Path:
 
 
 def params(steps: int, seed: int, **grammar: Any) -> SamplingParams:
-    """Return parameters for exactly `steps` tokens."""
+    """Return sampling parameters with which a request generates exactly `steps` tokens."""
     return SamplingParams(temperature=1.0, seed=seed, max_tokens=steps, min_tokens=steps, ignore_eos=True, **grammar)
 
 
 def step_seconds(engine: Engine, clock: StepClock, steps: int, seed: int, **grammar: Any) -> list[float]:
-    """Run a batch and return the seconds of its steps."""
+    """Run a batch and return the durations of its steps in seconds."""
     prompts = [[1 + (seed * BATCH + i) % 300, 5, 9] for i in range(BATCH)]
     clock.take()
     engine.generate(prompts, [params(steps, seed * BATCH + i, **grammar) for i in range(BATCH)])
@@ -109,7 +109,7 @@ def step_seconds(engine: Engine, clock: StepClock, steps: int, seed: int, **gram
 
 
 def overheads(model: Path, overlap: bool, steps: int, rounds: int, backends: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Compare each backend's constrained steps with free ones."""
+    """Yield the overhead of each backend for each grammar."""
     clock = StepClock()
     config = {"grammar": {"jump_forward": False}, "scheduling": {"overlap": overlap}, "memory": {"kv_tokens": 16384}}
     with Engine(model=str(model), plugins=[clock], **config) as engine:
@@ -142,14 +142,14 @@ def pair(engine: Engine, clock: StepClock, steps: int, i: int, asked: dict[str, 
 
 
 def summary(overheads: list[float]) -> dict[str, float]:
-    """Return the median and its standard error: 1.25 times that of a mean of normally distributed numbers."""
+    """Return the median and its standard error: 1.25 times that of the mean, as for a normal distribution."""
     low, middle, high = statistics.quantiles(overheads, n=4)
     error = 1.25 * (high - low) / 1.35 / len(overheads) ** 0.5
     return {"overhead": round(middle, 4), "standard_error": round(error, 4)}
 
 
 async def gaps(engine: Engine, steps: int, others: Sequence[dict[str, Any]]) -> list[float]:
-    """Return the seconds between the tokens of 8 requests, while other requests bring new grammars."""
+    """Return the times between tokens of 8 requests, in seconds; `others` are requests with new grammars."""
     found: list[float] = []
 
     async def follow(i: int) -> None:
@@ -171,7 +171,7 @@ async def gaps(engine: Engine, steps: int, others: Sequence[dict[str, Any]]) -> 
 
 
 def compile_delays(model: Path, steps: int, backends: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Compare the longest gap between tokens with and without large schemas that are compiled at the same time."""
+    """Yield each backend's longest time between tokens, with and without simultaneous compilation."""
     with Engine(model=str(model), memory={"kv_tokens": 16384}) as engine:
         for backend in backends:
             schemas = [

@@ -2,10 +2,10 @@
 
     python benchmarks/grammar_support.py [--out FILE] [--walks N]
 
-Each specification is compiled for the bundled tokenizer. Texts that meet it must be allowed, and texts that violate it
-must not. Texts that random walks over the masks generate must meet it. Judges that use no grammar backend decide this:
-jsonschema, Python's re, and comparison. If a backend accepts a specification and allows a violation, this is a defect
-(`ignored`), and the exit status is 1.
+Each specification is compiled for the bundled tokenizer. The backend must allow texts that meet the specification, and
+no texts that violate it. Texts that random walks over the masks generate must meet it too; jsonschema, Python's re and
+string comparison decide whether they do. A backend that compiles a specification and then allows a violation has a
+defect (`IGNORED`), and the exit status is 1.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from graftlm.tokenization import Tokenizer
 PAGE = Path(__file__).parents[1] / "docs" / "grammar-support.md"
 MAX_TOKENS = 60
 SEED = 0
-#: On a busy machine, a slow compilation must not count as a refusal.
+#: A long time limit, so that a slow compilation on a busy machine does not count as a refusal.
 _OPTIONS = {"outlines": {"max_compile_s": 600.0}}
 CLOSING = frozenset('"]})>')
 
@@ -50,8 +50,8 @@ class Finding:
     """The finding for one case and one backend.
 
     Attributes:
-        num_texts: number of random walks that ended.
-        detail: the error, or the text that shows the defect; empty if the specification is enforced.
+        num_texts: number of texts that random walks have generated.
+        detail: error message, or the text that shows the defect; empty if the specification is enforced.
     """
 
     case: Case
@@ -74,7 +74,7 @@ class Examiner:
         self._is_closing = np.array([bool(text) and set(text) <= CLOSING for text in texts])
 
     def examine(self, case: Case) -> Finding:
-        """Compile a case, test its hand-written texts, and walk."""
+        """Compile a case, and test its hand-written texts and the texts of random walks."""
         spec = GrammarSpec(case.kind, case.spec)
         try:
             self._backend.check(spec)
@@ -96,7 +96,7 @@ class Examiner:
         return Finding(case, self._name, Outcome.ENFORCED, len(texts), "")
 
     def _refused(self, case: Case, message: str) -> Finding:
-        """Return the finding for a refusal; a defect if the backend names nothing unenforced with `strict=False`."""
+        """Return the finding for a refused case; a defect if `check` with `strict=False` returns nothing unenforced."""
         outcome, detail = Outcome.REFUSED, message
         try:
             unenforced = self._backend.check(GrammarSpec(case.kind, case.spec, strict=False))
@@ -113,7 +113,7 @@ class Examiner:
     def _walk(self, matcher: GrammarMatcher, rng: np.random.Generator) -> str | None:
         """Return the text of a random walk; None if it does not end within the limit.
 
-        Half of the steps take a token that closes a structure, or the stop token, if the mask allows one.
+        If the mask allows tokens that close a structure, or a stop token, half of the steps choose one of these.
         """
         mask = np.zeros((1, -(-self._tokenizer.vocab_size // 32)), dtype=np.int32)
         token_ids: list[int] = []
@@ -140,7 +140,7 @@ def backends(registry: Registry, tokenizer: Tokenizer) -> dict[str, GrammarBacke
 
 
 def check_case(case: Case) -> None:
-    """Compare the hand-written texts with the judge; if they disagree, one of the two is wrong."""
+    """Check that the judge agrees with the case's valid and invalid texts; otherwise the case or the judge is wrong."""
     wrong = [text for text in case.valid if not case.judge(text)] + [text for text in case.invalid if case.judge(text)]
     if wrong:
         raise ValueError(f"{case.section}, {case.feature}, {case.spec}: the judge disagrees about {wrong}")

@@ -2,10 +2,10 @@
 
     python benchmarks/grammar_validity.py [--schemas N] [--regexes N] [--backends NAME ...] [--out FILE]
 
-Each JSON schema and each regular expression constrains requests to two models with the same tokenizer, at temperatures
-0 and 1.5: the bundled model, and a random one, which resists structure. A finished output is checked with jsonschema,
-formats included, or with `re`; an unfinished one counts as `length`. Refused specifications are counted too. The exit
-status is 1 if an output is invalid or a request failed.
+Each JSON schema and each regular expression constrains requests at temperatures 0 and 1.5. The requests go to two
+models with the same tokenizer: the bundled model, and a random one, which does not prefer structured text. A finished
+output is checked with jsonschema, formats included, or with `re`. An output that reaches the token limit counts as
+`length`. Refused specifications are counted too. The exit status is 1 if an output is invalid or a request failed.
 """
 
 import argparse
@@ -41,7 +41,7 @@ Spec: TypeAlias = dict[str, Any] | str
 
 @dataclass(slots=True)
 class Row:
-    """The outcomes for one backend, model and temperature; each specification counts once."""
+    """The numbers of outcomes for one backend, model and temperature; each specification counts once."""
 
     backend: str
     whitespace: str
@@ -76,7 +76,7 @@ class Row:
 
 
 def complaint_about(spec: Spec, text: str) -> str | None:
-    """Return the error of an output; None if it meets its specification."""
+    """Return the reason why an output violates its specification; None if it does not."""
     if isinstance(spec, str):
         return None if re.fullmatch(spec, text, re.ASCII) else "no match"
     try:
@@ -106,7 +106,7 @@ def write_random_model(directory: Path) -> Path:
 
 
 def open_engine(model: Path, backend: str, whitespace: str, num_requests: int) -> Engine:
-    """Return an engine that can queue a whole row and cache its grammars; no grammar exceeds the time limit."""
+    """Return an engine that can queue all requests of a row and cache their grammars, with a long time limit."""
     return Engine(
         model=str(model),
         grammar={"name": backend, "options": {"whitespace": whitespace}, "timeout_s": 600, "cache_size": num_requests},
@@ -126,7 +126,7 @@ async def ask(engine: Engine, backend: str, spec: Spec, index: int, **sampling: 
 
 
 def measure(engine: Engine, specs: Sequence[Spec], row: Row, max_tokens: int) -> Row:
-    """Run all specifications in one batch, and fill in the row."""
+    """Run all specifications in one batch, and count their outcomes in the row."""
 
     async def ask_all() -> list[RequestOutput | GrammarError]:
         sampling = {"temperature": row.temperature, "max_tokens": max_tokens}

@@ -3,17 +3,16 @@
     python benchmarks/grammar_walks.py [--specs N] [--seed N] [--vocab 2000 32000 128000] [--backends NAME ...]
 
 Specifications of all kinds (JSON schemas, regular expressions, EBNF, structural tags, choices) are generated and
-compiled for vocabularies of several sizes. A random walk then accepts tokens that the mask allows, and at each step
-also tries other tokens. These are disagreements:
+compiled for vocabularies of several sizes. In each step of a random walk, the matcher accepts a token that the mask
+allows; other tokens are tried too. These are disagreements:
 
-- a token that is allowed and rejected, or accepted and not allowed;
+- a token that the mask allows and `accept` rejects, or that the mask forbids and `accept` accepts;
 - a mask that allows nothing before the end;
 - forced tokens or text that a mask forbids;
 - a finished output that does not meet its specification, judged by jsonschema, `regex` or the grammar's recogniser.
 
-Refused specifications are counted. Walks that the backend ends with a GrammarError, because the text has too many
-parses, are counted as `limits`. The vocabulary of 2,000 is the bundled model's (2,048 tokens); larger ones are
-generated.
+Refused specifications are counted. A walk counts as `limits` if the backend raises GrammarError because the text has
+too many parses. `--vocab 2000` selects the bundled model's vocabulary (2,048 tokens); larger ones are generated.
 
 The exit status is 1 if there is a disagreement.
 """
@@ -52,7 +51,7 @@ LENGTHS = (40, 120, 360)
 
 @dataclass(slots=True)
 class Row:
-    """The outcomes for one backend and vocabulary."""
+    """The numbers of outcomes for one backend and vocabulary."""
 
     backend: str
     vocab_size: int
@@ -60,7 +59,7 @@ class Row:
     refused: int = 0
     walks: int = 0
     finished: int = 0
-    limits: int = 0  # walks that a backend ends with a GrammarError, because the text has too many parses
+    limits: int = 0  # walks that end with a GrammarError, because the text has too many parses
     tokens: int = 0
     seconds: float = 0.0
     compile_s: float = 0.0
@@ -69,7 +68,7 @@ class Row:
 
 
 def vocabulary(size: int) -> tuple[GrammarContext, Walker]:
-    """Return the vocabulary of a size as a backend's context, and a walker over it."""
+    """Return a grammar context and a walker for a vocabulary of a size."""
     if size <= DEMO_SIZE:
         tokenizer = Tokenizer.load(demo_checkpoint())
         config = load_model_config(demo_checkpoint())
@@ -111,7 +110,7 @@ def measure(
     num_walks: int,
     options: dict[str, Any],
 ) -> Row:
-    """Walk over all specifications, and return the row."""
+    """Run random walks through all specifications, and return the row with their outcomes."""
     context, walker = vocab
     backend = create_backend(name, context, options)
     start_s = time.perf_counter()
@@ -151,7 +150,7 @@ def measure(
 
 
 def complaints_about(judge: Judge, walk: Walk) -> list[str]:
-    """Return the defects of a walk's text; none if it did not end, or if the judge takes too long."""
+    """Return the reasons why a walk's text is invalid; none if the walk did not end, or if the judge takes too long."""
     if not walk.is_finished:
         return []
     try:

@@ -2,9 +2,10 @@
 
     python benchmarks/hicache.py [--prompt-tokens N] [--json FILE]
 
-A random model of 100M parameters answers one long prompt in four states: nothing is cached; its blocks are in host
-memory; its blocks are in files, written before a restart; all its pages are on the device. Then prompts without a
-common prefix run with and without copies to host memory and to files. This shows the cost when every block is written.
+A random model of 100M parameters answers one long prompt in four states: nothing is cached; the prompt's blocks are in
+host memory; they are in files, which were written before a restart; all pages of the prompt are on the device. A second
+measurement uses prompts without a common prefix, with and without copies to host memory and to files. It shows the cost
+of writing every block.
 """
 
 import argparse
@@ -61,14 +62,14 @@ def make_prompt(seed: int, num_tokens: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Wall time and processor time of a run in seconds; other work on the machine affects processor time less."""
+    """Wall time and CPU time of a run, in seconds; other load on the machine affects CPU time less."""
 
     wall_s: float
     cpu_s: float
 
 
 def answer(engine: Engine, prompts: list[list[int]]) -> tuple[Taken, dict[str, int]]:
-    """Return the time to one token for each prompt, and the number of the first prompt's cached tokens by tier."""
+    """Generate one token for each prompt; return the time, and tier -> number of the first prompt's cached tokens."""
     start, cpu_start = time.perf_counter(), time.process_time()
     outputs = engine.generate(prompts, SamplingParams(temperature=0, max_tokens=1))
     taken = Taken(time.perf_counter() - start, time.process_time() - cpu_start)
@@ -76,7 +77,7 @@ def answer(engine: Engine, prompts: list[list[int]]) -> tuple[Taken, dict[str, i
 
 
 def measure_reuse(model: Path, folder: Path, num_tokens: int, repeats: int) -> dict[str, list[Taken]]:
-    """Return the times to first token of each repeat's prompt, by the place of its blocks."""
+    """Return state of the prompt's blocks -> TTFT in each repeat."""
     storage = {"name": "file", "options": {"path": str(folder)}, "prefetch": "wait_complete"}
     seconds: dict[str, list[Taken]] = {"nothing": [], "host": [], "storage": [], "device": []}
     for repeat in range(repeats):
@@ -98,7 +99,7 @@ def measure_reuse(model: Path, folder: Path, num_tokens: int, repeats: int) -> d
 
 
 def measure_cost(model: Path, folder: Path, num_prompts: int, repeats: int) -> dict[str, list[Taken]]:
-    """Return the times for prompts of 512 tokens without a common prefix, by the tiers that are written."""
+    """Return written tiers -> times for prompts of 512 tokens without a common prefix."""
     settings: dict[str, dict[str, Any]] = {
         "radix": {"cache": "radix"},
         "host": {"host_tokens": 65536},
@@ -115,7 +116,7 @@ def measure_cost(model: Path, folder: Path, num_prompts: int, repeats: int) -> d
 
 
 def show(seconds: dict[str, list[Taken]], title: str) -> None:
-    """Print each place's median and range, and the first place's time divided by its time: of medians, and of pairs."""
+    """Print the median and range of each case, and its speed-up over the first case: of the medians, and of pairs."""
     print(title)
     for clock in ("wall_s", "cpu_s"):
         sides = {name: [getattr(one, clock) for one in taken] for name, taken in seconds.items()}

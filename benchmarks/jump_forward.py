@@ -3,13 +3,14 @@
     python benchmarks/jump_forward.py [--runs N] [--out FILE]
     python benchmarks/jump_forward.py --fidelity 200 [--whitespace spaced]
 
-Two outputs are generated with the bundled model. The paper's example is a summary and a grade, with a regular
-expression. The other is a record of twenty keys, with a JSON schema and each style of whitespace. Runs with
+The bundled model generates two outputs. The first is the paper's example, a summary and a grade, with a regular
+expression. The second is a record of twenty keys, with a JSON schema and each style of whitespace. Runs with
 jump-forward off, fast and exact alternate.
 
 With --fidelity, only the number of changed texts is measured. Greedy requests with generated schemas and regular
 expressions run with fast jump-forward, with `jump_forward=False`, and with exact jump-forward. Their texts are compared
-with those of an engine without jump-forward. The exit status is 1 if a text differs that is not from fast jump-forward.
+with the texts of an engine without jump-forward. Only fast jump-forward may change texts; otherwise the exit status is
+1.
 """
 
 import argparse
@@ -47,7 +48,7 @@ MODES: tuple[Mode, ...] = ("off", "fast", "exact")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One case: medians over the runs for each mode; `faster` is the time of "off" divided by the mode's time."""
+    """The medians over one case's runs, for each mode; `faster` is the time of "off" divided by the mode's time."""
 
     case: str
     overlap: bool
@@ -107,13 +108,13 @@ def measure(case: str, overlap: bool, batch: int, num_runs: int) -> Row:
 
 @dataclass(frozen=True, slots=True)
 class Fidelity:
-    """Numbers of greedy texts that differ from those of an engine without jump-forward.
+    """The numbers of greedy texts that differ from those of an engine without jump-forward.
 
     Attributes:
-        fast: with `jump_forward: fast`.
-        fast_with_logprobs: with `jump_forward: fast` and log-probabilities, which switch it off.
-        switched_off: with `jump_forward=False`, without and with log-probabilities.
-        exact: with `jump_forward: exact`, without and with log-probabilities.
+        fast: number of changed texts with `jump_forward: fast`.
+        fast_with_logprobs: the same with log-probabilities, which switch jump-forward off.
+        switched_off: number with `jump_forward=False`, without and with log-probabilities.
+        exact: number with `jump_forward: exact`, without and with log-probabilities.
     """
 
     num_cases: int

@@ -1,13 +1,15 @@
-"""Measures 8-bit keys and values: the time of attention, its error, and the bundled model's answers.
+"""Measures 8-bit keys and values: speed and error of attention, and accuracy of the bundled model.
 
     python benchmarks/kv_dtype.py [--only speed error accuracy] [--rounds N] [--out FILE]
 
-Speed: one step of one-token requests with the compiled kernel, for contexts and batches of several sizes. Steps over
-bfloat16 and over int8 alternate. There are enough layers that the keys and values do not stay in a processor's cache.
-The result is the fastest of the rounds, because other programs affect it least. Error: attention over random keys and
-values that are stored in 8 bits in several ways, compared with float32, relative to the size of the outputs. In one
-case a few dimensions of the keys are far larger than the rest, as in many models. Accuracy: held-out questions for the
-bundled model.
+Speed: the compiled kernel computes decode steps for several context lengths and batch sizes; steps with bfloat16 and
+with int8 alternate. The number of layers is large enough that the keys and values do not stay in the CPU caches. The
+result is the fastest round, because other programs affect it least.
+
+Error: attention over random keys and values in several 8-bit formats is compared with float32; errors are relative to
+the size of the outputs. In one case a few dimensions of the keys are far larger than the rest, as in many models.
+
+Accuracy: the bundled model answers held-out questions with each format.
 """
 
 import argparse
@@ -32,7 +34,7 @@ from graftlm_attention.torch_native import create_torch_native
 RESULTS = Path(__file__).parent / "results" / "kv_dtype.json"
 SHAPES = {"16 heads on 4 of 64": (16, 4, 64), "32 heads on 8 of 128": (32, 8, 128)}
 CONTEXTS, BATCHES, PAGE_SIZE = (1024, 8192, 32768), (1, 8), 16
-CACHE_BYTES = 256 * 2**20  # minimum, in bfloat16: several times the size of processor caches
+CACHE_BYTES = 256 * 2**20  # minimum size of the keys and values in bfloat16: several times the size of CPU caches
 MAX_BYTES = 3 * 2**30
 FP8_MAX = 448.0
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
@@ -44,7 +46,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 
 
 def measure_speed(rounds: int) -> list[dict[str, Any]]:
-    """Time one-token steps of every shape, context and batch."""
+    """Time decode steps for every shape, context length and batch size."""
     return [
         _time_case(name, AttentionLayer(0, *shape, scale=shape[-1] ** -0.5), num_requests, context, rounds)
         for name, shape in SHAPES.items()
@@ -81,7 +83,7 @@ def _time_case(name: str, layer: AttentionLayer, num_requests: int, context: int
 def _step(
     layers: Sequence[AttentionLayer], num_requests: int, context: int, kv_dtype: torch.dtype
 ) -> Callable[[], None]:
-    """Return a function that runs all layers of one step, over scattered pages."""
+    """Return a function that computes attention of one step in all layers, over scattered pages."""
     pages_each, dtype, device = -(-context // PAGE_SIZE), torch.bfloat16, torch.device("cpu")
     pages = torch.randperm(num_requests * pages_each, generator=torch.Generator().manual_seed(0))
     store = KVStore(layers, len(pages), PAGE_SIZE, kv_dtype, device)
@@ -112,7 +114,7 @@ def _fill(store: KVStore, layer_id: int) -> None:
 
 
 def _in_turns(runs: Mapping[str, Callable[[], None]], rounds: int) -> dict[str, float]:
-    """Return the shortest time of each run in seconds; the runs alternate, after one round that is not counted."""
+    """Return name -> shortest time of a run, in seconds. Runs alternate; the first round is not counted."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for round_idx in range(rounds + 1):
         for name, run in runs.items():
@@ -124,7 +126,7 @@ def _in_turns(runs: Mapping[str, Callable[[], None]], rounds: int) -> dict[str, 
 
 
 def measure_error(num_tokens: int = 2048, head_dim: int = 128) -> list[dict[str, Any]]:
-    """Compute attention of 256 random queries over keys and values in several formats, and compare it with float32."""
+    """Compare attention of 256 random queries over keys and values in several formats with attention in float32."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(n, head_dim, generator=generator) for n in (256, num_tokens, num_tokens))
     outliers = torch.ones(head_dim)

@@ -1,17 +1,17 @@
-"""Measures what each part of the system contributes to LM programs: the full system, and variants without one part.
+"""Measures how much each part of the system speeds up LM programs: compares the full system with variants.
 
     python benchmarks/lang_ablation.py [--rounds N] [--scale X] [--only NAME ...] [--json FILE] [--plot FILE]
 
-Many runs of four `graftlm.lang` programs are executed at the same time on the bundled model. Its memory has room for
-only a part of their common prefixes. These are the programs, and then the variants:
+Many runs of each of four `graftlm.lang` programs are executed at the same time on the bundled model. The KV memory has
+room for only a part of the common prefixes. The first list has the programs, the second one the variants:
 
     tree of thought   three thoughts after each thought, three levels deep, after one instruction
     LLM judge         an essay judged in six dimensions in parallel, and a verdict on the judgments
     few-shot          questions after the examples of their tasks, in random order
     multi-turn        chats of four turns
 
-    full              radix cache, longest prefix first, parallel forks, with hints before they start
-    full again        the same again: shows the difference between two equal runs
+    full              radix cache, longest prefix first, parallel forks, hints before forks
+    full again        equal to "full"; shows the difference between equal variants
     no cache          every request computes its whole prompt
     no tree           a table of whole prefixes: a common prefix is found only if a request ended there
     FCFS, random      requests run in the order of arrival, or in random order
@@ -20,9 +20,10 @@ only a part of their common prefixes. These are the programs, and then the varia
 
 The setup follows figure 8 of Zheng et al., arXiv:2312.07104. Texts have fixed lengths, so every variant does the same
 work. In each round the variants run in another order, and each run begins with an empty cache. Figures are medians over
-rounds. On a machine with other work, processor time (of this process, all threads) is more reliable than wall time. A
-variant is significantly faster than "full" if it was faster in nine of ten pairs of one run of the variant and one run
-of "full". With five rounds, one of two equal variants reaches this by chance about once in a hundred times.
+rounds. On a machine with other load, CPU time (of all threads of this process) is more reliable than wall time.
+
+Each run of a variant is compared with each run of "full". The variant is significantly faster if it was faster in nine
+of ten such pairs. With five rounds, this happens by chance to one of two equal variants about once in a hundred times.
 """
 
 import argparse
@@ -59,7 +60,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 class Restrained:
-    """A backend for one run of a program; it leaves out the features of the language that the variant lacks."""
+    """A backend for one run of a program, without the language features that the variant leaves out."""
 
     def __init__(self, backend: Backend, has_hints: bool, is_parallel: bool) -> None:
         self._backend, self._has_hints = backend, has_hints
@@ -128,9 +129,9 @@ class Run:
     """One run of one variant on one workload.
 
     Attributes:
-        wall_s, cpu_s: time from the first request to the last answer; `cpu_s` is the processor time of all threads.
+        wall_s, cpu_s: wall time and CPU time of all threads, from the first request to the last answer.
         computed_tokens: number of prompt tokens that were not found in the cache, including hints and retractions.
-        steps, retractions: numbers of the engine's steps and retractions.
+        steps, retractions: number of steps and number of retractions.
     """
 
     wall_s: float
@@ -142,13 +143,12 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A variant on a workload over all rounds.
+    """The results of a variant on a workload over all rounds.
 
     Attributes:
         wall_s, cpu_s, computed_tokens, steps, retractions: medians over the runs.
         times_full, cpu_times_full: the medians divided by those of "full"; above 1, "full" is faster.
-        faster, cpu_faster: share of the pairs of one run of the variant and one run of "full" in which the variant
-            was faster.
+        faster, cpu_faster: share of the pairs (run of the variant, run of "full") in which the variant was faster.
     """
 
     workload: str
@@ -205,13 +205,13 @@ def compare(
 
 
 def summarize(workload: str, taken: Mapping[str, list[Run]]) -> list[Row]:
-    """Return a row for each variant; `taken` must contain `full` and `full again`."""
+    """Return a row for each variant. `taken` is variant -> runs; it must contain `full` and `full again`."""
     full = taken[FULL] + taken[AGAIN]
     return [summarize_variant(workload, name, runs, full) for name, runs in taken.items()]
 
 
 def summarize_variant(workload: str, name: str, runs: list[Run], full: list[Run]) -> Row:
-    """Return a variant's row; `full` are all runs of "full" and "full again"."""
+    """Return a variant's row. `full` contains the runs of "full" and of "full again"."""
 
     def median(field_name: str, of: list[Run] = runs) -> float:
         return float(statistics.median([getattr(run, field_name) for run in of]))
@@ -238,7 +238,7 @@ def summarize_variant(workload: str, name: str, runs: list[Run], full: list[Run]
 
 
 def show(rows: Sequence[Row]) -> None:
-    """Print a table, and the cases in which a variant was faster."""
+    """Print a table, and the cases in which a variant was significantly faster than "full"."""
     table = Table(title="LM programs without one part; times are medians, and those of full are 1")
     for column in ("program", "without", "wall s", "times full", "cpu times full", "computed", "steps", "retracted"):
         table.add_column(column, justify="left" if column in ("program", "without") else "right")
@@ -266,7 +266,7 @@ def show(rows: Sequence[Row]) -> None:
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:
-    """Draw the work per second of processor time for each workload; needs matplotlib."""
+    """Draw the work per second of CPU time for each workload; needs matplotlib."""
     from matplotlib.figure import Figure
 
     workloads = list(dict.fromkeys(row.workload for row in rows))

@@ -1,8 +1,9 @@
-"""Measures the time that compilation of LM programs saves: interpreted and compiled runs alternate in one process.
+"""Measures the time that compilation of LM programs saves; interpreted and compiled runs alternate in one process.
 
     python benchmarks/lang_compile.py [--runs N] [--out FILE]
 
-The programs use the bundled model at temperature 0, each time with an empty cache. The texts must be equal.
+The programs use the bundled model at temperature 0; every run starts with an empty cache. Both ways must generate the
+same texts.
 """
 
 import argparse
@@ -54,7 +55,7 @@ def debate(s: ProgramState, notes: str, question: str) -> None:
 
 @function
 def judge(s: ProgramState, essay: str, dimensions: Sequence[str]) -> None:
-    """Judge by several dimensions, each after the same long instruction, and sum up; the comment is not requested."""
+    """Judge an essay by several dimensions after a long instruction, and sum up; the comment is not requested."""
     s += system("You judge essays.") + user(essay)
     forks = s.fork(len(dimensions))
     for fork, dimension in zip(forks, dimensions, strict=True):
@@ -69,7 +70,7 @@ def judge(s: ProgramState, essay: str, dimensions: Sequence[str]) -> None:
 
 @function
 def examine(s: ProgramState, notes: str, questions: Sequence[str]) -> None:
-    """Ask several questions about one text, each in a copy. The program is written sequentially."""
+    """Ask several questions about one text, one after the other, each in a copy of the state."""
     s += system(notes)
     for i, question in enumerate(questions):
         with s.copy() as copy:
@@ -86,7 +87,7 @@ def vote(s: ProgramState, notes: str, question: str, num_answers: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A program, its constant parts, and the runs of a batch.
+    """A program, its constant arguments, and the arguments of each run in a batch.
 
     Attributes:
         outputs: names of the requested variables; None: all.
@@ -111,7 +112,7 @@ CASES = {
 
 
 class CountingBackend(EngineBackend):
-    """Counts the requests that programs make."""
+    """A backend that counts the requests of programs."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
@@ -135,7 +136,7 @@ class CountingBackend(EngineBackend):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The measurements of one batch."""
+    """The measurements of one run of a batch."""
 
     requests: int
     steps: int
@@ -147,7 +148,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One case: medians over the runs, for interpreted and compiled programs."""
+    """The medians of one case over the runs, for the interpreted and the compiled program."""
 
     case: str
     requests: tuple[float, float]
@@ -156,12 +157,12 @@ class Row:
     steps: tuple[float, float]
     milliseconds: tuple[float, float]
     cpu_milliseconds: tuple[float, float]
-    time_ratio: float  # interpreted / compiled
+    time_ratio: float  # time of interpreted runs / time of compiled runs
     cpu_time_ratio: float
 
 
 def sample(engine: Engine, backend: CountingBackend, run: Callable[[], list[Any]]) -> tuple[list[Any], Sample]:
-    """Run a batch once on an empty cache."""
+    """Run a batch once on an empty cache; return its results and measurements."""
     engine.flush_cache()
     before, num_requests = engine.stats(), backend.num_requests
     start, cpu_start = time.perf_counter(), time.process_time()
@@ -186,7 +187,7 @@ def computed(stats: EngineStats) -> int:
 
 
 def measure(name: str, case: Case, num_runs: int) -> Row:
-    """Run a case interpreted and compiled; the two alternate.
+    """Run a case interpreted and compiled, alternately.
 
     Raises:
         RuntimeError: the texts differ.
@@ -197,7 +198,7 @@ def measure(name: str, case: Case, num_runs: int) -> Row:
     with Engine(model="demo") as engine:
         backend = CountingBackend(engine)
         options = {"temperature": 0, "backend": backend}
-        for run in range(num_runs + 1):  # the first one warms up
+        for run in range(num_runs + 1):  # the first run is a warm-up
             expected, one = sample(engine, backend, lambda: case.program.run_batch(whole, **options))
             states, other = sample(engine, backend, lambda: compiled.run_batch(case.runs, **options))
             check_equal(case, expected, states)
@@ -224,7 +225,7 @@ def measure(name: str, case: Case, num_runs: int) -> Row:
 
 
 def check_equal(case: Case, expected: Sequence[ProgramState], states: Sequence[ProgramState]) -> None:
-    """Compare the texts, or the requested variables."""
+    """Check that the texts or the requested variables of two batches are equal."""
     for one, other in zip(expected, states, strict=True):
         same = (
             one.text() == other.text()

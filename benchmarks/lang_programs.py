@@ -1,4 +1,4 @@
-"""LM programs of the language's ablation, and the texts of fixed lengths that they use."""
+"""LM programs for `lang_ablation.py`, and their texts, which have fixed lengths."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -54,7 +54,7 @@ def answer(s: ProgramState, examples: str, question: str) -> None:
 
 @function
 def chat(s: ProgramState, instruction: str, questions: Sequence[str]) -> None:
-    """Answer one question after the other."""
+    """Answer the questions one after the other."""
     s += system(instruction)
     for question in questions:
         s += user(question)
@@ -63,7 +63,7 @@ def chat(s: ProgramState, instruction: str, questions: Sequence[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A program, and a function from a random generator and a scale to the arguments of its runs."""
+    """A program, and a function that returns the arguments of its runs for a random generator and a scale."""
 
     program: Program
     draw: Callable[[random.Random, float], list[dict[str, Any]]]

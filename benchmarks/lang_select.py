@@ -1,11 +1,11 @@
-"""Measures the time that `select` saves when its prompt is computed once: eight choices after a prompt of 1,000 tokens.
+"""Measures the time that `select` saves by computing its prompt once: eight choices after a prompt of 1,000 tokens.
 
     python benchmarks/lang_select.py [--model PATH] [--runs N] [--out FILE]
 
 The same selects run on two backends, which alternate. `recompute` requests the log-probabilities of each choice's whole
 prompt, so the prompt is computed in full for every choice. `shared` is the method of `graftlm.lang`. "cold" begins with
-an empty cache. In "warm" the prompt is cached, and the program generates two tokens before the select. They are part of
-the measured time.
+an empty cache. In "warm" the prompt is cached, and the program generates two tokens before the select; the measured
+time includes them.
 """
 
 import argparse
@@ -29,7 +29,7 @@ CHOICES = [" Paris", " Athens", " Lima", " Rome", " Oslo", " Bern", " Madrid", "
 
 
 class RecomputingBackend(EngineBackend):
-    """Scores choices as if prompt log-probabilities were only available for the whole prompt."""
+    """A backend that scores choices as if prompt log-probabilities were only available for the whole prompt."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
@@ -53,11 +53,11 @@ class RecomputingBackend(EngineBackend):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One case: medians over the runs, and the times of `recompute` divided by those of `shared`.
+    """The medians of one case over the runs, and the times of `recompute` divided by those of `shared`.
 
     Attributes:
-        time_ratio: ratio of the medians; `time_ratio_min` and `time_ratio_max` are over the pairs of runs.
-        cpu_ratio: the same for this process's processor time, which other work on the machine affects less.
+        time_ratio: ratio of the medians; `time_ratio_min` and `time_ratio_max` are the range over the pairs of runs.
+        cpu_ratio: the same for this process's CPU time, which other load on the machine affects less.
     """
 
     method: str
@@ -78,7 +78,7 @@ class Row:
 
 @function
 def choose(s: ProgramState, prompt: str, warm: bool, method: ChoicesMethod) -> None:
-    """Choose after a prompt."""
+    """Select one of the choices after a prompt."""
     s += prompt
     if warm:
         s += gen("reasoning", max_tokens=2, ignore_eos=True)
@@ -95,12 +95,12 @@ def prompt_of(engine: Engine, run: int) -> str:
 
 
 def measure(engine: Engine, method: ChoicesMethod, warm: bool, num_runs: int) -> Row:
-    """Run a case on both backends, which alternate."""
+    """Run a case on both backends, alternately."""
     backends = {"recompute": RecomputingBackend(engine), "shared": EngineBackend(engine)}
     seconds: dict[str, list[float]] = {name: [] for name in backends}
     cpu_seconds: dict[str, list[float]] = {name: [] for name in backends}
     prefilled: dict[str, list[int]] = {name: [] for name in backends}
-    for run in range(num_runs + 1):  # the first one warms up
+    for run in range(num_runs + 1):  # the first run is a warm-up
         prompt, chosen = prompt_of(engine, run), []
         for name, backend in backends.items():
             engine.flush_cache()
@@ -134,7 +134,7 @@ def measure(engine: Engine, method: ChoicesMethod, warm: bool, num_runs: int) ->
 
 
 def ratios(name: str, seconds: dict[str, list[float]]) -> dict[str, float]:
-    """Return the ratio of the medians of two sides, and the smallest and largest ratio of their pairs."""
+    """Return the ratio of the two backends' medians, and the smallest and largest ratio of a pair of runs."""
     recompute, shared = seconds["recompute"], seconds["shared"]
     pairs = [theirs / ours for theirs, ours in zip(recompute, shared, strict=True)]
     values = (statistics.median(recompute) / statistics.median(shared), min(pairs), max(pairs))

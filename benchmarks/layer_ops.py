@@ -2,10 +2,11 @@
 
     python benchmarks/layer_ops.py [--only calls steps] [--rounds N] [--threads N] [--out FILE]
 
-Calls: rows of a 360M Llama (1,024 wide, 2,560 inside, 16 heads and 8 key/value heads of 64), with PyTorch's operations
-and with the compiled kernels. Steps: two engines of a random bfloat16 model of that shape, with `model.native_ops` on
-and off, decode 1 and 16 requests. The two alternate. Figures are medians in microseconds, and ratios are of medians of
-one run.
+Calls: rows with the shape of a 360M Llama (hidden size 1,024, intermediate size 2,560, 16 query heads and 8 key/value
+heads of 64), with PyTorch's operations and with the compiled kernels.
+
+Steps: two engines with a random bfloat16 model of that shape, one with `model.native_ops` and one without, decode 1 and
+16 requests; they alternate. Figures are medians in microseconds; a ratio compares medians of one run.
 """
 
 import argparse
@@ -40,7 +41,7 @@ PROMPT_TOKENS, NEW_TOKENS = 16, 32
 
 
 def operations(num_rows: int, dtype: torch.dtype) -> Iterator[tuple[str, Callable[[LayerOps], object]]]:
-    """Yield the operations that a layer calls, with their names."""
+    """Yield (name, operation) for the operations that a layer calls."""
     x, residual = (torch.randn(num_rows, HIDDEN).to(dtype) for _ in range(2))
     weight, wide_weight = torch.randn(HIDDEN).to(dtype), torch.randn(HIDDEN)
     qkv = torch.randn(num_rows, HEADS + 2 * KV_HEADS, HEAD_DIM).to(dtype)
@@ -56,7 +57,7 @@ def operations(num_rows: int, dtype: torch.dtype) -> Iterator[tuple[str, Callabl
 
 
 def in_turns(runs: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, float]:
-    """Return each run's median; the runs alternate, after one round that is not counted."""
+    """Return name -> median of the values that a run returns. Runs alternate; the first round is not counted."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for round_idx in range(rounds + 1):
         for name, run in runs.items():
@@ -67,7 +68,7 @@ def in_turns(runs: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, 
 
 
 def call_time(call: Callable[[], object], count: int) -> float:
-    """Return the time per call in microseconds, over `count` calls."""
+    """Return the mean time of a call in microseconds, over `count` calls."""
     start = time.perf_counter()
     for _ in range(count):
         call()
@@ -75,7 +76,7 @@ def call_time(call: Callable[[], object], count: int) -> float:
 
 
 def measure_calls(rounds: int) -> list[dict[str, Any]]:
-    """Time every operation in every dtype at every number of rows."""
+    """Time every operation for each dtype and each number of rows."""
     variants: dict[str, LayerOps] = {
         "torch_us": TorchOps(),
         "native_us": NativeOps.load("g++", user_cache_dir(os.environ)),
@@ -95,7 +96,7 @@ def measure_calls(rounds: int) -> list[dict[str, Any]]:
 
 
 class Subject:
-    """An engine of the random model, with fused operations or without."""
+    """An engine with the random model, with or without fused operations."""
 
     def __init__(self, stack: ExitStack, checkpoint: Path, native_ops: bool) -> None:
         self._ends: list[float] = []
@@ -109,7 +110,7 @@ class Subject:
 
     @hookimpl
     def step_finished(self, record: StepRecord) -> None:
-        """Record when a step ends."""
+        """Record the time at which a step ends."""
         self._ends.append(time.perf_counter())
 
     def decode(self, num_requests: int) -> float:
@@ -117,7 +118,7 @@ class Subject:
         self._ends.clear()
         prompts = [[self._random.randrange(300, 32_000) for _ in range(PROMPT_TOKENS)] for _ in range(num_requests)]
         self._engine.generate(prompts, SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True))
-        ends = self._ends[-NEW_TOKENS // 2 :]  # leaves out the prompts
+        ends = self._ends[-NEW_TOKENS // 2 :]  # without the steps of the prompts
         return 1e6 * statistics.median(after - before for before, after in itertools.pairwise(ends))
 
 

@@ -9,12 +9,12 @@
 The server's application runs in this process, without sockets and without a model. The scheduler is replaced by a
 replica that accepts each prompt and answers with one token. For each request:
 
-    loop CPU, ms   CPU time of the event loop's thread, in which it serves no other client
+    loop CPU, ms   CPU time of the event loop's thread for this request
     stall, ms      the longest time in which the event loop ran nothing else; includes waits for the GIL
-    total, ms      from request to answer, tokenisation included
-    intake, ms     in the scheduler process: reading the message, and creating the request
+    total, ms      time from request to answer, tokenisation included
+    intake, ms     time in the scheduler process for decoding the message and creating the request
 
-A figure is the median over rounds, after one round that is not counted. Loop CPU and stall are measured in separate
+Each figure is the median over rounds; the first round is not counted. Loop CPU and stall are measured in separate
 rounds, because the measurement of stalls costs CPU time.
 """
 
@@ -64,7 +64,7 @@ HEARTBEAT_S = 0.001
 
 
 class NoMetrics:
-    """Accepts the metrics of requests and discards them."""
+    """Request metrics that record nothing."""
 
     def first_token(self, seconds: float) -> None: ...
 
@@ -74,10 +74,10 @@ class NoMetrics:
 
 
 class Server:
-    """The application, and the replica that answers its requests.
+    """The server's application, and a simulated replica that answers its requests.
 
     Attributes:
-        intake_s: time that the replica took for the latest prompt, in seconds.
+        intake_s: the replica's intake time for the latest prompt, in seconds.
     """
 
     def __init__(self, tokenizer: Tokenizer, num_tokens: int) -> None:
@@ -115,7 +115,7 @@ class Server:
         self.intake_s = 0.0
 
     def _send(self, process: str, message: Message) -> None:
-        """Do the work of a channel on the event loop: encode. The answer arrives later, as from a socket."""
+        """Encode a message on the event loop, like a channel. The answer arrives in a later callback."""
         if not isinstance(message, Generate):
             return
         self._wire = encode(message)
@@ -128,7 +128,7 @@ class Server:
         loop.call_soon(self._manager.receive, TextBatch(updates=[update], texts=["a"]))
 
     async def post(self, path: str, body: bytes) -> dict[str, Any]:
-        """Return the answer to a request; raises RuntimeError if it is refused."""
+        """Send a request and return the answer; raise RuntimeError if the request is refused."""
         scope = {
             "type": "http",
             "asgi": {"version": "3.0"},
@@ -161,7 +161,7 @@ class Server:
         return dict(json.loads(answer))
 
     def take_in(self) -> None:
-        """Do the work of the scheduler process for the latest prompt, and record the time."""
+        """Decode the latest prompt's message and create its request, as the scheduler process does; record the time."""
         start_s = time.perf_counter()
         message = decode(self._wire)
         assert isinstance(message, Generate)
@@ -176,7 +176,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The times of one kind of request in ms: the medians, and each round."""
+    """The times of one kind of request in ms: medians, and the value of each round."""
 
     workload: str
     prompt_tokens: int
@@ -209,7 +209,7 @@ async def longest_stall(work: Callable[[], Any]) -> float:
 
 
 def workloads(tokenizer: Tokenizer, num_tokens: int) -> Mapping[str, tuple[str, bytes]]:
-    """Return the path and the body of each kind of request."""
+    """Return kind of request -> (path, body)."""
     text = SENTENCE * (num_tokens // len(tokenizer.encode(SENTENCE, add_special_tokens=False)) + 1)
     ids = ordinary_token_ids(tokenizer.vocab_size)
     token_ids = np.random.default_rng(0).integers(ids.start, ids.stop, size=num_tokens).tolist()

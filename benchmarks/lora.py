@@ -1,11 +1,11 @@
-"""Measures the throughput with low-rank adapters, and how long loading an adapter delays the steps.
+"""Measures the throughput with low-rank adapters, and the time to load an adapter.
 
     python benchmarks/lora.py [--runs N] [--out FILE]
 
 The model is a random Llama of 57 million parameters in bfloat16; random adapters of rank 16 change every projection.
 Four kinds of batches alternate in one run. One kind runs on an engine without a `lora` section. The other three run on
-an engine with four adapters: no request uses one, all use the same one, or each fifth uses none and the rest use the
-four.
+an engine with four adapters: no request has an adapter; all requests have the same adapter; the requests cycle through
+no adapter and the four adapters.
 """
 
 import argparse
@@ -28,7 +28,7 @@ RESULTS = Path(__file__).parent / "results" / "lora.json"
 NAMES = ("a", "b", "c", "d")
 RANK = 16
 NUM_TOKENS = 12
-#: Kind of batch -> the adapters of its requests, which repeat; None: an engine without a `lora` section.
+#: Kind of batch -> adapters through which its requests cycle; None: an engine without a `lora` section.
 KINDS: dict[str, tuple[str | None, ...] | None] = {
     "no lora section": None,
     "no adapter": (None,),
@@ -41,14 +41,14 @@ SHAPES = {"decode, 1 request": (1, 4), "decode, 16 requests": (16, 4), "prefill,
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One shape of batch: tokens per second by kind of batch, medians over the runs."""
+    """The results for one shape of batch: kind of batch -> tokens per second, medians over the runs."""
 
     shape: str
     tokens_per_s: dict[str, float]
 
 
 def measure(engines: dict[bool, Engine], shape: str, num_runs: int) -> Row:
-    """Run one shape with every kind of batch; the kinds alternate."""
+    """Run every kind of batch with one shape; the kinds alternate."""
     num_requests, prompt_len = SHAPES[shape]
     found: dict[str, list[float]] = {kind: [] for kind in KINDS}
     max_tokens = 1 if shape.startswith("prefill") else NUM_TOKENS

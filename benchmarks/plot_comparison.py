@@ -1,9 +1,9 @@
-"""Draws the bar chart of README and docs/comparison.md from saved figures.
+"""Draws the bar chart in README and docs/comparison.md from saved results.
 
     python benchmarks/plot_comparison.py
 
-It reads benchmarks/results/versus_transformers.json and writes docs/drawings/comparison.svg. Each key of a row that
-ends in `_tokens_per_s` belongs to an engine, which has one bar per workload.
+It reads benchmarks/results/versus_transformers.json and writes docs/drawings/comparison.svg. The chart has one bar for
+each engine and workload; an engine's value in a row has the key `ENGINE_tokens_per_s`.
 """
 
 import json
@@ -38,7 +38,7 @@ def engines_of(rows: Sequence[Mapping[str, object]]) -> list[str]:
 
 
 def chart(rows: Sequence[Mapping[str, object]], caption: str) -> str:
-    """Return an SVG with one group of bars for each workload.
+    """Return an SVG drawing with one group of bars for each workload.
 
     Args:
         rows: one mapping per workload, with `workload`, `ratio` and one `ENGINE_tokens_per_s` for each engine.
@@ -77,7 +77,7 @@ def chart(rows: Sequence[Mapping[str, object]], caption: str) -> str:
 
 
 def drawn_from(results: Path = RESULTS) -> str:
-    """Return the chart for a file of results."""
+    """Return the chart of the results in a file."""
     saved = json.loads(results.read_text(encoding="utf-8"))
     threads = saved["machine"]["threads"]
     caption = (

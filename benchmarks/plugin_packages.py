@@ -1,7 +1,7 @@
-"""Tries every family's package from `graftlm plugins new` as a new user would: venv, pip, YAML, server, pytest.
+"""Tests the packages of `graftlm plugins new` as a new user would use them: venv, pip, YAML, server, pytest.
 
-For each family, the package is written and installed by pip in a new virtual environment that sees this environment's
-dependencies. Then `graftlm serve engine.yaml` answers a request, and the package's tests run.
+For each family, the package is written, and installed with pip into a new virtual environment that can import this
+environment's packages. Then `graftlm serve engine.yaml` answers a request, and the package's tests run.
 
     python benchmarks/plugin_packages.py
     python benchmarks/plugin_packages.py --family cache --family storage --json build/plugin_packages.json
@@ -28,7 +28,7 @@ from graftlm.registry import FAMILIES
 QUESTION = "What is the capital of France?"
 ANSWER = "The capital of France is Paris."
 
-#: Script for the package's environment: serves its configuration, and prints the answer.
+#: Script that runs in the package's environment: serves its configuration, sends a request and prints the answer.
 SERVE = """
 import json, sys, requests, yaml
 from graftlm.testing.server_process import ServerProcess
@@ -43,7 +43,7 @@ with ServerProcess(config, environment={"OMP_NUM_THREADS": "1"}) as server:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result for one family's package; times in seconds."""
+    """The result for one family's package, with times in seconds."""
 
     family: str
     install_s: float
@@ -54,11 +54,11 @@ class Outcome:
 
 
 def environment_of(folder: Path) -> Path:
-    """Create a virtual environment that sees the packages of this one, and return its Python."""
+    """Create a virtual environment that can import the packages of this one; return the path of its Python."""
     venv.create(folder, with_pip=False, symlinks=True)
     packages = next(folder.glob("lib/python*/site-packages"))
     seen = [*site.getsitepackages(), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    # site.addsitedir also reads the .pth files there, such as that of an editable install.
+    # Unlike a plain path, site.addsitedir also reads .pth files, such as the one of an editable install.
     lines = [f"import site; site.addsitedir({path!r})" for path in seen if path]
     (packages / "outer.pth").write_text("\n".join(lines) + "\n")
     return folder / "bin" / "python"
@@ -78,7 +78,7 @@ def run(command: list[str], folder: Path) -> tuple[str, float]:
 
 
 def request_for(package: PluginPackage) -> dict[str, Any]:
-    """Return a chat request; a request selects a logits processor by name."""
+    """Return a chat request; for a logits processor, the request contains the processor's name."""
     request = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 0, "max_tokens": 16}
     if package.family.key == "logits_processor":
         request["logits_processors"] = {package.name: {"penalty": 0}}
@@ -95,13 +95,13 @@ def try_family(family: str, folder: Path) -> Outcome:
     config = yaml.safe_load((written / "engine.yaml").read_text())
     assert family == "logits_processor" or package.name in json.dumps(config)
     answer, serve_s = run([python, "-c", SERVE, json.dumps(request_for(package))], written)
-    (written / package.module).rename(written / "sources")  # so that the tests import the installed package
+    (written / package.module).rename(written / "sources")  # the tests must import the installed package
     tests, test_s = run([python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"], written)
     return Outcome(family, install_s, serve_s, answer.strip(), test_s, tests.strip().splitlines()[-1])
 
 
 def main() -> None:
-    """Try the families, print a table, and fail if one of them did not answer."""
+    """Try the families, print a table, and fail if one of them failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--family", action="append", choices=list(FAMILIES), help="repeatable; all when left out")
     parser.add_argument("--json", type=Path, help="where to write the outcomes")

@@ -1,12 +1,15 @@
-"""Measures the speed and the accuracy of quantized weights: products, a whole model, the bundled model's answers.
+"""Measures speed and accuracy of quantized weights: matrix products, a whole model, the bundled model's answers.
 
     python benchmarks/quantization.py [--only products model accuracy] [--rounds N] [--out FILE]
 
-Products: the four matrices of a layer of a 360M Llama (1,024 wide, 3,584 inside) times 1 to 512 rows in bfloat16. There
-are six layers, so that the weights come from memory. Packed bfloat16, int8 and int4 alternate. Model: a random 360M
-model with an engine for each variant decodes 1 and 32 requests and prefills a prompt of 512 tokens; the engines
-alternate as well. Figures are medians, and ratios are of medians of one run. Accuracy: held-out questions for the
-bundled model, compared with its float32 weights.
+Products: the four matrices of a layer of a 360M Llama (hidden size 1,024, intermediate size 3,584) times 1 to 512 rows
+in bfloat16. There are six layers, so that the weights are read from memory and not from CPU caches. Packed bfloat16,
+int8 and int4 alternate.
+
+Model: engines with a random 360M model, one for each variant, decode 1 and 32 requests and prefill a prompt of 512
+tokens; the engines alternate. Figures are medians; a ratio compares medians of one run.
+
+Accuracy: the bundled model answers held-out questions; the answers are compared with those of its float32 weights.
 """
 
 import argparse
@@ -56,7 +59,7 @@ QUALITY: Mapping[str, Mapping[str, Any]] = {
 
 
 def in_turns(runs: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, float]:
-    """Return each run's median; the runs alternate, after one round that is not counted."""
+    """Return name -> median of the values that a run returns. Runs alternate; the first round is not counted."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for round_idx in range(rounds + 1):
         for name, run in runs.items():
@@ -82,7 +85,7 @@ def quantization_of(name: str) -> Quantization:
 
 
 def measure_products(rounds: int) -> list[dict[str, float]]:
-    """Time all matrices in sequence, for each number of rows."""
+    """Time the product with all matrices in sequence, for each number of rows."""
     weights = [torch.randn(shape, dtype=torch.bfloat16) * 0.02 for _ in range(LAYERS) for shape in SHAPES]
     layers: dict[str, list[Callable[[Tensor], Tensor]]] = {
         name: [quantization_of(name).convert(weight, None) for weight in weights] for name in ("int8", "int4")
@@ -108,7 +111,7 @@ def _time_rows(
 
 
 class StepClock:
-    """Records when steps end."""
+    """A plugin that records the time at which each step ends."""
 
     def __init__(self) -> None:
         self.ends: list[float] = []
@@ -120,7 +123,7 @@ class StepClock:
 
 
 class Subject:
-    """An engine of the random model in one variant, and its workloads."""
+    """An engine with one variant of the random model, and the timed workloads."""
 
     def __init__(self, stack: ExitStack, checkpoint: Path, quantization: Any) -> None:
         self._clock = StepClock()
@@ -136,7 +139,7 @@ class Subject:
         """Return the median time in seconds of a step in which every request decodes."""
         self._clock.ends.clear()
         self._generate(num_requests, PROMPT_TOKENS, NEW_TOKENS)
-        ends = self._clock.ends[-NEW_TOKENS // 2 :]  # leaves out the prompts
+        ends = self._clock.ends[-NEW_TOKENS // 2 :]  # without the steps of the prompts
         return statistics.median(after - before for before, after in itertools.pairwise(ends))
 
     def prefill(self) -> float:
@@ -170,7 +173,7 @@ def measure_model(rounds: int) -> dict[str, dict[str, float]]:
 def measure_accuracy(
     variants: Mapping[str, Mapping[str, Any]] = QUALITY, per_form: int = 12
 ) -> dict[str, dict[str, float]]:
-    """Compare each variant's answers to held-out questions, and its log-probabilities, with the first variant's."""
+    """Compare answers to held-out questions and log-probabilities of each variant with those of the first one."""
     results, reference = {}, None
     for name, settings in variants.items():
         with Engine(settings) as engine:
@@ -212,7 +215,7 @@ class _Answers:
         )
 
     def compared(self, reference: "_Answers") -> dict[str, float]:
-        """Return the figures; agreement is a share of the reference's answers or tokens."""
+        """Return name -> figure; agreement is the share of the reference's answers or tokens that are equal."""
         count = len(self._replies)
         same = sum(a == b for a, b in zip(self._replies, reference._replies, strict=True))
         same_tokens = sum(a == b for a, b in zip(self._best, reference._best, strict=True))

@@ -1,4 +1,4 @@
-"""Times the sampling of tokens on a CPU: the compiled kernel and torch's operations alternate.
+"""Times the sampling of tokens on a CPU; the compiled kernel and torch's operations alternate.
 
     python benchmarks/sampling.py [--rounds N] [--json FILE]
 
@@ -42,7 +42,7 @@ PARAMS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """The times of one setting, in milliseconds per step."""
+    """The times for one setting, in milliseconds per step."""
 
     vocab_size: int
     batch: int
@@ -57,7 +57,7 @@ def no_processor(name: str, options: Any, context: Any) -> LogitsProcessor:
 
 
 def sampler_for(vocab_size: int, batch: int, params: dict[str, Any], native: NativeSampling | None) -> Sampler:
-    """Return a sampler with `batch` requests."""
+    """Return a sampler with `batch` requests in its rows."""
     sampler = Sampler(batch, vocab_size, torch.device("cpu"), no_processor, native_sampling=native)
     none = np.empty(0, dtype=np.int32)
     for row in range(batch):

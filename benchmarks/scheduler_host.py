@@ -1,12 +1,12 @@
-"""Times the scheduler's thread without a model: planning and committing, admission, and ordering of the queue.
+"""Times the scheduler's thread without a model: planning, committing, admission, and ordering of the queue.
 
     python benchmarks/scheduler_host.py [--json FILE] [--steps N] [--repeats N]
 
 "Decode" is a step of 64 running requests with one token each, with the radix cache. "Admit" is the step that admits 64
-requests, which share all but 64 tokens of their prompts with a cached prompt. "Order" sorts a queue of 1,000 requests
-by the policy `lpm`: for the first time, again after other prompts changed the cache, and again without a change.
-"Queue" is a step of 64 running requests while 1,000 wait. Times are the thread's CPU time, which other processes affect
-least.
+requests; all tokens of their prompts except 64 are cached. "Order" sorts a queue of 1,000 requests with the policy
+`lpm`: for the first time, again after other prompts have changed the cache, and again without a change. "Queue" is a
+step of 64 running requests while 1,000 requests wait. Times are the thread's CPU time, because other processes affect
+it less than wall time.
 """
 
 import argparse
@@ -54,7 +54,7 @@ class Cell:
 
 
 class Rig:
-    """A scheduler with memory for its running requests, and a device that answers immediately."""
+    """A scheduler with memory for its running requests, and a simulated device that returns results immediately."""
 
     def __init__(self, context: int, page_size: int) -> None:
         self.context = context
@@ -74,13 +74,13 @@ class Rig:
         return self.tokens.integers(0, VOCAB_SIZE, num_tokens, dtype=np.int32)
 
     def request(self, prompt: TokenIds, max_new_tokens: int) -> Request:
-        """Return a greedy request that ends only by its length."""
+        """Return a greedy request without stop tokens: it ends at `max_new_tokens`."""
         self.num_requests += 1
         name, now = f"r{self.num_requests}", time.monotonic()
         return Request(name, prompt, PARAMS, max_new_tokens, frozenset(), seed=0, arrival_s=now)
 
     def prompts(self, count: int) -> list[TokenIds]:
-        """Return prompts of `context` tokens that differ only in the last ones."""
+        """Return prompts of `context` tokens that differ only in their last tokens."""
         shared = self.draw(self.context - OWN_TOKENS)
         return [np.concatenate([shared, self.draw(OWN_TOKENS)]) for _ in range(count)]
 
@@ -160,9 +160,9 @@ def order(rig: Rig, repeats: int) -> Iterator[Cell]:
 
 
 def queued(rig: Rig, num_steps: int) -> Iterator[Cell]:
-    """Time planning while a long queue waits: steps in which one request replaces another, and all other steps.
+    """Time planning with a long queue, separately for steps in which a queued request replaces a finished one.
 
-    Prompts are in groups of 20 that share half of their tokens. Each finished request is replaced in the queue.
+    Prompts are in groups of 20 that share half of their tokens. A new request joins the queue for each finished one.
     """
     prompts = grouped_prompts(rig)
     for num_new_tokens in range(NUM_ROWS):
@@ -190,7 +190,7 @@ def step(rig: Rig, durations_s: list[float]) -> None:
 
 
 def grouped_prompts(rig: Rig) -> Iterator[TokenIds]:
-    """Yield prompts without end, in groups of 20 that share half of their tokens."""
+    """Yield an infinite sequence of prompts, in groups of 20 that share half of their tokens."""
     while True:
         shared = rig.draw(rig.context // 2)
         for _ in range(20):

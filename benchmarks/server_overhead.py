@@ -3,15 +3,15 @@
     python benchmarks/server_overhead.py [--rounds N] [--scale X] [--model NAME_OR_PATH] [--json FILE]
 
     single stream   8 requests, one after the other, streamed
-    32 streams      32 requests at once, streamed
-    single answer   8 requests, one after the other, each answered as a whole
-    32 answers      32 requests at once, each answered as a whole
+    32 streams      32 simultaneous requests, streamed
+    single answer   8 requests, one after the other, not streamed
+    32 answers      32 simultaneous requests, not streamed
 
 Prompts are 128 random token ids; 64 tokens are generated greedily. In each round, each workload runs on an engine in
-this process and on a `graftlm serve` that this script starts. The two alternate, each with an empty prefix cache; the
-server is called over HTTP (/generate) on the same machine. A figure is the median over rounds. A ratio is the median of
-the rounds' ratios, so that a slow moment of the machine affects both sides. The server's client runs on the same
-machine, and its work is part of the server's figures.
+this process, and on a `graftlm serve` process that this script starts and calls over HTTP (/generate). Engine and
+server alternate; each run starts with an empty prefix cache. A figure is the median over rounds. A ratio is the median
+of the rounds' ratios, because a slow moment of the machine affects both sides of a round. The client runs on the same
+machine as the server, and its work is part of the server's figures.
 """
 
 import argparse
@@ -50,11 +50,11 @@ TIMEOUT_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One request's outcome, in seconds since it was sent.
+    """The outcome of one request; times are in seconds since it was sent.
 
     Attributes:
-        first_token_s, per_token_s: None for an answer that arrived as a whole.
-        token_ids: None for a stream from the server, because the client does not read its ids.
+        first_token_s, per_token_s: TTFT and mean inter-token time; None if the answer was not streamed.
+        token_ids: generated tokens; None for a stream from the server, because the client does not read the ids.
     """
 
     total_s: float
@@ -65,7 +65,7 @@ class Reply:
 
 
 class Subject(Protocol):
-    """Either the engine in this process or the server."""
+    """The interface of both sides: the engine in this process, and the server."""
 
     async def stream(self, prompt: list[int]) -> Reply:
         """Generate token by token."""
@@ -139,16 +139,16 @@ class Served:
 
 
 def streamed(first_s: float, per_token_s: float | None, start_s: float, num_tokens: int | None) -> Reply:
-    """Return the outcome of a stream that has just ended."""
+    """Return the outcome of a stream that ends now."""
     return Reply(time.perf_counter() - start_s, num_tokens or 0, first_s - start_s, per_token_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Replies:
-    """The outcome of a workload.
+    """The outcomes of a workload's requests.
 
     Attributes:
-        wall_s: wall time of all its requests.
+        wall_s: wall time from the first request to the last answer, in seconds.
     """
 
     wall_s: float
@@ -156,18 +156,18 @@ class Replies:
 
     @property
     def tokens_per_s(self) -> float:
-        """Throughput of generated tokens."""
+        """Number of generated tokens per second."""
         return sum(reply.num_tokens for reply in self.replies) / self.wall_s
 
     def median_ms(self, seconds: Callable[[Reply], float | None]) -> float:
-        """Return the median over requests."""
+        """Return the median of a time over the requests, in milliseconds."""
         values = [value for value in map(seconds, self.replies) if value is not None]
         return 1e3 * statistics.median(values)
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests, and how they are sent."""
+    """A list of requests, and the way in which they are sent."""
 
     name: str
     prompts: list[list[int]]
@@ -175,7 +175,7 @@ class Workload:
     streams: bool
 
     async def run(self, subject: Subject) -> Replies:
-        """Run on an empty cache."""
+        """Run the requests on one side, with an empty prefix cache."""
         await subject.flush()
         send = subject.stream if self.streams else subject.whole
         start_s = time.perf_counter()
@@ -201,7 +201,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure; lists have a value for each round.
+    """One figure of both sides; lists have a value for each round.
 
     Attributes:
         ratio: the server's value divided by the engine's; `ratio_min` and `ratio_max` are its range over the rounds.
@@ -221,7 +221,7 @@ class Row:
 
     @classmethod
     def of(cls, workload: str, figure: str, in_process: list[float], served: list[float]) -> "Row":
-        """Compute the medians."""
+        """Return a row with medians and ratios, computed from the values of all rounds."""
         pairs = list(zip(in_process, served, strict=True))
         return cls(
             workload=workload,
@@ -239,10 +239,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The figures, and a comparison of the tokens.
+    """The figures, and a comparison of the generated tokens.
 
     Attributes:
-        same_tokens: number of whole answers with the same tokens as those of the engine in this process.
+        same_tokens: number of the server's unstreamed answers whose tokens equal those of the engine.
     """
 
     rows: list[Row]
@@ -251,7 +251,7 @@ class Result:
 
 
 def workloads(vocab_size: int, scale: float, seed: int) -> list[Workload]:
-    """Draw the requests; streams and whole answers of the same number have the same prompts."""
+    """Return the workloads; a streamed workload and an unstreamed one of the same size have the same prompts."""
     rng = np.random.default_rng(seed)
     ids = ordinary_token_ids(vocab_size)
 
@@ -269,7 +269,7 @@ def workloads(vocab_size: int, scale: float, seed: int) -> list[Workload]:
 
 
 async def compare(in_process: Subject, served: Subject, works: Sequence[Workload], num_rounds: int) -> Result:
-    """Run every workload on both, which alternate, after a round that is not counted."""
+    """Run every workload on both sides, alternately; the first round is not counted."""
     rows: list[Row] = []
     same = compared = 0
     for work in works:
@@ -292,7 +292,7 @@ async def compare(in_process: Subject, served: Subject, works: Sequence[Workload
 
 @asynccontextmanager
 async def subjects(model: str) -> AsyncIterator[tuple[InProcess, Served, int]]:
-    """Start both; yield them and the size of the model's vocabulary."""
+    """Start the engine and the server; yield both, and the size of the model's vocabulary."""
     config: dict[str, Any] = {"model": model, "memory": {"kv_tokens": 16384}}
     with ServerProcess(config) as server, Engine(config) as engine:
         async with open_session(None, TIMEOUT_S) as session:

@@ -2,8 +2,9 @@
 
     python benchmarks/sliding_window.py [--chats N] [--turns N] [--json FILE]
 
-A random model with five window layers for each full layer serves alternating chats with a common system prompt. The
-memory is counted in tokens of one layer, so that one memory for all layers can be compared with two.
+A random model with five window layers for each full layer serves alternating chats with a common system prompt. Sizes
+of KV memory are the number of tokens times the number of layers, so that one memory for all layers and two separate
+memories can be compared.
 """
 
 import argparse
@@ -24,12 +25,12 @@ WINDOW_TOKENS = 32
 WINDOW_LAYERS, FULL_LAYERS = 5, 1
 MAX_TOKENS = 20
 
-#: (cache, tokens in the memory of full layers, tokens in the memory of window layers)
+#: (cache, tokens in the memory of the full layers, tokens in the memory of the window layers)
 CASES = [("radix", 4000, None), ("swa_radix", 10_000, 2800), ("radix", 10_000, None)]
 
 
 def measure(path: Path, num_chats: int, num_turns: int, case: tuple[str, int, int | None]) -> dict[str, Any]:
-    """Run all chats, turn by turn; return the numbers of cached tokens."""
+    """Run the first turn of all chats, then the second turn, and so on; return the numbers of cached tokens."""
     cache, kv_tokens, window_tokens = case
     memory = {"kv_tokens": kv_tokens} | ({} if window_tokens is None else {"window_tokens": window_tokens})
     draw = np.random.default_rng(1)

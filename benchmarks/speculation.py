@@ -1,23 +1,23 @@
-"""Measures the gain of speculation: generation with and without drafts alternates, on a random model of 360M.
+"""Measures the speed-up of speculation with a random 360M model; generation with and without drafts alternates.
 
     python benchmarks/speculation.py [--only CASE ...] [--rounds N] [--drafter NAME] [--out FILE]
 
-A random model cannot copy a text. In the cases marked "scripted", a logits processor therefore lets the model generate
-given text; the model computes every step as usual, with and without speculation. Cases:
+A random model cannot copy a text. In the cases marked "scripted", a logits processor therefore forces the model to
+generate a given text; the model computes every step as usual, with and without speculation. Cases:
 
-    regenerate      scripted: the answer to a prompt that was answered before with the same words
-    resample        the same with tokens sampled with the same seed; another batch shape rounds differently, so the
-                    answers of a random model soon differ
+    regenerate      scripted: a prompt is answered a second time, with the same answer
+    resample        a prompt is answered a second time, sampled with the same seed; steps with drafts round differently,
+                    so the answers of a random model soon differ
     edit            scripted: a text of 400 tokens from the prompt, with a change about every 40 tokens
     copy            scripted: answers that quote spans of 12 to 40 tokens from the prompt, between new words
     records         scripted: JSON records with the same keys and indentation
     replay          agents: 12 calls, each with the whole history as its prompt, run a second time
-    random          tokens drawn at random, one request
-    random-N        the same, N requests at once
-    edit-N          scripted edits, N requests at once
-    load-I-N        rising and falling load: step I of a sequence, N requests at once, every second one an edit
+    random          one request with sampled tokens
+    random-N        N simultaneous requests with sampled tokens
+    edit-N          scripted edits, N simultaneous requests
+    load-I-N        part I of a rising and falling load, with N simultaneous requests; every second one is an edit
 
-Each case prints tokens per second without and with drafts, and the median of the rounds' ratios.
+For each case, tokens per second without and with drafts are printed, and the median of the rounds' ratios.
 """
 
 import argparse
@@ -56,7 +56,7 @@ SHAPE = {
     "max_position_embeddings": 8192,
 }
 
-#: A prompt, and its output: scripted tokens, or a number of sampled tokens.
+#: A prompt, and its output: scripted tokens, or the number of tokens to sample.
 Job = tuple[list[int], list[int] | int]
 
 
@@ -67,30 +67,30 @@ class ScriptOptions(Options):
 
 
 class Script(LogitsProcessor):
-    """Forces given tokens."""
+    """A logits processor that forces given tokens."""
 
     def __init__(self, token_ids: Sequence[int]) -> None:
         self._token_ids = token_ids
 
     def process(self, output_token_ids: TokenIds, logits: Tensor) -> Tensor:
-        """Mask all tokens except the next one of the script."""
+        """Mask all tokens except the next token of the script."""
         logits.fill_(float("-inf"))
         logits[self._token_ids[min(len(output_token_ids), len(self._token_ids) - 1)]] = 0.0
         return logits
 
 
 class Scripts:
-    """The plugin of the processor."""
+    """A plugin that provides the logits processor `script`."""
 
     @hookimpl
     def provide_logits_processors(self) -> list[Provider[LogitsProcessor]]:
-        """Provide `script`."""
+        """Return the provider of `script`."""
         create = lambda options, context: Script(options.token_ids)  # noqa: E731
         return [Provider(name="script", summary="Given tokens", api_version=1, create=create, options=ScriptOptions)]
 
 
 def generate(engine: Engine, jobs: Sequence[Job], seed: int, temperature: float = 1.5) -> tuple[float, int, int]:
-    """Generate all jobs at once; return the time in seconds, output tokens and accepted drafts."""
+    """Run all jobs in one batch; return (time in seconds, number of output tokens, number of accepted draft tokens)."""
     params = []
     for i, (_, output) in enumerate(jobs):
         num_tokens = output if isinstance(output, int) else len(output)
@@ -107,7 +107,7 @@ def generate(engine: Engine, jobs: Sequence[Job], seed: int, temperature: float 
 
 
 def text_of(num_tokens: int, seed: int) -> list[int]:
-    """Return tokens of English text from the documentation, starting at a place that the seed determines."""
+    """Return tokens of English text from the documentation; the seed determines the start position."""
     tokenizer = Tokenizer.load(demo_checkpoint())
     pages = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
     tokens = tokenizer.encode("\n".join(page.read_text(encoding="utf-8") for page in pages))
@@ -116,7 +116,7 @@ def text_of(num_tokens: int, seed: int) -> list[int]:
 
 
 def edit(seed: int) -> Job:
-    """Return a text of 400 tokens, and the same with changes."""
+    """Return a job whose prompt is a text of 400 tokens, and whose output is the text with changes."""
     draw, text = random.Random(seed), text_of(400, seed)
     edited = []
     for i, token in enumerate(text):
@@ -128,7 +128,7 @@ def edit(seed: int) -> Job:
 
 
 def copy(seed: int) -> Job:
-    """Return passages, and an answer that quotes them."""
+    """Return a job whose prompt has passages, and whose output quotes them."""
     draw, passages = random.Random(seed), text_of(900, seed)
     answer: list[int] = []
     while len(answer) < 300:
@@ -138,7 +138,7 @@ def copy(seed: int) -> Job:
 
 
 def records(seed: int) -> Job:
-    """Return a request for JSON records, and the records."""
+    """Return a job whose prompt requests JSON records, and whose output has the records."""
     draw = random.Random(seed)
     rows = [
         {
@@ -155,7 +155,7 @@ def records(seed: int) -> Job:
 
 
 def mixed(seed: int, num_requests: int) -> list[Job]:
-    """Return requests of which every second one edits a text and the others sample random tokens."""
+    """Return jobs that alternately edit a text and sample tokens."""
     jobs: list[Job] = []
     for i in range(num_requests):
         if i % 2:
@@ -167,11 +167,11 @@ def mixed(seed: int, num_requests: int) -> list[Job]:
 
 
 class Case:
-    """One workload.
+    """One workload of the measurement.
 
     Args:
-        jobs: function from a seed to the jobs that run at once.
-        is_repeated: whether the case runs twice with the same seed, and only the second run is measured.
+        jobs: function that returns the jobs of one batch for a seed.
+        is_repeated: whether the case runs twice with the same seed, so that only the second run is measured.
     """
 
     def __init__(self, jobs: Callable[[int], list[Job]], *, is_repeated: bool = False) -> None:
@@ -179,7 +179,7 @@ class Case:
         self.is_repeated = is_repeated
 
     def run(self, engine: Engine, seed: int) -> tuple[float, int, int]:
-        """Return the time in seconds, output tokens and accepted drafts."""
+        """Return (time in seconds, number of output tokens, number of accepted draft tokens)."""
         jobs = self.jobs(seed)
         if self.is_repeated:
             generate(engine, jobs, seed)
@@ -187,13 +187,13 @@ class Case:
 
 
 class Agents(Case):
-    """Agents whose calls contain the whole history; the second run replays the first."""
+    """A workload of agents: each call contains the whole history, and a second run repeats the first one."""
 
     def __init__(self) -> None:
         super().__init__(lambda seed: [])
 
     def run(self, engine: Engine, seed: int) -> tuple[float, int, int]:
-        """Run the calls twice; measure the second time."""
+        """Run the calls twice; return the figures of the second run, as `Case.run` does."""
         self._play(engine, seed)
         return self._play(engine, seed)
 

@@ -3,13 +3,13 @@
     python benchmarks/speculation_equality.py [--requests 20000] [--seed N]
 
 Each round draws an engine (cache, page size, prefill chunk, overlap, memory, jump-forward, dtype of keys and values)
-and 200 requests with random parameters. It generates them without drafts, with the drafters `auto`, and with drafts
-that are the right output with some mistakes. In a further run, requests are aborted and time out at random; after it,
-no page may be in use. The bundled model computes in float32.
+and 200 requests with random parameters. The requests run without drafts, with the drafters of `auto`, and with drafts
+that consist of the right output with some mistakes. In one more run, requests are aborted and time out at random; after
+this run, no page may be in use. The bundled model computes in float32.
 
-A step with drafts multiplies matrices of other shapes, which may round differently. If a token differs, the
-log-probabilities of both tokens after the same output are compared. A difference of less than 1e-4 is counted, and a
-larger one is an error. The exit status is 1 if there is an error.
+A step with drafts multiplies matrices of other shapes, and may therefore round differently. At the first token that
+differs, the log-probabilities of the two tokens are compared. A difference of less than 1e-4 is counted, and a larger
+one is an error. The exit status is 1 if there is an error.
 """
 
 import argparse
@@ -47,7 +47,7 @@ TEXTS = ("1, 2, 3, 4, 1, 2, 3, 4, 1, 2", "Once upon a time", "The answer is", "x
 
 
 class NotTwice(LogitsProcessor):
-    """Forbids the latest token."""
+    """A logits processor that forbids a repetition of the latest token."""
 
     def process(self, output_token_ids: TokenIds, logits: Any) -> Any:
         """Set the latest token's logit to -inf."""
@@ -57,7 +57,7 @@ class NotTwice(LogitsProcessor):
 
 
 class Replay(Drafter):
-    """Drafts the known output of the same tokens, with some mistakes."""
+    """A drafter that knows the outputs in advance: it drafts their next tokens, with some mistakes."""
 
     def __init__(self, texts: Sequence[TokenIds], seed: int) -> None:
         self._by_start: dict[bytes, list[TokenIds]] = {}
@@ -82,25 +82,25 @@ class Replay(Drafter):
 
 
 class Plugin:
-    """Provides the processor and the drafter; the drafter replays `texts`."""
+    """A plugin that provides the processor and the drafter; the drafts are parts of `texts`."""
 
     def __init__(self) -> None:
         self.texts: list[TokenIds] = []
 
     @hookimpl
     def provide_logits_processors(self) -> list[Provider[LogitsProcessor]]:
-        """Provide `not-twice`."""
+        """Return the provider of `not-twice`."""
         return [Provider(name="not-twice", summary="No token twice", api_version=1, create=lambda o, c: NotTwice())]
 
     @hookimpl
     def provide_drafters(self) -> list[Provider[Drafter]]:
-        """Provide `replay`."""
+        """Return the provider of `replay`."""
         create = lambda o, c: Replay(self.texts, 0)  # noqa: E731
         return [Provider(name="replay", summary="The right output, with mistakes", api_version=1, create=create)]
 
 
 def draw_engine(draw: random.Random) -> dict[str, Any]:
-    """Return a configuration."""
+    """Return a random engine configuration."""
     return {
         "model": {"path": "demo", "dtype": "float32"},
         "cache": {"name": draw.choice(["radix", "radix", "chunk"]), "page_size": draw.choice([1, 4, 16])},
@@ -116,7 +116,7 @@ def draw_engine(draw: random.Random) -> dict[str, Any]:
 
 
 def draw_params(draw: random.Random) -> SamplingParams:
-    """Return parameters of a request."""
+    """Return random sampling parameters of a request."""
     fields: dict[str, Any] = {"temperature": draw.choice([0, 0.8, 1.5]), "seed": draw.randrange(1 << 30)}
     fields["max_tokens"] = draw.choice([1, 2, 5, 20, 40])
     for name, values in {
@@ -146,7 +146,7 @@ def draw_params(draw: random.Random) -> SamplingParams:
 
 
 def draw_prompt(draw: random.Random) -> Any:
-    """Return a text or a chat."""
+    """Return a random prompt: a text or a chat."""
     if draw.random() < 0.5:
         return draw.choice(TEXTS) + " " * draw.randint(0, 2)
     return [{"role": "user", "content": draw.choice(QUESTIONS)}]
@@ -159,7 +159,7 @@ def facts(output: RequestOutput, index: int) -> tuple[Any, ...]:
 
 
 class Comparison:
-    """Compares outputs with those of plain decoding, and counts the results."""
+    """A comparison of outputs with those of plain decoding, with counts of the results."""
 
     def __init__(self, judge: Engine) -> None:
         self.counts: Counter[str] = Counter()
@@ -167,7 +167,7 @@ class Comparison:
         self._judge = judge
 
     def add(self, params: Sequence[SamplingParams], plain: list[RequestOutput], other: list[RequestOutput]) -> None:
-        """Compare requests."""
+        """Compare the outputs of the same requests with and without speculation."""
         for one, expected, found in zip(params, plain, other, strict=True):
             for index in range(len(expected.completions)):
                 self.counts["completions"] += 1
@@ -200,7 +200,7 @@ class Comparison:
 
 
 def play(seed: int, comparison: Comparison) -> None:
-    """Play one round."""
+    """Run one round: an engine, its requests, and the comparisons."""
     draw = random.Random(seed)
     sections = draw_engine(draw)
     prompts = [draw_prompt(draw) for _ in range(BATCH)]

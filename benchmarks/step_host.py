@@ -1,12 +1,14 @@
-"""Times a whole step of an engine with a model that computes nothing: all work except the model's.
+"""Times the steps of an engine whose model computes nothing, that is, all work of a step except the model's.
 
     python benchmarks/step_host.py [--steps N] [--rounds N] [--json FILE]
 
-A plugin provides a model of one layer whose hidden states and logits are constants. The rest is the host's work:
-planning, the batch's tensors, preparation of attention, the sampler's calls, committing, text, and the streams. "Wall"
-is the time from step to step; "CPU" is the CPU time of all threads. Then one size at a time grows over three decades,
-with one running request: cached tokens, waiting requests, or pages. A step's time should not grow. The sizes alternate,
-in several rounds. The table, as JSON, and a plot are saved.
+A plugin provides a model of one layer whose hidden states and logits are constants. The remaining work is the host's:
+planning, the batch's tensors, preparation of attention, the sampler's calls, committing, detokenization, and output
+streams. "Wall" is the time from step to step; "CPU" is the CPU time of all threads.
+
+The first settings differ in the number of running requests. The others have one running request, and a growing number
+of cached tokens, of waiting requests, or of pages, in three sizes a factor of 10 apart; a step's time should not grow.
+The settings of a group alternate, in several rounds. The table, as JSON, and a plot are saved.
 """
 
 import argparse
@@ -53,11 +55,11 @@ class NullModel(Model):
         self._hidden = torch.zeros(1, 8, dtype=context.dtype)
         self._logits = torch.zeros(1, VOCAB_SIZE, dtype=context.dtype)
         self._logits[0, TOKEN_ID] = 1.0
-        self._outputs: dict[int, tuple[Tensor, Tensor]] = {}  # by number of rows; a view of a tensor takes time
+        self._outputs: dict[int, tuple[Tensor, Tensor]] = {}  # number of rows -> outputs, as creating a view takes time
 
     @property
     def attention_layers(self) -> Sequence[AttentionLayer]:
-        """One small layer."""
+        """The attention layers of the model: one small layer."""
         return [AttentionLayer(layer_id=0, num_heads=1, num_kv_heads=1, head_dim=16, scale=1.0)]
 
     def bind_attention(self, backend: AttentionBackend) -> None:
@@ -81,14 +83,14 @@ class NullModel(Model):
 
 
 class NullPlugin:
-    """Provides the model, and records when steps end."""
+    """A plugin that provides the model, and records the time at which each step ends."""
 
     def __init__(self) -> None:
         self.ends: list[tuple[float, float, tuple[int, int]]] = []
 
     @hookimpl
     def provide_models(self) -> Iterable[Provider[Model]]:
-        """Provide the model."""
+        """Return the provider of the model."""
         architectures = ModelCapabilities(architectures=("NullForCausalLM",))
         return [
             Provider(
@@ -107,7 +109,7 @@ class NullPlugin:
         self.ends.append((time.perf_counter(), time.process_time(), state))
 
     def microseconds(self, batch: int, waiting: int = 0) -> tuple[float, float]:
-        """Return the times between steps of a full batch, median wall and mean CPU time, and clear them."""
+        """Return (median wall time, mean CPU time) per step of a full batch in microseconds, and clear the records."""
         ends, self.ends = self.ends, []
         wanted = (batch, waiting)
         pairs = [(b[0] - a[0], b[1] - a[1]) for a, b in itertools.pairwise(ends) if a[2] == b[2] == wanted]
@@ -119,8 +121,8 @@ class Setting:
     """The load of an engine while its steps are timed.
 
     Attributes:
-        group: the settings of a group alternate, and differ in one size only.
-        size: the value of that size.
+        group: name of a group of settings, which alternate and differ in one size only.
+        size: value of the size in which the settings of the group differ.
         running, waiting: numbers of requests.
         pages: number of pages of the KV memory, one token each; 0: the number that the requests need.
         cached_tokens: number of cached tokens of other prompts.
@@ -137,7 +139,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """The times of one setting in microseconds per step: medians of the rounds."""
+    """The times of one setting in microseconds per step, medians over the rounds."""
 
     group: str
     size: int
@@ -147,7 +149,7 @@ class Cell:
 
 
 def engine(model: Path, plugin: NullPlugin, *, overlap: bool, kv_tokens: int, rows: int = 256) -> Engine:
-    """Assemble an engine around the model."""
+    """Return an engine with the model that computes nothing."""
     config: dict[str, Any] = {
         "model": {"path": str(model), "architecture": "null"},
         "memory": {"kv_tokens": kv_tokens},
@@ -157,12 +159,12 @@ def engine(model: Path, plugin: NullPlugin, *, overlap: bool, kv_tokens: int, ro
 
 
 def params(steps: int) -> SamplingParams:
-    """Return greedy parameters for exactly `steps` tokens."""
+    """Return greedy sampling parameters with which a request generates exactly `steps` tokens."""
     return SamplingParams(temperature=0, max_tokens=steps, ignore_eos=True)
 
 
 def settings(steps: int) -> list[Setting]:
-    """Return the settings that are timed."""
+    """Return the settings to time."""
     batches = [
         Setting("running requests", batch, overlap, running=batch) for overlap in (False, True) for batch in BATCHES
     ]
@@ -216,7 +218,7 @@ def timed(found: Sequence[Setting], model: Path, steps: int, rounds: int) -> Ite
 
 
 def plot(cells: Sequence[Cell], path: Path) -> None:
-    """Draw the time of a step over the size that grows."""
+    """Draw the time of a step against the size that grows."""
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 5))

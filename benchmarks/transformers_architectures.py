@@ -2,10 +2,10 @@
 
     python benchmarks/transformers_architectures.py [--only MODEL_TYPE ...] [--out FILE]
 
-Each architecture gets a small checkpoint of random float32 weights. An engine serves several requests with a common
-prefix at once, with chunked prefill. It serves them twice, the second time from the prefix cache. Their greedy tokens
-must equal those of `generate` of Transformers with its eager attention. The exit status is 1 if any differ, if an
-architecture that is listed as served is refused, or if one that is listed as refused is served.
+For each architecture, a small checkpoint of random float32 weights is written. An engine serves a batch of requests
+with a common prefix twice, with chunked prefill; the second time, it reuses the prefix cache. The greedy tokens must
+equal those of Transformers' `generate` with eager attention. The exit status is 1 if tokens differ, if an architecture
+that is listed as served is refused, or if one that is listed as refused is served.
 """
 
 import argparse
@@ -36,7 +36,7 @@ VOCAB_SIZE, CONTEXT_LEN = 320, 128
 SHARED_LEN, PROMPT_LENS = 21, (1, 22, 35, 50)
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 
-#: Configuration entries of all checkpoints.
+#: Entries that the configurations of all checkpoints have.
 SIZES = {
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -77,12 +77,12 @@ GEMMA = {**GROUPED, "head_dim": 16}
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """One row of the table.
+    """An architecture to test, which has one row in the table.
 
     Attributes:
         model_type: name of the architecture in a configuration of Transformers.
         config: entries in addition to `SIZES`.
-        is_served: whether it is expected to be served; otherwise it is expected to be refused.
+        is_served: whether the architecture is listed as served; otherwise it is listed as refused.
     """
 
     model_type: str
@@ -176,9 +176,9 @@ class Finding:
     """The finding for one architecture.
 
     Attributes:
-        name: name of its class.
-        layers: description of its attention layers.
-        refusal: reason for the refusal; None if it is served.
+        name: name of the model's class.
+        layers: description of the attention layers.
+        refusal: reason for the refusal; None if the architecture is served.
         is_equal: whether all tokens equal those of Transformers.
     """
 
@@ -190,7 +190,7 @@ class Finding:
 
     @property
     def is_defect(self) -> bool:
-        """Whether its tokens differ, or it is not served or refused as listed."""
+        """Whether tokens differ, or the architecture is refused and listed as served, or the other way round."""
         return (self.refusal is None) != self.architecture.is_served or (self.refusal is None and not self.is_equal)
 
     def row(self) -> str:
@@ -202,7 +202,7 @@ class Finding:
 
 
 def examine(architecture: Architecture, folder: Path) -> Finding:
-    """Write a checkpoint into a folder, serve it, and compare."""
+    """Write a checkpoint into a folder, serve it, and compare its tokens with those of Transformers."""
     name = write_random_checkpoint(folder, architecture.model_type, SIZES | architecture.config, tokenizer=True)
     try:
         config = load_model_config(folder)
@@ -223,7 +223,7 @@ def make_prompts() -> list[list[int]]:
 
 
 def serve(folder: Path, prompts: list[list[int]]) -> list[list[list[int]]]:
-    """Answer the prompts twice with the `transformers` provider; return the tokens of each time."""
+    """Answer the prompts twice with the `transformers` provider; return the generated tokens of both times."""
     engine = Engine(
         model={"path": str(folder), "architecture": "transformers", "dtype": "float32", "device": "cpu"},
         attention="torch_native",
@@ -237,7 +237,7 @@ def serve(folder: Path, prompts: list[list[int]]) -> list[list[list[int]]]:
 
 
 def describe(layers: Sequence[AttentionLayer]) -> str:
-    """Describe the kinds of attention of a model; each is named once."""
+    """Return a description of a model's kinds of attention, each listed once."""
     kinds = Counter(
         ", ".join(
             (
@@ -288,7 +288,7 @@ def page(findings: Sequence[Finding]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Examine every architecture, and write the page unless only some were asked for."""
+    """Examine the architectures; write the page if all of them were examined."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="MODEL_TYPE", help="some architectures; writes no page")
     parser.add_argument("--out", type=Path, default=PAGE, help="the page to write")

@@ -1,12 +1,12 @@
-"""graftlm beside Hugging Face Transformers' `generate`, and beside vLLM: the same random model, prompts and lengths.
+"""Compares the speed of graftlm, of Transformers' `generate` and of vLLM: same random model, prompts and lengths.
 
     python benchmarks/versus_transformers.py --rounds 5 --json benchmarks/results/versus_transformers.json
     python benchmarks/versus_transformers.py --size 360m --dtype bfloat16 --vllm PYTHON_OF_A_VLLM_ENVIRONMENT
 
 The engines run alternately, with greedy sampling, on a CPU, with the same number of threads. Transformers gets the
-requests of a workload as one padded batch, its fastest way without a server. It runs until the longest answer ends.
-The weights of the model are random numbers, so the engines are compared and not the answers. In float32, the tokens of
-unpadded requests have to be equal.
+requests of a workload as one padded batch, which is its fastest way without a server; this batch runs until its longest
+answer ends. The weights are random, because only speed is compared. In float32, the engines must generate the same
+tokens for requests without padding.
 """
 
 import argparse
@@ -39,11 +39,11 @@ SIZES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests that arrive at once.
+    """A list of requests that are sent at the same time.
 
     Attributes:
-        prompts: token ids.
-        output_lens: tokens to generate, one number for each prompt.
+        prompts: token ids of each prompt.
+        output_lens: number of tokens to generate for each prompt.
     """
 
     name: str
@@ -58,12 +58,12 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Medians over rounds.
+    """The figures of one workload: medians over rounds.
 
     Attributes:
         tokens_per_s: output tokens per second of each engine.
-        ratios: for each other engine, the ratio of graftlm's median speed to its median speed, and the smallest and
-            largest ratio of a round.
+        ratios: other engine -> (graftlm's median speed divided by the engine's median speed, and the smallest and
+            the largest ratio of a round).
     """
 
     workload: str
@@ -71,7 +71,7 @@ class Row:
     ratios: dict[str, tuple[float, float, float]]
 
     def saved(self) -> dict[str, Any]:
-        """Return the row as JSON: the ratio to Transformers has no prefix."""
+        """Return the row as JSON values; keys of the ratio to Transformers have no prefix."""
         row: dict[str, Any] = {"workload": self.workload}
         row |= {f"{engine}_tokens_per_s": rate for engine, rate in self.tokens_per_s.items()}
         for engine, (ratio, low, high) in self.ratios.items():
@@ -81,7 +81,7 @@ class Row:
 
 
 def make_workloads(seed: int, scale: float) -> list[Workload]:
-    """Draw the requests; `scale` is a factor on the lengths."""
+    """Return the workloads with random prompts; `scale` is a factor for the lengths."""
     draw = np.random.default_rng(seed)
 
     def tokens(length: int) -> tuple[int, ...]:
@@ -100,7 +100,7 @@ def make_workloads(seed: int, scale: float) -> list[Workload]:
 
 
 class TransformersSide:
-    """One padded batch through `generate`."""
+    """Transformers: runs a workload as one padded batch with `generate`."""
 
     def __init__(self, folder: Path, dtype: str) -> None:
         self._model = LlamaForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
@@ -119,7 +119,7 @@ class TransformersSide:
 
 
 class GraftlmSide:
-    """All requests at once in an engine with an empty prefix cache."""
+    """graftlm: runs all requests of a workload in one call, with an empty prefix cache."""
 
     def __init__(self, folder: Path, dtype: str) -> None:
         self.engine = Engine(model={"path": str(folder), "dtype": dtype}, memory={"kv_tokens": 32768})
@@ -132,7 +132,7 @@ class GraftlmSide:
 
 
 class VllmSide:
-    """All requests at once in vLLM with an empty prefix cache, in a process of another environment."""
+    """vLLM in another process: runs all requests of a workload in one call, with an empty prefix cache."""
 
     def __init__(self, python: Path, folder: Path, dtype: str) -> None:
         worker = Path(__file__).with_name("vllm_worker.py")
@@ -152,7 +152,7 @@ class VllmSide:
         return tokens
 
     def close(self) -> None:
-        """End the process."""
+        """End the worker process."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
@@ -170,11 +170,11 @@ Run = Callable[[Workload], list[list[int]]]
 
 
 def compare(runs: dict[str, Run], workloads: Sequence[Workload], rounds: int, *, exact: bool) -> list[Row]:
-    """Run the engines alternately, after one run of each to warm up.
+    """Run the engines alternately; the first run of each is a warm-up.
 
     Args:
-        runs: by engine; one is "graftlm".
-        exact: whether tokens of unpadded requests have to be equal.
+        runs: engine -> function that runs a workload; must contain "graftlm".
+        exact: whether the tokens of requests without padding must be equal.
     """
     rows = []
     for workload in workloads:
@@ -202,14 +202,14 @@ def compare(runs: dict[str, Run], workloads: Sequence[Workload], rounds: int, *,
 
 
 def timed(run: Run, workload: Workload) -> float:
-    """Return the seconds that a run took."""
+    """Return the duration of a run in seconds."""
     start_s = time.perf_counter()
     run(workload)
     return time.perf_counter() - start_s
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run everything, print a table, and save it."""
+    """Run the comparison, print a table, and save it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--scale", type=float, default=1.0, help="factor of all lengths")

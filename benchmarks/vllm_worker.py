@@ -2,8 +2,9 @@
 
     VLLM_PYTHON benchmarks/vllm_worker.py CHECKPOINT DTYPE THREADS
 
-Each line of the standard input is a JSON object with `prompts` (lists of token ids) and `output_lens`. The answer is a
-line with the seconds of `generate` and the generated token ids. The prefix cache is emptied before each run.
+Each line of the standard input is a JSON object with `prompts` (lists of token ids) and `output_lens`. The answer is
+one line with the duration of `generate` in seconds and the generated token ids. The prefix cache is emptied before each
+run.
 """
 
 import json
@@ -11,7 +12,7 @@ import os
 import sys
 import time
 
-_ANSWER = "answer: "  # vLLM and its libraries print lines of their own
+_ANSWER = "answer: "  # prefix of answers: vLLM and its libraries also print lines
 
 
 def main() -> None:
