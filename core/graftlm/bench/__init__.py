@@ -1,4 +1,4 @@
-"""Measurements of servers and engines. The modules of this folder are the load generator of `graftlm bench serve`.
+"""Measurements of servers and engines. The modules of this folder implement the load generator `graftlm bench serve`.
 
     settings ─> target ─> workload, arrivals ─> load ─> client, api ─> records ─> summary, caveats ─> report ─> tables
 

@@ -11,14 +11,14 @@ __all__ = ["Answer"]
 class Answer:
     """Records the events of an answer while they arrive.
 
-    A chunk is the data of one read from the socket, if it contains a new token. Events of the same read arrive
-    together, so the client cannot measure a gap between them. A new token is detected by its text or by a larger token
-    count. If the model has written no visible text, only the count at the end shows its tokens.
+    A chunk is the data of one read from the socket that contains at least one new token. Events of the same read arrive
+    together, so the client cannot measure a gap between them. An event has a new token if it has text or a larger token
+    count than before. Tokens without visible text are found only by the count.
 
     Attributes:
-        moments_s: arrival of each chunk, in seconds of the client's clock.
-        prompt_tokens, cached_tokens, output_tokens: the latest counts that the server sent; None: it sent none.
-        finish_reason, error: set at the end.
+        moments_s: arrival time of each chunk, in seconds of the client's clock.
+        prompt_tokens, cached_tokens, output_tokens: the server's latest counts; None: the server sent no count.
+        finish_reason, error: the server's values; None before the end of the answer.
     """
 
     def __init__(self) -> None:
@@ -29,11 +29,11 @@ class Answer:
         self.finish_reason: str | None = None
         self.error: str | None = None
         self._chunk_tokens: list[int] = []
-        #: number of tokens in the chunks so far; None after an event had text but no count
+        #: number of tokens in the chunks so far; None if an event had text but no count
         self._num_counted: int | None = 0
 
     def add(self, events: Sequence[Event], now_s: float) -> None:
-        """Record the events of one read, which arrived at `now_s`."""
+        """Record the events of one read that ended at `now_s`."""
         num_before = self._num_counted
         has_tokens = False
         for event in events:

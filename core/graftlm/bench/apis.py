@@ -29,10 +29,10 @@ class RequestOptions:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """The content of one event of an answer. Counts are for the answer so far; None: the event has no count.
+    """The content of one event of an answer. Counts are totals of the answer so far; None: the event has no count.
 
     Attributes:
-        has_text: whether it contains new text, or other output of the model such as a tool call.
+        has_text: whether the event contains new text, or other output of the model such as a tool call.
         output_tokens: number of output tokens.
         prompt_tokens: number of prompt tokens.
         cached_tokens: number of prompt tokens that were cached.
@@ -49,11 +49,11 @@ class Event:
 
 
 class Api(ABC):
-    """One interface. It writes requests and reads events, and has no state of a request."""
+    """One HTTP interface. It writes requests and reads events, and stores nothing about single requests."""
 
-    #: Path of the URL.
+    #: Path part of the URL.
     path: ClassVar[str]
-    #: The forms of prompts that it accepts.
+    #: The forms of prompts that the interface accepts.
     accepts: ClassVar[tuple[type, ...]]
 
     def __init__(self, options: RequestOptions) -> None:
@@ -95,7 +95,7 @@ class _NativeMeta(msgspec.Struct):
 
 
 class _NativeEvent(msgspec.Struct):
-    # The event's text and token ids contain everything so far and are not read. The count shows how much is new.
+    # Text and token ids of an event repeat the answer so far and are not read; the count shows the new tokens.
     meta_info: _NativeMeta = msgspec.field(default_factory=_NativeMeta)
     error: _WireError | str | None = None
 
@@ -235,7 +235,7 @@ class _ErrorBody(msgspec.Struct):
 
 
 def error_text(body: bytes) -> str:
-    """Return the error message in the answer to a refused request. The answer may have any format."""
+    """Return the error message in a refused request's answer, whose format may be unknown."""
     try:
         message = _message(msgspec.json.decode(body, type=_ErrorBody).error)
     except msgspec.MsgspecError:

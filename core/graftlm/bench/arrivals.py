@@ -11,9 +11,9 @@ def arrival_times(
 ) -> NDArray[np.float64]:
     """Return random arrival times; the first one is 0.
 
-    The gaps have a gamma distribution. Its mean is 1 / request_rate, its coefficient of variation 1 / sqrt(burstiness).
-    A burstiness of 1 gives a Poisson process; smaller values give bursts; much larger values give regular intervals.
-    The gaps are then scaled, so that their mean is exact even for few requests.
+    The gaps between arrivals have a gamma distribution with mean 1 / request_rate and coefficient of variation
+    1 / sqrt(burstiness). A burstiness of 1 gives a Poisson process; smaller values give bursts; much larger values give
+    regular intervals. The gaps are then scaled, so that their mean is exact even for few requests.
 
     Args:
         request_rate: requests per second.

@@ -19,7 +19,8 @@ __all__ = ["Client", "PreparedRequest", "open_session"]
 
 _DONE: Final = b"[DONE]"
 _MAX_MESSAGE_CHARS: Final = 500
-#: Shorter than the limit of most servers: if the server closed a connection first, the next request on it would fail.
+#: Time in seconds after which an idle connection is closed. It is shorter than most servers' limit, because a request
+#: on a connection that the server has just closed would fail.
 _KEEPALIVE_S: Final = 3.0
 
 
@@ -30,7 +31,7 @@ class PreparedRequest:
     Attributes:
         index: index among the requests.
         body: the body as JSON, encoded before the measurement.
-        asked_tokens: maximum number of output tokens that it requests.
+        asked_tokens: maximum number of output tokens in the request.
     """
 
     index: int
@@ -39,7 +40,7 @@ class PreparedRequest:
 
 
 class _RequestFailedError(Exception):
-    """A request failed; the error has the kind of failure for the record."""
+    """A request failed; the exception contains the `Failure` for the record."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -61,7 +62,7 @@ def open_session(api_key: str | None, timeout_s: float) -> aiohttp.ClientSession
 
 
 class Client:
-    """Sends requests of one interface to one server."""
+    """A client of one server that uses one HTTP interface."""
 
     def __init__(
         self, session: aiohttp.ClientSession, url: str, api: Api, clock: Callable[[], float] = time.perf_counter
@@ -72,15 +73,15 @@ class Client:
         self._clock = clock
 
     def prepare(self, index: int, item: WorkItem) -> PreparedRequest:
-        """Encode a request."""
+        """Return a workload item as a request with an encoded body."""
         return PreparedRequest(index, self._api.body(item), item.output_tokens)
 
     async def send(self, request: PreparedRequest, start_s: float, scheduled_s: float | None) -> RequestRecord:
-        """Send a request, read its answer to the end, and return a record. Failures are in the record, not raised.
+        """Send a request, read its answer to the end, and return a record. A failure is recorded and not raised.
 
         Args:
             start_s: start of the measurement, on this client's clock.
-            scheduled_s: seconds from `start_s` to the time at which the request was due; None: it had no due time.
+            scheduled_s: the request's due time in seconds after `start_s`; None: it has no due time.
         """
         answer = Answer()
         sent_s = self._clock()

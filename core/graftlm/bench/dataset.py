@@ -17,7 +17,7 @@ __all__ = ["read_dataset"]
 _Count = Annotated[int, msgspec.Meta(ge=1)]
 _TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
-#: Maximum number of reported errors, because a wrong file has thousands of the same error.
+#: Maximum number of reported errors; a file in a wrong format would have thousands of errors.
 _MAX_ERRORS: Final = 10
 
 
@@ -30,19 +30,19 @@ class _Line(msgspec.Struct, frozen=True):
 
 
 def read_dataset(path: Path, max_prompts: int | None, output_tokens: int, accepts: tuple[type, ...]) -> list[WorkItem]:
-    """Read requests, in the file's order.
+    """Read requests from a file, in order.
 
     A line is an object with one of "prompt" (text), "messages" (a chat) and "input_ids" (token ids). It may also have
-    "max_tokens" or "output_tokens", which mean the same. Other keys and empty lines are ignored.
+    "max_tokens" or its synonym "output_tokens". Other keys and empty lines are ignored.
 
     Args:
         max_prompts: maximum number of prompts to read; None: read the whole file.
-        output_tokens: maximum number of tokens to generate, for lines that do not set it.
+        output_tokens: maximum number of tokens to generate, for lines without a maximum.
         accepts: the forms of prompts that the API accepts.
 
     Raises:
-        ConfigError: the file cannot be read, has no prompts, or has wrong lines. The message has a line "file:line:
-            error" for each wrong line, but at most 10.
+        ConfigError: the file cannot be read, has no prompts, or has wrong lines. The message has a line
+            "file:line: error" for each of the first 10 wrong lines.
     """
     items: list[WorkItem] = []
     errors: list[str] = []
@@ -107,7 +107,7 @@ def _prompt(line: _Line) -> Prompt:
 
 
 def _refuse_misspelt(raw: dict[str, Any]) -> None:
-    """Refuse a key that is similar to a known one. If it were ignored, the run would change without an error.
+    """Refuse a key that is probably a misspelt known key; without an error, its value would be ignored.
 
     Raises:
         ValueError: there is such a key.

@@ -4,7 +4,7 @@ __all__ = ["EventSplitter"]
 
 
 class EventSplitter:
-    """Splits a stream into the data of its events; ignores comments and other fields."""
+    """A splitter of a byte stream into the data of server-sent events; comments and other fields are ignored."""
 
     def __init__(self) -> None:
         self._rest = b""

@@ -13,10 +13,10 @@ _INTERVAL_S: Final = 0.01
 
 
 class LagMonitor:
-    """A context that measures how late the event loop runs timers, and how much CPU time the process uses.
+    """A context that measures the delay of the event loop's timers, and the CPU time of the process.
 
-    If the loop is late, an answer is read later than it arrives, and its time is recorded too late. So this delay is
-    part of every latency of the run.
+    If the loop is delayed, an answer is read after it arrives, and the recorded time is too late. So this delay is part
+    of every latency of the run.
 
     Attributes:
         lags_s: delay of a timer in seconds, measured every 10 ms.

@@ -29,7 +29,7 @@ class LoadPlan:
     concurrency: int | None = None
 
     def due_s(self, index: int) -> float | None:
-        """Return the due time of a request in seconds; None in a closed loop, where it waits for another request."""
+        """Return the due time of a request in seconds; None in a closed loop, which has no due times."""
         if self.arrivals_s is not None:
             return float(self.arrivals_s[index])
         return 0.0 if self.concurrency is None else None
@@ -56,8 +56,8 @@ async def run_load(
 ) -> list[RequestRecord]:
     """Send all requests of a plan and wait until all have ended.
 
-    Slow answers do not delay other requests, except through `concurrency`. With this limit, due requests wait in the
-    client, in order, and their records contain the waiting time.
+    Slow answers delay other requests only if `concurrency` is set. With this limit, due requests wait in the client, in
+    order, and their records contain the waiting time.
 
     Returns: a record for each request, in the plan's order.
     """

@@ -19,9 +19,9 @@ class Machine:
     Attributes:
         cpu: name of the CPU.
         cores: number of logical cores; None: unknown.
-        gpu: name of the current CUDA device; None if there is none.
-        threads: number of threads with which torch computes.
-        torch, python, graftlm: versions.
+        gpu: name of the current CUDA device; None: no such device.
+        threads: number of torch's threads.
+        torch, python, graftlm: version numbers.
     """
 
     cpu: str

@@ -11,7 +11,7 @@ from graftlm.bench.records import RequestRecord
 
 __all__ = ["load_progress"]
 
-#: Updates take time of the client, which is part of the measured latencies.
+#: Number of updates per second. It is low, because each update delays the client and so increases measured latencies.
 _REFRESHES_PER_S = 2
 
 

@@ -10,17 +10,17 @@ __all__ = ["ChatPrompt", "Prompt", "TextPrompt", "TokenPrompt", "WorkItem"]
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """Text, which the server tokenizes."""
+    """A prompt as text, which the server tokenizes."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
-    """Token ids, which the server does not convert.
+    """A prompt as token ids, which the server uses unchanged.
 
     Attributes:
-        token_ids: an array with type code "i", because a long run has millions of ids.
+        token_ids: array with type code "i", which needs less memory than a list; a long run has millions of ids.
     """
 
     token_ids: "array[int]"
@@ -28,7 +28,7 @@ class TokenPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """Chat messages, which the server renders with the model's template."""
+    """A prompt as chat messages, which the server renders with the model's template."""
 
     messages: Sequence[Mapping[str, Any]]
 

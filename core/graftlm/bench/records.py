@@ -20,24 +20,24 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """One request. Times are in seconds; points in time count from the start of the measurement.
+    """The measurements of one request. `scheduled_s`, `sent_s` and `end_s` are seconds since the measurement began.
 
     Attributes:
         index: index in the order of arrival.
-        scheduled_s: time at which it was due; None: no due time.
-        sent_s: time at which it was sent.
-        end_s: time at which its answer was complete, or at which it failed.
+        scheduled_s: time at which the request was due; None: no due time.
+        sent_s: time at which the request was sent.
+        end_s: time at which the answer was complete or the request failed.
         ttft_s: time from sending to the first chunk.
         last_token_s: time from sending to the last chunk.
         e2e_s: time from sending to the end of the answer.
         tpot_s: mean time per token after the first chunk.
-        asked_tokens: maximum number of output tokens that it requested.
-        prompt_tokens, cached_tokens, output_tokens: the server's counts; None: the server sent none.
+        asked_tokens: maximum number of output tokens in the request.
+        prompt_tokens, cached_tokens, output_tokens: the server's counts; None: the server sent no count.
         num_chunks: number of chunks; a chunk is the data of one read that contained new tokens.
         gaps_s: times between consecutive chunks.
         chunk_tokens: number of tokens in each chunk; None: the server does not send a count with each event.
         finish_reason: the finish reason that the server sent.
-        failure: the reason of a failure; None if the answer is complete.
+        failure: reason of the failure; None if the answer is complete.
     """
 
     index: int

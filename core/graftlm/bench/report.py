@@ -19,7 +19,7 @@ from graftlm.errors import ConfigError
 
 __all__ = ["SCHEMA_VERSION", "Environment", "Report", "check_writable", "load_report", "save_json", "save_report"]
 
-#: Increased when a field is removed or changes its meaning; new fields do not change it.
+#: Version of the report's format, increased when a field is removed or changes its meaning.
 SCHEMA_VERSION: Final = 1
 
 
@@ -29,7 +29,7 @@ class Environment:
 
     Attributes:
         started_at: start of the run, in ISO 8601 and UTC.
-        graftlm, python, aiohttp, numpy: versions.
+        graftlm, python, aiohttp, numpy: version numbers.
         platform: operating system.
         host_cpus: number of CPUs of the client's machine; None: unknown.
     """
@@ -105,7 +105,7 @@ def check_writable(path: Path) -> None:
 
 
 def save_report(report: Report, path: Path) -> None:
-    """Write a report as JSON. It contains the chunks only if `settings.save_chunks` is set.
+    """Write a report as JSON. The file contains the chunks only if `settings.save_chunks` is set.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -117,7 +117,7 @@ def save_report(report: Report, path: Path) -> None:
 
 
 def save_json(result: object, path: Path) -> None:
-    """Write a result as JSON. It may consist of dataclasses, mappings and sequences of plain values.
+    """Write a result as JSON. The result may consist of dataclasses, mappings and sequences of plain values.
 
     Raises:
         ConfigError: the file cannot be written.

@@ -21,10 +21,10 @@ from graftlm.errors import ConfigError
 
 __all__ = ["Watch", "run_benchmark"]
 
-#: Gets the number of requests, and returns a context with the observer of the requests.
+#: Function from the number of requests to a context, whose value is the observer of the requests.
 Watch = Callable[[int], AbstractContextManager[LoadObserver]]
 
-_ARRIVALS_STREAM = 2  # number of the stream of random numbers for arrivals; the workload uses 0 and 1
+_ARRIVALS_STREAM = 2  # index of the random number stream for arrivals; the workload uses streams 0 and 1
 
 
 def _no_watch(num_requests: int) -> AbstractContextManager[LoadObserver]:
@@ -38,8 +38,8 @@ async def run_benchmark(
 
     Args:
         settings: settings of the run.
-        api_key: sent as a bearer token; never saved.
-        allow_failures: continue if a warm-up request fails.
+        api_key: key that is sent as a bearer token and never saved; None: no key.
+        allow_failures: whether to continue if a warm-up request fails.
         watch: shows the progress of the measured requests.
 
     Raises:
@@ -80,7 +80,7 @@ def _check_context(settings: BenchSettings, target: Target) -> None:
     """Check that random prompts and their outputs fit into the model's context.
 
     Raises:
-        ConfigError: they do not fit; the server would refuse all of them.
+        ConfigError: the prompts do not fit, so the server would refuse all of them.
     """
     longest = settings.prompt_tokens + settings.output_tokens
     if settings.dataset is None and target.context_len is not None and longest > target.context_len:

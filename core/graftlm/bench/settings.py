@@ -11,8 +11,8 @@ __all__ = ["ApiName", "BenchSettings", "LoadMode"]
 
 ApiName = Literal["native", "openai-completions", "openai-chat"]
 
-#: burst: all requests at once. closed: a request starts when another one ends. open: requests start by a schedule.
-#: bounded: by a schedule, with a limit on the requests that run at the same time.
+#: burst: all requests start immediately. closed: a request starts when another one ends. open: requests start at
+#: scheduled times. bounded: like open, with a limit on the number of simultaneous requests.
 LoadMode = Literal["burst", "closed", "open", "bounded"]
 
 _DEFAULT_NUM_PROMPTS = 200
@@ -20,7 +20,7 @@ _DEFAULT_NUM_PROMPTS = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchSettings:
-    """The settings of a run. The fields are the options of `graftlm bench serve`, without the API key: they are saved.
+    """The settings of a run: the options of `graftlm bench serve`, except the API key, because settings are saved.
 
     Attributes:
         url: the server's URL, without a path.
@@ -32,12 +32,12 @@ class BenchSettings:
         burstiness: shape of the gamma distribution of the gaps between arrivals; 1 is a Poisson process.
         concurrency: maximum number of requests that run at the same time; None: no limit.
         prompt_tokens: length of a random prompt, including its shared prefix.
-        output_tokens: maximum number of tokens to generate, for lines of the dataset that do not set it.
+        output_tokens: maximum number of tokens to generate, for random prompts and for lines without a maximum.
         shared_prefix_tokens: length of the prefix that random prompts share with other prompts.
         num_prefixes: number of different shared prefixes.
-        warmup: number of requests before the measurement, one after the other.
+        warmup: number of requests that run one after the other before the measurement.
         seed: seed of prompts and arrivals.
-        ignore_eos: whether to generate exactly `output_tokens`; an extension that OpenAI's own servers refuse.
+        ignore_eos: whether to generate exactly `output_tokens` tokens; OpenAI's own servers refuse this extension.
         temperature: 0 selects the most likely token.
         timeout_s: seconds after which a request counts as failed.
         percentiles: the percentiles to report.
@@ -76,7 +76,7 @@ class BenchSettings:
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
             raise ConfigError(f"--url must begin with http:// or https://, got {self.url!r}")
-        # The base URL of OpenAI's clients ends with /v1.
+        # The user may have given the base URL of OpenAI's clients, which ends with /v1.
         object.__setattr__(self, "url", self.url.rstrip("/").removesuffix("/v1"))
         for names, is_ok, expected in _RANGES:
             for name in names:

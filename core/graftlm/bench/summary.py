@@ -20,7 +20,7 @@ class Distribution:
 
     Attributes:
         count: number of values.
-        percentiles: percentile such as "50" -> value, interpolated linearly between two values.
+        percentiles: percentile, such as "50" -> value, with linear interpolation.
     """
 
     count: int
@@ -38,7 +38,7 @@ class FailureCount:
     Attributes:
         kind: see `Failure`.
         count: number of these failures.
-        example: message of the first one.
+        example: message of the first failure.
     """
 
     kind: str
@@ -48,7 +48,7 @@ class FailureCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """The figures of a run, which docs/benchmarking.md describes. Latencies are those of completed requests only."""
+    """The figures of a run; docs/benchmarking.md describes them. Latencies include completed requests only."""
 
     mode: LoadMode
     duration_s: float
@@ -154,7 +154,7 @@ def _failures(records: Iterable[RequestRecord]) -> list[FailureCount]:
 
 
 def _rate(moments_s: Sequence[float]) -> float | None:
-    """Return the mean rate per second of events at these times; None for fewer than two different times."""
+    """Return the mean number of events per second, for the events' times; None for fewer than two different times."""
     span_s = max(moments_s) - min(moments_s)
     return (len(moments_s) - 1) / span_s if span_s > 0 else None
 
@@ -166,7 +166,7 @@ def _per(amount: float, duration_s: float) -> float:
 def _in_flight(records: Sequence[RequestRecord], duration_s: float) -> tuple[float, int]:
     """Return the mean and the largest number of requests that ran at the same time."""
     busy_s = sum(record.end_s - record.sent_s for record in records)
-    # If one request ends when another one is sent, the end is counted first.
+    # At equal times, the end of a request is counted before the start of another one.
     changes = sorted([(r.sent_s, 1) for r in records] + [(r.end_s, -1) for r in records])
     in_flight = np.cumsum([change for _, change in changes])
     return _per(busy_s, duration_s), int(in_flight.max())

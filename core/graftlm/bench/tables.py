@@ -16,7 +16,7 @@ _NONE: Final = "-"
 
 _Figure = tuple[str, Callable[[Summary], float | None], str]
 
-#: Name, value, format.
+#: (name of the figure, function that returns the value, format)
 _FIGURES: Final[tuple[_Figure, ...]] = (
     ("requests completed", lambda s: s.completed, ",d"),
     ("requests failed", lambda s: s.failed, ",d"),
@@ -50,7 +50,7 @@ def print_report(report: Report, console: Console, other: Report | None = None) 
     """Print figures, failures and warnings.
 
     Args:
-        other: a report to compare with; its values and the ratios to it are printed, too.
+        other: report to compare with; its values and the ratios are printed too.
     """
     model = report.server.model or "a model"
     about = [f"{model} at {report.server.url}", report.settings.api, _LOADS[report.summary.mode]]

@@ -60,7 +60,7 @@ class _ModelList(msgspec.Struct):
 
 
 async def probe(session: aiohttp.ClientSession, settings: BenchSettings) -> Target:
-    """Read a server's information. Only the model's name is required, and only if requests must contain it.
+    """Read a server's information. A server must provide the model's name if requests must contain it.
 
     Raises:
         BenchError: the server does not answer, refuses the API key, or does not provide a required model name.
@@ -98,7 +98,7 @@ async def _first_model(session: aiohttp.ClientSession, url: str) -> str:
 
 
 async def _ask(session: aiohttp.ClientSession, url: str, shape: type[T]) -> T | None:
-    """Return the JSON at a URL; None if the server has no JSON of this structure there.
+    """Return the JSON at a URL; None if the URL has no JSON with the fields of `shape`.
 
     Raises:
         BenchError: the server does not answer, or refuses the API key.

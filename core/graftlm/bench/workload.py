@@ -1,4 +1,4 @@
-"""The requests of a run: from a dataset, or random."""
+"""The requests of a run, which come from a dataset or are random."""
 
 from array import array
 from collections.abc import Callable
@@ -36,11 +36,10 @@ class Workload:
     """The requests of a run.
 
     Attributes:
-        warmup: requests before the measurement; random prompts that share no prefix with the measured ones.
+        warmup: requests before the measurement; their random prompts share no prefix with the measured prompts.
         items: the measured requests, in order of arrival.
         num_repeated: number of measured requests that repeat a line of the dataset.
-        shared_share: largest share of the prompt tokens, from 0 to 1, that a prefix cache can find if it was empty at
-            the start; None: unknown.
+        shared_share: highest hit rate, from 0 to 1, of a prefix cache that is empty at the start; None: unknown.
     """
 
     warmup: list[WorkItem]
@@ -54,8 +53,8 @@ class _Alphabet:
     """The elements of random prompts.
 
     Attributes:
-        count: number of elements; each is represented by a number below it.
-        to_prompt: converts a sequence of such numbers into a prompt.
+        count: number of elements; element numbers are from 0 to `count` - 1.
+        to_prompt: function from a sequence of element numbers to a prompt.
     """
 
     count: int
@@ -81,7 +80,7 @@ def make_workload(settings: BenchSettings, accepts: tuple[type, ...], vocab_size
         return Workload(warmup, list(islice(cycle(lines), count)), num_repeated=count - len(lines))
     alphabet = _token_ids(vocab_size) if TokenPrompt in accepts else _words()
     count = settings.num_random_prompts
-    # The first prompt with a prefix does not find it in the cache.
+    # The first prompt with a shared prefix has no hit.
     shared_share = (
         max(0, count - settings.num_prefixes) / count * settings.shared_prefix_tokens / settings.prompt_tokens
     )
@@ -93,13 +92,13 @@ def make_workload(settings: BenchSettings, accepts: tuple[type, ...], vocab_size
 
 
 def ordinary_token_ids(vocab_size: int) -> range:
-    """Return token ids that are probably not special. Only the tokenizer has the exact list of special tokens."""
+    """Return a range of token ids that probably has no special tokens; the exact list is only in the tokenizer."""
     high = vocab_size - int(vocab_size * _HIGH_SHARE)
     return range(min(_NUM_LOW_IDS, vocab_size // 2), high)
 
 
 def _random_items(settings: BenchSettings, count: int, alphabet: _Alphabet, rng: np.random.Generator) -> list[WorkItem]:
-    """Return random prompts. The shared prefixes are assigned in random order, each to an equal number of prompts."""
+    """Return random prompts, in random order. Each shared prefix has the same number of prompts."""
     own_len = settings.prompt_tokens - settings.shared_prefix_tokens
     prefixes = rng.integers(alphabet.count, size=(settings.num_prefixes, settings.shared_prefix_tokens), dtype=np.int32)
     which = rng.permutation(count) % settings.num_prefixes

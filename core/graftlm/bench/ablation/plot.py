@@ -15,7 +15,7 @@ _INCHES_PER_WORKLOAD: Final = (4.0, 3.5)
 
 
 def save_ablation_plot(report: AblationReport, path: Path) -> None:
-    """Draw a diagram for each workload, with a bar for each part that was switched off, and its quartiles.
+    """Draw a diagram for each workload. Each switched-off part has a bar with its quartiles.
 
     Raises:
         ConfigError: the file cannot be written.

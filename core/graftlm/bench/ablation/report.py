@@ -20,8 +20,8 @@ class NotApplicable:
 
     Attributes:
         switch: name of the switch.
-        workload: the workload with which it was not measured; None: all workloads.
-        reason: why switching it off has no meaning for this workload.
+        workload: name of the workload without the measurement; None: all workloads.
+        reason: reason why the measurement would have no meaning.
     """
 
     switch: str
@@ -31,15 +31,15 @@ class NotApplicable:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """One workload without one part, compared with the full engine in the same rounds.
+    """The result for one workload without one part, compared with the full engine in the same rounds.
 
     Attributes:
         workload: name of the workload.
-        switch: the part that was off; "full" for the full engine itself, whose ratios are 1.
+        switch: the switched-off part; "full" for the full engine itself, whose ratios are 1.
         wall_s: median time of a run, in seconds.
-        output_tokens_per_s: median of the runs.
-        ratio: median over the rounds of (time without the part / time of the full engine). Above 1, the part makes the
-            engine faster.
+        output_tokens_per_s: median over the runs.
+        ratio: median over the rounds of (time without the part / time of the full engine). If it is above 1, the part
+            makes the engine faster.
         ratio_q1, ratio_q3: first and third quartile of this ratio.
     """
 
@@ -57,12 +57,12 @@ class AblationReport:
     """The result of an ablation.
 
     Attributes:
-        machine: the machine on which it was measured.
+        machine: the machine of the measurement.
         model: path of the checkpoint.
-        settings: the configuration's overrides.
-        scale: factor on the number of requests.
+        settings: overrides of the configuration, as given on the command line.
+        scale: factor for the number of requests.
         seed: seed of the prompts.
-        rounds: number of times that each workload ran on each engine.
+        rounds: number of runs of each workload on each engine.
         effects: sorted by workload; for each workload, the engine without disabled parts comes first.
         not_applicable: the switches that were not measured.
         runs: every counted run, in order.
@@ -83,8 +83,8 @@ def effect(runs: Sequence[Run], full: Sequence[Run]) -> Effect:
     """Compare one engine's runs of a workload with those of the full engine.
 
     Args:
-        runs: one for each round.
-        full: the full engine's runs in the same rounds.
+        runs: the engine's run in each round.
+        full: the full engine's run in each round.
     """
     ratios = [run.wall_s / full_run.wall_s for run, full_run in zip(runs, full, strict=True)]
     q1, ratio, q3 = np.percentile(ratios, [25, 50, 75]).tolist()

@@ -12,7 +12,7 @@ from graftlm.engine.engine import Engine
 
 __all__ = ["run_ablation"]
 
-#: Gets the number of runs, and returns a context with a function that is called after each run.
+#: Function from the number of runs to a context, whose value is a function to call after each run.
 Watch = Callable[[int], AbstractContextManager[Callable[[], None]]]
 
 
@@ -36,10 +36,10 @@ def run_ablation(
     Args:
         config: configuration of the full engine.
         switches, workloads: names in SWITCHES and WORKLOADS.
-        settings: the configuration's overrides, for the report.
-        scale: factor on the number of requests.
+        settings: overrides of the configuration, for the report.
+        scale: factor for the number of requests.
         seed: seed of the prompts.
-        rounds: number of times that each workload runs on each engine.
+        rounds: number of runs of each workload on each engine.
         watch: shows the progress of the counted runs.
 
     Effects: while this function runs, all engines are loaded at the same time, each with its own weights.

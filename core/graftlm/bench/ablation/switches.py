@@ -1,4 +1,4 @@
-"""The parts that an ablation can switch off, and the conditions under which this has a meaning."""
+"""The parts that an ablation can switch off, and the conditions under which switching them off has an effect."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -32,9 +32,9 @@ class Switch:
     """One part of an engine that can be switched off.
 
     Attributes:
-        off: the settings that switch it off: section -> field -> value.
-        unavailable: function that returns why the part cannot be on with a configuration on this machine, else None.
-        unused_by: function that returns why a workload does not use the part, else None.
+        off: settings that switch the part off: section -> field -> value.
+        unavailable: function that returns the reason why a configuration cannot have the part on this machine, or None.
+        unused_by: function that returns the reason why a workload does not use the part, or None.
     """
 
     off: Mapping[str, Mapping[str, Any]]
@@ -49,7 +49,7 @@ class Switch:
         return EngineConfig.load(sections)
 
     def not_applicable(self, config: EngineConfig) -> str | None:
-        """Return why switching the part off has no effect with a configuration on this machine; None if it has."""
+        """Return why the switch has no effect for a configuration on this machine; None if it has an effect."""
         reason = self.unavailable(config)
         if reason is None and self.switched_off(config).model_dump() == config.model_dump():
             return "it is already off in this configuration"

@@ -9,7 +9,7 @@ from graftlm.bench.ablation.report import FULL, AblationReport
 
 __all__ = ["print_ablation"]
 
-#: With fewer rounds, quartiles do not show the noise.
+#: Minimum number of rounds without a warning: quartiles of fewer rounds do not show the noise.
 _FEW_ROUNDS: Final = 5
 
 

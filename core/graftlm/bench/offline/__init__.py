@@ -1,4 +1,4 @@
-"""Workloads on an engine in this process: `graftlm bench offline`.
+"""`graftlm bench offline`: measures workloads on an engine in this process.
 
 workloads ─> runs ─> tables
 """

@@ -24,10 +24,10 @@ class Run:
         workload: name of the workload.
         variant: name of the engine: "base", or the settings of `--compare`.
         wall_s: time of the run in seconds.
-        ttft_*, tpot_*: time to the first token, and time per later token; median and 99th percentile over requests.
+        ttft_*, tpot_*: TTFT, and mean time per later token; median and 99th percentile over requests.
         cache_hit_rate: share of the prompt tokens that were found in the prefix cache, from 0 to 1.
-        host_ms_per_step: time for planning and committing. If steps overlap, it runs in parallel to the model's time.
-        model_ms_per_step: time of the forward pass and sampling.
+        host_ms_per_step: time for planning and committing. With overlap, this work runs in parallel with the model.
+        model_ms_per_step: time for the forward pass and sampling.
     """
 
     workload: str
@@ -60,18 +60,18 @@ def alternate(
 ) -> list[list[Run]]:
     """Run workloads on engines alternately, so that changes of the machine's speed affect all engines equally.
 
-    Each engine first runs the smallest version of each workload once, which is not counted. All rounds have the same
-    prompts. In each round, a different engine runs first.
+    Before the rounds, each engine runs the smallest version of each workload once; this run is not counted. All rounds
+    have the same prompts. The engine that runs first changes from round to round.
 
     Args:
         engines: variant -> engine.
         workloads: names in WORKLOADS.
-        scale: factor on the number of requests.
+        scale: factor for the number of requests.
         seed: seed of the prompts.
-        rounds: number of times that each workload runs on each engine.
+        rounds: number of runs of each workload on each engine.
         on_run: called after each counted run.
 
-    Returns: for each workload and round, one run per engine, in the engines' order.
+    Returns: a list for each pair of workload and round, with one run per engine, in the engines' order.
 
     Raises:
         BenchError, RequestError: see `measure`.
@@ -108,7 +108,7 @@ def measure(engine: Engine, workload: str, variant: str, scale: float, seed: int
     Args:
         workload: a name in WORKLOADS.
         variant: name of the engine in the figures.
-        scale: factor on the number of requests.
+        scale: factor for the number of requests.
         seed: seed of the prompts.
 
     Raises:

@@ -13,7 +13,7 @@ __all__ = ["print_runs"]
 def print_runs(runs: Sequence[Run], title: str, console: Console) -> None:
     """Print a line for each run.
 
-    Further variants of a workload follow its first variant, with the ratio of their times.
+    A workload's first variant comes first; the lines of its other variants have the ratio of the times.
     """
     table = Table(title=title, caption="ms: median (99th percentile)")
     table.add_column("workload")

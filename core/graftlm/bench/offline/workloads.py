@@ -10,15 +10,15 @@ from graftlm.types import RequestOutput, SamplingParams
 
 __all__ = ["DEFAULT_WORKLOADS", "WORKLOADS", "Prompts", "Size", "Workload"]
 
-#: Prompts contain no smaller token ids, because many tokenizers have their special tokens there.
+#: Smallest token id in prompts: in many tokenizers, the smaller ids are special tokens.
 _FIRST_TOKEN_ID: Final = 300
 _FULL_CONTEXT: Final = 1104
 
-#: A regular expression that forces most of the characters, as the JSON schemas of programs do.
+#: A regular expression that forces most characters, like the JSON schemas of typical programs.
 _RECORD: Final = (
     r'\{"registration_number": [0-9]{6}, "is_active_member": (true|false), "preferred_language": "(en|de|fr)"\}'
 )
-#: Maximum number of tokens of a record, if each byte is a token.
+#: Maximum number of tokens in a record, reached if each byte is a token.
 _RECORD_TOKENS: Final = 100
 
 
@@ -27,8 +27,8 @@ class Size:
     """The size of a workload, relative to its full size.
 
     Attributes:
-        requests: factor on the number of requests.
-        lengths: factor on the lengths of prompts and outputs, at most 1.
+        requests: factor for the number of requests.
+        lengths: factor for the lengths of prompts and outputs, at most 1.
     """
 
     requests: float
@@ -36,7 +36,7 @@ class Size:
 
     @classmethod
     def of(cls, scale: float, context_len: int) -> "Size":
-        """Return the size for a factor on the number of requests, with lengths that fit into the model's context."""
+        """Return the size for a factor for the number of requests, with lengths that fit into the model's context."""
         return cls(scale, min(1.0, context_len / _FULL_CONTEXT))
 
     def count(self, full: int) -> int:
@@ -49,7 +49,7 @@ class Size:
 
 
 class Prompts:
-    """Creates random prompts. The same seed gives the same prompts."""
+    """A generator of random prompts. The same seed gives the same prompts."""
 
     def __init__(self, vocab_size: int, seed: int) -> None:
         self._random = random.Random(seed)
@@ -65,7 +65,7 @@ class Prompts:
 
 
 def _fixed(num_tokens: int) -> SamplingParams:
-    """Return parameters for greedy sampling of exactly this number of tokens."""
+    """Return sampling parameters with which a request generates exactly `num_tokens` tokens, greedily."""
     return SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
 
 
@@ -114,7 +114,7 @@ class Workload:
     Attributes:
         summary: description for users.
         run: runs the requests and returns their outputs.
-        has_grammar: whether the requests have a grammar, and need a grammar backend.
+        has_grammar: whether the requests have a grammar and so need a grammar backend.
     """
 
     summary: str

@@ -74,11 +74,11 @@ def fitting_cases(
         batches: numbers of requests of the decode steps.
         context_len: number of tokens in the context of each request.
         prefill_lens: numbers of tokens of the prefill chunks.
-        longest: length of the model's context, in tokens.
+        longest: context length of the model, in tokens.
     """
     cases = [Case("decode", batch, context_len) for batch in batches]
     cases += [Case("prefill", 1, length) for length in prefill_lens]
-    # If the context is full, it has no room for the token that the step samples.
+    # A full context would have no room for the token that the step samples.
     fitting = [case for case in cases if case.seq_len < longest]
     left_out = [
         f"{case}: left out, because the model's context has only {longest:,} tokens"

@@ -27,11 +27,11 @@ class Effort:
     """The sizes and durations of the measurements.
 
     Attributes:
-        read_bytes: number of bytes of one read. They must be several times the size of the CPU caches; otherwise the
-            speed of the caches is measured.
-        matrix_shapes: (M, K, N) of the matrix products. The fastest one gives the ceiling.
+        read_bytes: number of bytes that one sample reads. This must be several times the size of the CPU caches;
+            otherwise the speed of the caches is measured.
+        matrix_shapes: (M, K, N) of the matrix products; the fastest product gives the ceiling.
         rounds: number of rounds. In each round, the ceilings and every case are measured once.
-        turn_s: time for a case in a round, in seconds. After this time no further step starts; at least one step runs.
+        turn_s: time limit for a case in a round, in seconds. After this time no step starts; at least one step runs.
     """
 
     read_bytes: int = _GIB
@@ -41,7 +41,7 @@ class Effort:
 
     @classmethod
     def for_device(cls, device: torch.device, rounds: int) -> "Effort":
-        """Return the sizes for a device. A GPU needs larger ones to be fully used."""
+        """Return the sizes for a device. A GPU is fully used only with larger sizes."""
         if device.type == "cpu":
             return cls(rounds=rounds)
         shapes = ((4096, 4096, 4096), (8192, 4096, 8192), (8192, 8192, 8192))
@@ -54,8 +54,8 @@ class Ceilings:
 
     Attributes:
         read_bytes_per_s: bandwidth of reading memory.
-        read_by: the operation that read fastest.
-        read_bytes: number of bytes of one read.
+        read_by: name of the fastest read operation.
+        read_bytes: number of bytes that one sample read.
         matrix_flops_per_s: speed of a matrix product in the model's dtype.
         matrix_shape: (M, K, N) of the fastest product.
         dtype: dtype of the product.
@@ -69,14 +69,14 @@ class Ceilings:
     dtype: str
 
     def seconds(self, cost: Cost) -> dict[Bound, float]:
-        """Return the time in seconds that a cost takes at each ceiling."""
+        """Return ceiling -> time of a cost at this ceiling, in seconds."""
         return {"memory": cost.num_bytes / self.read_bytes_per_s, "matrix": cost.flops / self.matrix_flops_per_s}
 
 
 class CeilingProbe:
-    """Measures the ceilings, one sample at a time, so that the samples can alternate with the steps.
+    """A measurement of the ceilings that takes single samples, so that samples and steps can alternate.
 
-    Effects: allocates `effort.read_bytes` of memory, and the matrices, until the object is deleted.
+    Effects: allocates `effort.read_bytes` bytes and the matrices; the memory is freed when the object is deleted.
     """
 
     def __init__(self, device: torch.device, dtype: torch.dtype, clock: Clock, effort: Effort) -> None:
@@ -91,14 +91,14 @@ class CeilingProbe:
             run()  # the first call allocates memory and loads kernels
 
     def sample(self) -> None:
-        """Time each operation that reads, and each product, once."""
+        """Time each read operation and each matrix product once."""
         for name, read in self._reads.items():
             self._read_s[name].append(self._timed(read))
         for shape, product in self._products.items():
             self._product_s[shape].append(self._timed(product))
 
     def ceilings(self) -> Ceilings:
-        """Return the ceilings: the best medians of the samples. There must be at least one sample."""
+        """Return the ceilings, which are the best medians over the samples. Needs at least one sample."""
         read_by = min(self._read_s, key=lambda name: median(self._read_s[name]))
         rates = {shape: _flops(shape) / median(times) for shape, times in self._product_s.items()}
         shape = max(rates, key=lambda shape: rates[shape])
@@ -119,13 +119,13 @@ class CeilingProbe:
         return self._clock.seconds(start, end)
 
 
-#: Length of a row of the float32 matrix that `mv` reads.
+#: Number of elements in a row of the float32 matrix that `mv` reads.
 _ROW_LEN = 1 << 12
 _ROW_BYTES = 4 * _ROW_LEN
 
 
 def _reads(num_bytes: int, device: torch.device) -> dict[str, Callable[[], Tensor]]:
-    """Return operations that read this number of bytes once. The fastest one depends on the machine."""
+    """Return name -> operation that reads `num_bytes` once. The fastest operation depends on the machine."""
     data = torch.ones(num_bytes // _ROW_BYTES, _ROW_LEN, device=device)
     flat, vector = data.view(-1), torch.ones(_ROW_LEN, device=device)
     return {

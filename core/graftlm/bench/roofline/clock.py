@@ -9,10 +9,10 @@ __all__ = ["Clock", "CudaClock", "HostClock", "clock_for"]
 
 
 class Clock(Protocol):
-    """Sets marks in a device's work. Only `seconds` reads the marks."""
+    """A clock that sets marks in a device's work. A mark is opaque; `seconds` compares two marks."""
 
     def mark(self) -> Any:
-        """Return a mark for the time at which the device has completed the work queued so far."""
+        """Return a mark for the time at which the device completes the work that is queued so far."""
         ...
 
     def sync(self) -> None:
@@ -25,7 +25,7 @@ class Clock(Protocol):
 
 
 class HostClock:
-    """Uses the host's clock: on a CPU, work is complete when a call returns."""
+    """The clock of a CPU: the host's clock, because work on a CPU is complete when its call returns."""
 
     def mark(self) -> int:
         """Return the current time in nanoseconds."""
@@ -40,10 +40,10 @@ class HostClock:
 
 
 class CudaClock:
-    """Uses events in the current stream."""
+    """The clock of a GPU, which uses events in the current stream."""
 
     def mark(self) -> torch.cuda.Event:
-        """Record an event after the work queued so far."""
+        """Record an event after the work that is queued so far."""
         event: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event

@@ -24,7 +24,7 @@ __all__ = [
     "sampler_cost",
 ]
 
-#: Operations per element, as they are usually counted. For all of these operators, memory is the bound.
+#: Number of operations per element, by the usual count. Memory bandwidth limits all of these operators.
 _NORM_FLOPS = 5
 _ACTIVATION_FLOPS = 6
 _ROTATION_FLOPS = 3
@@ -35,9 +35,9 @@ class Cost:
     """The minimum work of an operator, with each byte counted once.
 
     Attributes:
-        weight_bytes: bytes of parameters that are read.
-        kv_bytes: bytes of keys and values in the KV cache that are read or written.
-        activation_bytes: bytes of inputs that are read and outputs that are written.
+        weight_bytes: number of parameter bytes that are read.
+        kv_bytes: number of KV cache bytes that are read or written.
+        activation_bytes: number of input bytes that are read, and of output bytes that are written.
         flops: number of additions and multiplications.
     """
 
@@ -48,7 +48,7 @@ class Cost:
 
     @property
     def num_bytes(self) -> int:
-        """The sum of all bytes."""
+        """Sum of the three numbers of bytes."""
         return self.weight_bytes + self.kv_bytes + self.activation_bytes
 
     def __add__(self, other: "Cost") -> "Cost":
@@ -74,7 +74,7 @@ def linear_cost(layer: Linear, x: Tensor, out: Tensor) -> Cost:
 
 
 def grouped_linear_cost(layer: GroupedLinear, groups: RowGroups, x: Tensor, out: Tensor) -> Cost:
-    """Return the cost of products from x [N, in] to out [N, out]. Only experts that have rows are counted."""
+    """Return the cost of the experts' products from x [N, in] to out [N, out]. Experts without rows are not counted."""
     num_used = sum(1 for _ in groups.on_host())
     return Cost(
         weight_bytes=_weight_bytes(layer) * num_used // layer.num_experts,
@@ -94,7 +94,7 @@ def elementwise_cost(layer: nn.Module, tensors: Iterable[Tensor]) -> Cost:
     """Return the cost of a norm or of a table of angles: each input is read once, each output written once.
 
     Args:
-        tensors: inputs and outputs. A tensor that is both is counted once.
+        tensors: inputs and outputs. A tensor that is both an input and an output is counted once.
     """
     different = list({tensor.data_ptr(): tensor for tensor in tensors}.values())
     flops = _NORM_FLOPS * max((tensor.numel() for tensor in different), default=0)
@@ -102,12 +102,12 @@ def elementwise_cost(layer: nn.Module, tensors: Iterable[Tensor]) -> Cost:
 
 
 def activation_cost(out: Tensor) -> Cost:
-    """Return the cost of act(gate) * up for its result [T, I]: two inputs are read, the product is written."""
+    """Return the cost of out = act(gate) * up, where all three tensors are [T, I]."""
     return Cost(activation_bytes=3 * out.nbytes, flops=_ACTIVATION_FLOPS * out.numel())
 
 
 def rotation_cost(q: Tensor, k: Tensor) -> Cost:
-    """Return the cost of rotating q [T, H, D] and k [T, H_kv, D], which are read and written."""
+    """Return the cost of rotating q [T, H, D] and k [T, H_kv, D]; both are read and written."""
     return Cost(activation_bytes=2 * (q.nbytes + k.nbytes), flops=_ROTATION_FLOPS * (q.numel() + k.numel()))
 
 
@@ -122,14 +122,15 @@ def attention_cost(
     """Return the cost of one layer's attention: each cached token is read once, each new token is written once.
 
     Args:
-        query_lens, seq_lens: int32 [B], number of new tokens of each request, and length of its context with them.
+        query_lens: int32 [B], number of new tokens of each request.
+        seq_lens: int32 [B], number of tokens of each request, including the new ones.
         kv_dtype: dtype of the KV cache.
         q: queries [T, H, D].
         k: keys [T, H_kv, D]. Values have the same shape, or are the first columns of the keys.
     """
     window = int(seq_lens.max()) if spec.sliding_window is None else spec.sliding_window
     num_keys = [np.minimum(np.arange(n - q_len, n) + 1, window) for q_len, n in zip(query_lens, seq_lens, strict=True)]
-    num_pairs = sum(int(counts.sum()) for counts in num_keys)  # of a query and a key
+    num_pairs = sum(int(counts.sum()) for counts in num_keys)  # number of pairs of a query and a key
     num_read = sum(int(min(n, window + q_len - 1)) for q_len, n in zip(query_lens, seq_lens, strict=True))
     token_bytes = KVStore.bytes_per_token([spec], kv_dtype)
     value_share = spec.value_dim / spec.head_dim
@@ -146,7 +147,7 @@ def sampler_cost(logits: Tensor) -> Cost:
 
 
 def _weight_bytes(layer: Linear | GroupedLinear) -> int:
-    """Return the size of a layer's weight in bytes: quantized, packed or plain."""
+    """Return the size of a layer's stored weight in bytes; it may be quantized, packed or plain."""
     return sum(kernel.num_bytes for kernel in layer.kernels) or layer.num_weights * layer.weight.dtype.itemsize
 
 

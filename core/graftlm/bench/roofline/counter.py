@@ -26,14 +26,14 @@ __all__ = ["OperatorCounter"]
 
 
 class OperatorCounter:
-    """Counts the cost of one step with forward hooks.
+    """A counter of one step's cost, which uses forward hooks.
 
     Args:
         plan: the step's plan.
         kv_dtype: dtype of the KV cache.
 
     Attributes:
-        costs: name of an operator -> its cost.
+        costs: operator name -> cost.
     """
 
     def __init__(self, plan: StepPlan, kv_dtype: torch.dtype) -> None:
@@ -43,7 +43,7 @@ class OperatorCounter:
 
     @contextmanager
     def attached(self, operators: Sequence[Operator]) -> Iterator[None]:
-        """Return a context in which the operators have the hooks."""
+        """Return a context in which this counter's hooks are registered on the operators."""
         with ExitStack() as stack:
             for operator in operators:
                 stack.callback(operator.module.register_forward_hook(partial(self._count, operator.name)).remove)

@@ -38,13 +38,13 @@ ROPE: Final = "rope"
 LM_HEAD: Final = "lm_head"
 SAMPLER: Final = "sampler"
 ATTENTION_PLAN: Final = "attention plan"
-#: The part of a step that belongs to no operator.
+#: Name of the part of a step that belongs to no operator.
 REST: Final = "everything else"
 
-#: Attribute name of a linear layer -> name of the operator. Other layers keep their attribute name.
+#: Attribute name of a linear layer -> operator name. For other layers, the attribute name is the operator name.
 NAMES: Final = {"qkv": "fused QKV", "out": "output projection", "gate_up": "gate-up", "down": "down"}
 
-#: Order of the operators in tables. Other operators follow these, and the rest of the step comes last.
+#: Order of operators in tables. Operators that are not listed come after these, before the rest of the step.
 ORDER: Final = (
     NAMES["qkv"],
     ATTENTION,
@@ -64,7 +64,7 @@ _NORM_TYPES = (RMSNorm, QKNorm, GemmaRMSNorm, GemmaQKNorm)
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """A module whose time is added to an operator. The time of other operators inside the module is not included.
+    """A module whose time belongs to an operator, except for the time of other operators inside the module.
 
     Attributes:
         name: name of the operator; modules of different layers have the same name.
@@ -76,7 +76,7 @@ class Operator:
 
 
 def operators(model: Model) -> list[Operator]:
-    """Return a model's operators; none if it does not consist of `graftlm.layers`. Its time is then in `REST`."""
+    """Return a model's operators. If the model does not consist of `graftlm.layers`, there are none, only `REST`."""
     if not isinstance(model, nn.Module):
         return []
     found = []
@@ -95,7 +95,7 @@ def _name(attribute: str, module: nn.Module) -> str | None:
     if isinstance(module, _NORM_TYPES):
         return NORMS
     if isinstance(module, Experts):
-        return ACTIVATION  # everything in the module except its projections, including the sorting of rows
+        return ACTIVATION  # the module without its projections; includes the sorting of rows
     if isinstance(module, RotaryEmbedding) or any(isinstance(child, Attention) for child in module.children()):
-        return ROPE  # without projections and attention, only the rotation is left of an attention block
+        return ROPE  # an attention block without projections and attention: the rotation
     return None

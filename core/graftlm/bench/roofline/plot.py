@@ -17,12 +17,12 @@ _COLUMNS: Final = 2
 #: Range of the x axis, in operations per byte.
 _INTENSITIES: Final = (0.05, 5000.0)
 
-#: Area of the dot of an operator that takes the whole step, in points².
+#: Area in points² of an operator's dot if the operator takes the whole step.
 _DOT_AREA: Final = 900.0
 
 
 def save_roofline_plot(report: RooflineReport, path: Path) -> None:
-    """Draw a diagram for each step: operators as dots below the roof. The area of a dot shows its share of the step.
+    """Draw a diagram for each step, with operators as dots below the roof. A dot's area shows the share of time.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -33,7 +33,7 @@ def save_roofline_plot(report: RooflineReport, path: Path) -> None:
     width, height = _INCHES_PER_CASE
     figure = Figure(figsize=(_COLUMNS * width, num_rows * height), layout="constrained")
     diagrams = figure.subplots(num_rows, _COLUMNS, squeeze=False).flatten()
-    for figures, axes in zip(report.cases, diagrams, strict=False):  # the last diagram may be unused
+    for figures, axes in zip(report.cases, diagrams, strict=False):  # the grid may have one unused diagram
         _draw(figures, report, axes)
     for axes in diagrams[len(report.cases) :]:
         axes.set_axis_off()

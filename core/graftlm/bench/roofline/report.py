@@ -19,12 +19,12 @@ class OperatorFigures:
 
     Attributes:
         name: name of the operator.
-        num_bytes: bytes that it moves.
-        flops: its operations.
+        num_bytes: number of bytes that are read or written.
+        flops: number of floating-point operations.
         time_s: median time over the steps, in seconds.
-        share_of_step: its time / the time of all operators.
-        bound: the ceiling that limits it; None if its cost is not counted.
-        share_of_ceiling: time at that ceiling / measured time. It is above 1 if data stay in the CPU caches.
+        share_of_step: time of the operator / time of all operators.
+        bound: the ceiling that limits the operator; None if its cost is not counted.
+        share_of_ceiling: time at this ceiling / measured time; above 1 if data stay in the CPU caches.
     """
 
     name: str
@@ -43,12 +43,12 @@ class CaseFigures:
     Attributes:
         case: the kind of step.
         step_s: median time of steps without hooks, as the engine runs them, in seconds.
-        num_steps: number of these steps.
-        apart_s: time of all operators, measured in other steps. It is larger than `step_s`, because it contains the
-            time of the hooks, and on a GPU the time that graphs save.
-        operators: the operators. The last one, "everything else", is the rest of the step.
-        model_bytes: bytes of weights and KV, each counted once, without activations.
-        flops: operations of all operators.
+        num_steps: number of steps without hooks.
+        apart_s: sum of the operators' times in seconds, measured in steps with hooks. It is larger than `step_s`,
+            because it includes the hooks, and because these steps do not use graphs on a GPU.
+        operators: figures of the operators; the last one, "everything else", is the rest of the step.
+        model_bytes: number of bytes of weights and KV, each counted once, without activations.
+        flops: number of floating-point operations of all operators.
         share_of_read: time to read `model_bytes` at the ceiling / `step_s`.
         share_of_matrix: time for `flops` at the ceiling / `step_s`.
     """
@@ -69,14 +69,14 @@ class RooflineReport:
     """The result of a roofline run.
 
     Attributes:
-        machine: the machine on which it was measured.
+        machine: the machine of the measurement.
         model: path of the checkpoint.
-        settings: the configuration's overrides.
+        settings: overrides of the configuration, as given on the command line.
         dtype: dtype of the model.
         attention: name of the attention backend.
         ceilings: the measured ceilings.
         cases: the figures of each kind of step.
-        left_out: a line about each case that the model cannot run.
+        left_out: for each case that the model cannot run, a line of text.
     """
 
     machine: Machine
@@ -99,9 +99,9 @@ def case_figures(
     """Compute the figures of one case.
 
     Args:
-        costs: name of an operator -> its cost in one step.
-        steps_s: times of whole steps in seconds, at least one.
-        operators_s: name of an operator -> its time in seconds, for each of some other steps, at least one.
+        costs: operator name -> cost in one step.
+        steps_s: times of steps without hooks in seconds, at least one.
+        operators_s: operator name -> time in seconds, for each step with hooks, at least one.
         ceilings: the measured ceilings.
     """
     step_s = median(steps_s)

@@ -1,4 +1,4 @@
-"""The device parts of an engine, prepared to run single steps of given shapes."""
+"""A rig that runs single steps of given shapes on an engine's device parts."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -28,12 +28,12 @@ __all__ = ["Rig", "longest_context", "open_rig"]
 
 
 class Rig:
-    """Runs steps without hooks, as the engine does, or with a timer on each operator.
+    """A runner of single steps: without hooks, as the engine runs them, or with a timer on each operator.
 
     Args:
-        parts: the device parts of an engine whose loop runs no steps.
+        parts: the device parts of an engine; the engine's loop must not run.
         page_size: number of tokens in a page.
-        vocab_size: number of tokens in the vocabulary, V.
+        vocab_size: size of the vocabulary, V.
     """
 
     def __init__(self, parts: DeviceParts, page_size: int, vocab_size: int) -> None:
@@ -44,7 +44,7 @@ class Rig:
         self._page_size = page_size
         self._vocab_size = vocab_size
         self._operators = operators(parts.model)
-        self._batches = BatchBuilder(torch.zeros(1, dtype=torch.int64, device=self.device))  # no step reads these
+        self._batches = BatchBuilder(torch.zeros(1, dtype=torch.int64, device=self.device))  # no step reads it
         _fill(parts)
 
     @property
@@ -53,13 +53,13 @@ class Rig:
         return KVStore.bytes_per_token(self._parts.model.attention_layers, self.dtype)
 
     def plan(self, case: Case) -> StepPlan:
-        """Return a case's step after running it once, which sets up the sampler's rows and loads kernels."""
+        """Return a case's plan. Runs the step once, which sets up the sampler's rows and loads kernels."""
         plan = case.plan(self._page_size, self._vocab_size)
         self._parts.runner.run(replace(plan, setups=case.setups()))
         return plan
 
     def step_s(self, plan: StepPlan) -> float:
-        """Run a step as the engine does. Return the seconds until its tokens are on the host."""
+        """Run a step as the engine does. Return the time in seconds until its tokens are on the host."""
         start = time.perf_counter()
         self._parts.runner.run(plan)
         return time.perf_counter() - start
@@ -68,7 +68,7 @@ class Rig:
     def operators_s(self, plan: StepPlan) -> dict[str, float]:
         """Run a step with a timer on every operator.
 
-        Returns: name of an operator -> seconds; `REST` is the rest of the step.
+        Returns: operator name -> time in seconds; `REST` is the rest of the step.
         """
         timer = OperatorTimer(self.clock)
         parts = self._parts
@@ -85,7 +85,7 @@ class Rig:
 
     @torch.inference_mode()
     def costs(self, plan: StepPlan) -> dict[str, Cost]:
-        """Run a step and return the cost of each operator."""
+        """Run a step; return operator name -> cost."""
         counter = OperatorCounter(plan, self._parts.kv.dtype)
         batch = self._batches.build(plan)
         self._parts.attention.prepare(batch)
@@ -100,13 +100,13 @@ class Rig:
 
 @contextmanager
 def open_rig(config: EngineConfig, cases: Sequence[Case]) -> Iterator[Rig]:
-    """Assemble a configuration's engine, with rows and KV memory for some cases, and without a prefix cache.
+    """Assemble a configuration's engine without a prefix cache, with enough rows and KV memory for the cases.
 
     Args:
         cases: the cases, at least one.
 
     Raises:
-        GraftlmError: the configuration, a plugin or the checkpoint is wrong; the subclass says which.
+        GraftlmError: the configuration, a plugin or the checkpoint is wrong; each has its own subclass.
     """
     page_size = config.cache.page_size
     num_tokens = max(case.num_pages(page_size) for case in cases) * page_size
@@ -127,20 +127,20 @@ def open_rig(config: EngineConfig, cases: Sequence[Case]) -> Iterator[Rig]:
 
 
 def longest_context(config: EngineConfig) -> int:
-    """Return the length of the context of a configuration's model, in tokens.
+    """Return the context length of a configuration's model, in tokens.
 
     Raises:
-        ModelError: there is no such checkpoint.
+        ModelError: the checkpoint does not exist.
     """
     longest = load_model_config(resolve_checkpoint(config.model.path)).max_position_embeddings
     return min(longest, config.model.context_len or longest)
 
 
 def _fill(parts: DeviceParts) -> None:
-    """Write to all of the KV memory.
+    """Write to the whole KV memory.
 
-    The operating system maps memory that was never written to one page of zeros. The CPU caches would serve the reads
-    of this page.
+    The operating system maps all unwritten memory to the same page of zeros, which stays in the CPU caches. Reads would
+    then be faster than in a real step.
     """
     for layer in parts.model.attention_layers:
         for tensor in parts.kv.stored(layer.layer_id):

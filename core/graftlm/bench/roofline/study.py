@@ -1,4 +1,4 @@
-"""A roofline run. Ceilings and steps are measured alternately, so that changes of the machine's speed affect all."""
+"""A roofline run, which measures ceilings and steps alternately: a change of the machine's speed then affects both."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -24,15 +24,15 @@ def run_roofline(
     left_out: Sequence[str] = (),
     on_turn: Callable[[], None] = lambda: None,
 ) -> RooflineReport:
-    """Measure every case, and the ceilings in between.
+    """Measure the cases and the ceilings alternately.
 
     Args:
         rig: runs the steps.
         cases: the cases for which the rig was opened.
         effort: sizes and durations of the measurements.
         model: name of the model in the report.
-        settings: the configuration's overrides, for the report.
-        left_out: lines about cases that the model cannot run, for the report.
+        settings: overrides of the configuration, for the report.
+        left_out: lines of text about cases that the model cannot run, for the report.
         on_turn: called after each turn of a case; each case has `effort.rounds` turns.
     """
     probe = CeilingProbe(rig.device, rig.dtype, rig.clock, effort)
@@ -57,7 +57,7 @@ def run_roofline(
 
 @dataclass(slots=True)
 class _Run:
-    """One case and its samples so far."""
+    """The samples of one case so far."""
 
     rig: Rig
     case: Case
@@ -75,5 +75,5 @@ class _Run:
                 return
 
     def figures(self, ceilings: Ceilings) -> CaseFigures:
-        """Return the figures of the samples."""
+        """Return the case's figures, computed from the samples."""
         return case_figures(self.case, self.rig.costs(self.plan), self.steps_s, self.operators_s, ceilings)

@@ -1,4 +1,4 @@
-"""Times each operator in a forward pass, with hooks that exist only during the measurement."""
+"""Times each operator in a forward pass, with hooks that are registered only during the measurement."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -18,11 +18,11 @@ __all__ = ["OperatorTimer"]
 class _Span:
     """One call of a module, as marks of the clock.
 
-        enters | the hook's own time | starts | the call | ends | the hook's own time | leaves
+        enters | time of the hook | starts | the call | ends | time of the hook | leaves
 
     Attributes:
         name: name of the operator.
-        enters, starts, ends, leaves: marks, in the order of the line above.
+        enters, starts, ends, leaves: marks of the clock, as in the line above.
         inside: calls of other operators during this call.
     """
 
@@ -35,12 +35,12 @@ class _Span:
 
 
 class OperatorTimer:
-    """Times operators with forward hooks.
+    """A timer of operators, which uses forward hooks.
 
-    An operator's time is the time of its module's calls, minus the time of the operators inside and of their hooks.
+    An operator's time is the time of its modules' calls, without the time of other operators inside and of their hooks.
 
     Args:
-        clock: sets the marks.
+        clock: clock that sets the marks.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -69,7 +69,7 @@ class OperatorTimer:
         self._end(span)
 
     def take(self) -> dict[str, float]:
-        """Return name of an operator -> seconds, for the calls since this method was last called."""
+        """Return operator name -> time in seconds, for the calls since the last call of this method."""
         self._clock.sync()
         seconds: dict[str, float] = defaultdict(float)
         for span in self._done:
