@@ -1,15 +1,15 @@
 """The offline optimum: an upper bound on the hits of any prefix cache of a given capacity on a given trace.
 
 Belady's rule (1966) evicts the page whose next use is furthest in the future. Here only a hit counts as a use. A
-request always writes the last page of its prompt and the pages of its output, so it loses nothing if these pages were
-evicted. The rule is optimal because all pages have one size. It also holds although each request needs all of its pages
-at the same time, because the pages in use do not depend on the pages that were kept.
+request always writes the last page of its prompt and the pages of its output, whether they are cached or not. The rule
+is optimal because all pages have the same size. A request needs all of its pages at the same time; the rule is still
+optimal, because the pages in use do not depend on the eviction decisions.
 
 A prefix cache may evict only leaves. This restriction costs almost nothing: a request that hits a page also hits all
 pages before it. So the next hit of a page is never later than the next hits of the pages after it, and one of the pages
-with the furthest next hit is a leaf. There is one exception: a page that is written again before its next hit. A prefix
-cache must keep this page as long as it keeps the pages after it, but Belady's rule may evict it. In traces without
-recorded outputs such pages are rare. In all other cases, a prefix cache can reach the bound.
+with the furthest next hit is a leaf. The only exception is a page that is written again before its next hit. A prefix
+cache cannot evict this page before the pages after it, but Belady's rule can. In traces without recorded outputs such
+pages are rare. Without such pages, a prefix cache can reach the bound.
 """
 
 import heapq
@@ -36,7 +36,7 @@ class Optimum:
 
 
 def offline_optimum(tree: PageTree, capacity_pages: int, in_flight: int = 0) -> Optimum:
-    """Replay a trace under Belady's rule. Takes O(n log n) time for n blocks in all requests.
+    """Replay a trace with Belady's rule, in O(n log n) time for n blocks in all requests.
 
     Args:
         tree: the tree of the trace.
@@ -53,8 +53,7 @@ class _NextHit:
 
     Attributes:
         request: index of the request that hits the block.
-        num_pages: number of pages that are hit, from the start of the block. The other pages are written again before
-            their next hit.
+        num_pages: number of hit pages, from the start of the block. The request writes the block's other pages again.
     """
 
     request: int
@@ -62,14 +61,14 @@ class _NextHit:
 
 
 class _Belady:
-    """Replays requests and evicts by Belady's rule.
+    """A replay of requests with evictions by Belady's rule.
 
-    The blocks with the furthest next hit are evicted first; among equal ones, the deepest. A block is evicted from its
-    end.
+    The block with the furthest next hit is evicted first; of several such blocks, the deepest one. A block's last pages
+    are evicted first.
 
-    The heap contains the evictable blocks, each with its use count at the time when the block became evictable. An
-    entry is valid if the block was not used since then. `keep` is the number of pages at the start of the block that
-    the entry must not evict.
+    The heap contains the evictable blocks. An entry has the block's use count at the time when the block became
+    evictable, and is valid as long as this count has not changed. `keep` is the number of pages at the start of the
+    block that the entry must not evict.
     """
 
     def __init__(self, tree: PageTree, capacity_pages: int, in_flight: int, never: int) -> None:
@@ -78,7 +77,7 @@ class _Belady:
         self._capacity = capacity_pages
         self._in_flight = in_flight
         num_nodes = len(self._sizes)
-        self._cached_pages = [0] * num_nodes  # of each block
+        self._cached_pages = [0] * num_nodes  # block -> number of cached pages
         self._num_locks = [0] * num_nodes
         self._num_uses = [0] * num_nodes
         self._next_hits = [_NextHit(never, 0)] * num_nodes
@@ -96,7 +95,7 @@ class _Belady:
         return Optimum(self._hit_pages, self._evicted_pages)
 
     def _all_next_hits(self, paths: list[RequestPath]) -> list[list[_NextHit]]:
-        """Return, for each request, the next hit of each of its blocks after this request."""
+        """Return, for each request and each of its blocks, the next hit of the block after this request."""
         following = [_NextHit(self._never, 0)] * len(self._sizes)
         found: list[list[_NextHit]] = []
         for index in range(len(paths) - 1, -1, -1):
@@ -149,7 +148,7 @@ class _Belady:
                 self._make_evictable(node)
 
     def _make_evictable(self, node: int) -> None:
-        """Add a block to the heap. Its pages without a later hit are evicted before its other pages."""
+        """Add a block to the heap; pages without a later hit get an entry that is evicted earlier."""
         next_hit, depth, uses = self._next_hits[node], self._depths[node], self._num_uses[node]
         if next_hit.num_pages < self._sizes[node]:
             heapq.heappush(self._heap, (-self._never, -depth, node, uses, next_hit.num_pages))

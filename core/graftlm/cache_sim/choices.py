@@ -19,7 +19,7 @@ class Choice:
 
     Attributes:
         name: name of the plugin's provider.
-        options: the options with which the plugin is created.
+        options: options of the plugin.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Choice:
 
 
 def parse_choices(text: str) -> list[Choice]:
-    """Parse `name,name:key=value,key=value,name`. Values are YAML.
+    """Parse a list of plugins such as `name,name:key=value,key=value,name`. Values are YAML.
 
     Raises:
         ConfigError: the text has another form.
@@ -39,7 +39,7 @@ def parse_choices(text: str) -> list[Choice]:
     found: list[tuple[str, dict[str, Any]]] = []
     for part in text.split(","):
         name, colon, assignment = part.strip().partition(":")
-        if "=" in name:  # another option of the previous name
+        if "=" in name:  # this part is another option of the previous name
             name, colon, assignment = "", ":", part.strip()
         if name:
             found.append((name, {}))

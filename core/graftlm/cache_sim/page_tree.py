@@ -12,9 +12,9 @@ class RequestPath:
     """The path of a request through the tree.
 
     Attributes:
-        nodes: the numbers of the request's blocks, from the root. Blocks with less than one page are left out.
+        nodes: numbers of the request's blocks, starting at the root. Blocks shorter than a page are left out.
         num_pages: number of pages in these blocks.
-        prompt_pages: maximum number of pages that can be hits. At least one token of a prompt is always computed.
+        prompt_pages: maximum number of hit pages; at least one token of a prompt is always computed.
     """
 
     nodes: tuple[int, ...]
@@ -25,7 +25,7 @@ class RequestPath:
 class PageTree:
     """The tree of blocks. The parent of a block is the block before it in a request.
 
-    The blocks have numbers from 0. A parent has a smaller number than its children.
+    Blocks are numbered from 0. A parent has a smaller number than its children.
 
     Attributes:
         paths: the path of each request, in the order of the trace.
@@ -38,7 +38,7 @@ class PageTree:
         self.paths: list[RequestPath] = []
         self.node_pages: list[int] = []
         self.node_depths: list[int] = []
-        self._numbers: dict[tuple[object, int], int] = {}  # (parent, or namespace for a first block; block) -> number
+        self._numbers: dict[tuple[object, int], int] = {}  # (parent, or namespace of a first block; block id) -> number
         for request in trace.requests:
             nodes = []
             parent: object = request.namespace
@@ -53,7 +53,7 @@ class PageTree:
         self.total_pages = sum(self.node_pages)
 
     def _node(self, parent: object, block: int, num_pages: int, depth: int) -> int:
-        """Return the number of a block. Add the block if it is new."""
+        """Return the number of a block; a new block is added first."""
         number = self._numbers.setdefault((parent, block), len(self.node_pages))
         if number == len(self.node_pages):
             self.node_pages.append(num_pages)

@@ -1,4 +1,4 @@
-"""Plots hit rates over capacities."""
+"""Plots hit rate against capacity."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,7 +42,7 @@ def _draw(study: TraceStudy, axes: "Axes") -> None:
 
     capacities = [at.pages * study.page_size for at in study.capacities]
     optimum = [percent(at.optimum.hit_pages * study.page_size) for at in study.capacities]
-    by_plugins = zip(*(at.outcomes for at in study.capacities), strict=True)  # for each plugin pair, all capacities
+    by_plugins = zip(*(at.outcomes for at in study.capacities), strict=True)  # per plugin pair: all capacities
     style: dict[str, Any] = {"marker": "o", "markersize": 4}
     axes.plot(capacities, optimum, "--", color="black", label="offline optimum", **style)
     for outcomes in sorted(by_plugins, key=lambda outcomes: -outcomes[-1].replay.hit_tokens):

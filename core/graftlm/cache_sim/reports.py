@@ -12,12 +12,12 @@ from graftlm.errors import ConfigError
 
 __all__ = ["check_overwrites_none", "check_writable", "save_studies", "study_as_json"]
 
-#: Increased when a field changes its meaning.
+#: Version of the JSON format, increased when a field changes its meaning.
 _FORMAT_VERSION: Final = 1
 
 
 def check_overwrites_none(path: Path, option: str, inputs: Iterable[Path]) -> None:
-    """Check that a result file is not one of the input files, also under another name (such as a link).
+    """Check that a result file is not one of the input files, even if it is a link to one.
 
     Args:
         path: the result file.
@@ -66,7 +66,7 @@ def save_studies(studies: Sequence[TraceStudy], path: Path) -> None:
 
 
 def study_as_json(study: TraceStudy) -> dict[str, Any]:
-    """Return all figures of a study.
+    """Return all figures of a study as JSON values.
 
     Lengths are in tokens, hit rates are fractions of the prompt tokens, and times are in µs per request.
     """

@@ -15,17 +15,17 @@ __all__ = ["Replay", "Simulator", "TraceClock"]
 
 
 class TraceClock:
-    """The clock of the cache under test. It shows the time in the trace, in seconds.
+    """The clock of the cache under test, which returns the time in the trace.
 
     Attributes:
-        now_s: the arrival of the request that is being replayed.
+        now_s: arrival time of the current request, in seconds.
     """
 
     def __init__(self) -> None:
         self.now_s = 0.0
 
     def __call__(self) -> float:
-        """Return the arrival of the request that is being replayed."""
+        """Return the arrival time of the current request, in seconds."""
         return self.now_s
 
 
@@ -35,14 +35,14 @@ class Replay:
 
     Attributes:
         num_requests: number of requests in the trace.
-        bypassed_requests: number of requests that need more than the whole capacity and do not use the cache.
+        bypassed_requests: number of requests that do not use the cache, because they need more than its capacity.
         prompt_tokens: number of prompt tokens of all requests.
         hit_tokens: number of prompt tokens found in the cache.
-        prompt_cost, hit_cost: the prefill cost of `prompt_tokens` and of `hit_tokens`, as in `NodeStats.prefill_cost`.
+        prompt_cost, hit_cost: prefill cost of the prompt tokens and of the hit tokens, as in `NodeStats.prefill_cost`.
             The cost of a token grows with the number of tokens before it.
         evicted_tokens: number of evicted tokens.
-        match_ns, lock_ns, insert_ns, evict_ns: time in these methods of the cache, in nanoseconds. `lock_ns` includes
-            unlocking.
+        match_ns, lock_ns, insert_ns, evict_ns: time in the cache's methods, in nanoseconds. `lock_ns` includes
+            `unlock`.
     """
 
     num_requests: int = 0
@@ -60,7 +60,7 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """A request that is still in flight.
+    """A request in flight.
 
     Attributes:
         handle: the locked prefix.
@@ -73,19 +73,19 @@ class _Running:
 
 @dataclass(slots=True)
 class Simulator:
-    """Performs the cache operations of an engine for each request: match, lock, evict, insert, and later unlock.
+    """A simulator that calls the cache for each request like an engine: match, lock, evict, insert, and later unlock.
 
-    A request allocates the whole pages of all its known tokens at the same time. Partial pages and unrecorded outputs
+    A request allocates pages for its prompt and its recorded output in one call. Partial pages and unrecorded outputs
     need no room. The offline optimum makes the same assumptions.
 
     Attributes:
-        cache: the cache under test; it must be empty.
+        cache: the cache under test, initially empty.
         pool: the pages of the cache; their number is the capacity.
-        clock: the clock of the cache. It is set to the arrival of each request.
+        clock: clock of the cache, which is set to the arrival time of each request.
         block_tokens: number of tokens in a block of the trace.
         page_size: number of tokens in a page.
-        in_flight: number of requests that stay locked after their arrival. If their pages are needed, the oldest ones
-            are unlocked earlier.
+        in_flight: number of most recent requests whose pages stay locked. If a request needs more pages than are
+            evictable, the oldest of them are unlocked earlier.
         timer: returns the time in nanoseconds.
     """
 
@@ -134,7 +134,7 @@ class Simulator:
             self._retire()
 
     def _match(self, prompt: PrefixKey) -> PrefixHandle:
-        """Match a prompt, and lock and return the prefix that was found."""
+        """Match a prompt; lock the found prefix and return its handle."""
         replay, timer = self._replay, self.timer
         started = timer()
         match = self.cache.match(prompt)
@@ -162,7 +162,7 @@ class Simulator:
         self._running.append(_Running(result.handle, pages[result.cached_pages - start :]))
 
     def _alloc_pages(self, num_pages: int) -> PageIds:
-        """Allocate pages. If too few are free, unlock old requests and evict."""
+        """Allocate pages. If too few pages are free, unlock old requests and evict pages."""
         while self._running and self.pool.num_free + self.cache.evictable_pages < num_pages:
             self._retire()
         if num_pages > self.pool.num_free:

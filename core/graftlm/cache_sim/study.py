@@ -17,10 +17,10 @@ from graftlm.registry import Registry
 __all__ = ["CapacityStudy", "Outcome", "Study", "TraceStudy"]
 
 
-#: Maximum number of pages in a replayed cache. Each page is an entry of a table.
+#: Maximum number of pages in a replayed cache, because each page needs an entry in a table.
 _MAX_PAGES = 2**28
 
-#: Number of pages with which plugins are created to check their options.
+#: Capacity in pages of the caches that are created only to check options.
 _CHECK_PAGES = 1024
 
 
@@ -78,7 +78,7 @@ class Study:
         caches: the compared prefix caches.
         evictions: the compared eviction strategies.
         capacities: the compared capacities.
-        page_size: number of tokens in a page; None for the block length of each trace.
+        page_size: number of tokens in a page; None: the block length of each trace.
         in_flight: see `Simulator`.
     """
 
@@ -95,7 +95,7 @@ class Study:
         return len(self.capacities) * len(self.caches) * len(self.evictions)
 
     def check(self) -> None:
-        """Create each plugin once, to find wrong names and options before the replays.
+        """Create each plugin once, so that wrong names and options raise before the replays.
 
         Raises:
             ConfigError: a name or an option of a plugin is wrong.

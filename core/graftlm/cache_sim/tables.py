@@ -10,7 +10,7 @@ from graftlm.cache_sim.study import Outcome, TraceStudy
 
 __all__ = ["print_study"]
 
-#: Titles of the figures; times are per request.
+#: Column titles of the figures; times are per request.
 _COLUMNS = (
     "hit rate",
     "of optimum",
@@ -26,9 +26,9 @@ _COLUMNS = (
 
 
 def print_study(study: TraceStudy, console: Console) -> None:
-    """Print a table.
+    """Print the table of a study.
 
-    For each capacity, it shows the offline optimum and then each pair of cache and strategy, by descending hit rate.
+    For each capacity, the table has the offline optimum, then each pair of cache and strategy by descending hit rate.
     """
     trace = study.trace
     console.print(

@@ -1,19 +1,18 @@
 """Recorded request traces: the token blocks and the arrival time of each request.
 
-A trace is a file of JSON lines, with one request per line. There are two forms, which differ only in their optional
-fields:
+A trace is a file of JSON lines, with one request per line. There are two forms; graftlm's form has more fields:
 
     {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, ...]}             Mooncake
     {..., "output_hash_ids": [...], "block_tokens": 16, "namespace": "9f3c", "priority": 0}                graftlm's
 
-An id identifies one block of tokens together with all tokens before it. The last block of a list may be partial.
+An id identifies a block of tokens together with all tokens before the block. The last block of a list may be partial.
 `output_hash_ids` starts after the last whole block of the input:
 
     tokens            |<- whole blocks of the input ->|<- rest of input ->|<- output, less its last token ->|
     hash_ids          |  h0   h1   h2   ...           |  h_last           |
     output_hash_ids                                   |  o0      o1      ...                                |
 
-The last output token never passes through the model, so no cache holds it.
+The last output token is never an input of the model, so its keys and values are never computed.
 """
 
 from collections.abc import Iterable
@@ -34,7 +33,7 @@ __all__ = ["DEFAULT_BLOCK_TOKENS", "Trace", "TraceError", "TraceRequest", "parse
 DEFAULT_BLOCK_TOKENS: Final = 512
 
 
-#: Maximum number of tokens in a request or a block. A replay creates an array of them.
+#: Maximum number of tokens in a request or a block, because a replay creates an array of this size.
 _MAX_TOKENS: Final = 2**26
 
 
@@ -47,11 +46,11 @@ class TraceRequest:
     """One recorded request.
 
     Attributes:
-        time_s: arrival, in seconds.
-        block_ids: int32 [blocks]. The ids of one trace are numbered from 0; equal ids mean equal tokens.
+        time_s: arrival time in seconds.
+        block_ids: int32 [blocks], ids of the blocks, renumbered from 0 in each trace; equal ids mean equal tokens.
         prompt_tokens: number of input tokens, at least 1.
-        num_tokens: number of tokens that a cache may keep: the input and, if recorded, the output without its last
-            token.
+        num_tokens: number of tokens that a cache may store: the input and, if it is recorded, the output without its
+            last token.
         namespace: requests of different namespaces share no pages.
         priority: the priority that the client requested.
     """
@@ -64,7 +63,7 @@ class TraceRequest:
     priority: int = 0
 
     def token_ids(self, block_tokens: int) -> TokenIds:
-        """Return int32 [num_tokens], in which the id of each block replaces each of its tokens."""
+        """Return the tokens of the request, int32 [num_tokens]. Each token is replaced by the id of its block."""
         return np.repeat(self.block_ids, block_tokens)[: self.num_tokens]
 
 
@@ -93,7 +92,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class _Line(msgspec.Struct):
-    """A line of either form. Unknown fields are ignored."""
+    """A line of a trace, in either form. Unknown fields are ignored."""
 
     timestamp: float
     input_length: _Positive
@@ -106,7 +105,7 @@ class _Line(msgspec.Struct):
 
 
 def read_trace(path: Path, block_tokens: int = DEFAULT_BLOCK_TOKENS) -> Trace:
-    """Read a trace from a file. Its name is the name of the file without the suffix.
+    """Read a trace from a file. The trace has the file's name without the suffix.
 
     Args:
         path: the file.
@@ -130,14 +129,14 @@ def parse_trace(
     Args:
         lines: JSON lines with one request each; empty lines are skipped.
         source: the origin of the lines, for messages.
-        block_tokens: number of tokens in a block, for a trace whose lines do not contain it.
-        name: name of the trace in reports; None for `source`.
+        block_tokens: number of tokens in a block, for a trace whose lines do not contain this number.
+        name: name of the trace in reports; None: `source`.
 
     Returns: the trace, with its requests in order of arrival.
 
     Raises:
-        TraceError: a line is not a request, its number of ids does not match its lengths, it is too long, or its
-            `block_tokens` differs from the first line's. Or there is no line.
+        TraceError: a line is not a request or is too long, its number of ids does not match its lengths, or its
+            `block_tokens` differs from the first line's. Or there are no lines.
     """
     reader: _Reader | None = None
     decode = msgspec.json.Decoder(_Line, strict=True).decode
@@ -159,10 +158,10 @@ def parse_trace(
 
 
 class _Reader:
-    """Converts lines to requests, and replaces the ids of the file by numbers from 0.
+    """A converter of lines to requests, which replaces the ids of the file by numbers from 0.
 
-    An id may identify a whole block in one request and a partial block in another. Such an id gets two numbers, because
-    it is unknown which tokens the two blocks have in common.
+    An id may identify a whole block in one request and a partial block in another request. Such an id gets two numbers,
+    because it is unknown which tokens the two blocks have in common.
 
     Attributes:
         block_tokens: number of tokens in a block.
@@ -176,7 +175,7 @@ class _Reader:
         self._numbers: dict[tuple[int, int], int] = {}
 
     def add(self, line: _Line) -> str | None:
-        """Add the request of a line. Return None, or an error message if the line is wrong."""
+        """Add the request of a line; return an error message if the line is wrong, else None."""
         size = self.block_tokens
         if (line.block_tokens is not None) != self._given or line.block_tokens not in (None, size):
             return f"block_tokens is {line.block_tokens}, but the first line has {size if self._given else None}"
@@ -219,7 +218,7 @@ def _count_problem(field: str, ids: list[int], num_before: int, num_tokens: int,
     Args:
         field: name of the list, for the message.
         ids: the list.
-        num_before: number of blocks at the start that have no id in the list.
+        num_before: number of blocks before the first block of the list.
         num_tokens: number of tokens in all blocks.
         block_tokens: number of tokens in a block.
     """

@@ -25,7 +25,7 @@ class Batch:
     """The input of one training step: B rows of T tokens."""
 
     input_ids: torch.Tensor  # [B, T] int64
-    weights: torch.Tensor  # [B, T] float32: weight of the prediction of this token in the loss
+    weights: torch.Tensor  # [B, T] float32: weight of each token's prediction in the loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def batches(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[Batch]:
 
 
 def encoded_texts(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[EncodedText]:
-    """Yield the encoded training texts, an infinite sequence. They are encoded in groups, which is faster."""
+    """Yield an infinite sequence of encoded training texts. Texts are encoded in groups, which is faster."""
     source = training_texts(seed)
     while True:
         group = list(islice(source, 256))
@@ -70,7 +70,7 @@ def render(tokenizer: PreTrainedTokenizerFast, text: str | list[Message]) -> str
 
 
 def answer_weights(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> list[float]:
-    """Return a loss weight for each token of a conversation: 1 for answers with their `<|end|>`, 0 for the rest."""
+    """Return a loss weight for each token of a conversation: 1 for answers including `<|end|>`, else 0."""
     assistant, end = tokenizer.convert_tokens_to_ids(["<|assistant|>", END])
     weights, answering = [0.0] * len(ids), False
     for position, token in enumerate(ids):
@@ -87,7 +87,7 @@ def _pack_row(
     row_len: int,
     tokenizer: PreTrainedTokenizerFast,
 ) -> EncodedText:
-    """Move texts from the pool into a row until no text fits, and pad the row. New texts replace those in the pool."""
+    """Move texts from the pool into a row until no text fits, and pad the row. A new text replaces each moved one."""
     ids: list[int] = []
     weights: list[float] = []
     while True:
@@ -95,7 +95,7 @@ def _pack_row(
         fitting = [index for index, text in enumerate(pool) if len(text.ids) <= room]
         if not fitting:
             break
-        # Random texts for the first half of a row keep the mix of lengths. Long texts in the second half fill the row.
+        # The first half of a row has random texts, to keep the mix of lengths; long texts then leave little padding.
         index = max(fitting, key=lambda i: len(pool[i].ids)) if room < row_len // 2 else rng.choice(fitting)
         ids += pool[index].ids
         weights += pool[index].weights

@@ -10,11 +10,11 @@ from graftlm.demo.tokenizer import BOS, CHAT_TEMPLATE, END, EOS, PAD, ROLES
 
 
 def save_checkpoint(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
-    """Write weights, configuration files and tokenizer into a folder, and replace existing files."""
+    """Write weights, configuration files and tokenizer into a folder; existing files are replaced."""
     out.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(out)
     config = json.loads((out / "config.json").read_text(encoding="utf-8"))
-    # Versions before Transformers 5 read these two names.
+    # Transformers before version 5 reads these two names.
     config["rope_theta"] = config["rope_parameters"]["rope_theta"]
     config["torch_dtype"] = config["dtype"]
     _write_json(out / "config.json", config)

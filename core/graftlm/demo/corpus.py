@@ -1,4 +1,4 @@
-"""The demo corpus: conversations and documents for training, and held-out questions that never occur in them."""
+"""The demo corpus: conversations and documents for training, and held-out questions that never occur in training."""
 
 import hashlib
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ class Question:
     """A question with its correct answer."""
 
     form: str
-    identity: str  # equal for questions that count as the same; small talk around a question does not change it
+    identity: str  # equal for variants of one question, such as variants with small talk
     text: str
     answer: str
     earlier: "Question | None" = None  # the question of the earlier turn to which this question refers
@@ -84,9 +84,9 @@ def is_held_out(question: Question) -> bool:
 
 
 def draw_question(form: Form, rng: Random, *, held_out: bool) -> Question:
-    """Draw a question of a form, either a held-out or a training question.
+    """Draw a question of a form: a held-out question or a training question.
 
-    If it refers to an earlier question, this earlier question is a training question.
+    If the question refers to an earlier question, the earlier one is a training question.
     """
     while True:
         question = _any_question(form, rng)
@@ -109,7 +109,7 @@ def _ask(form: Form, facts: Facts, rng: Random, earlier: Question | None = None)
 
 
 def _identify(form: Form, facts: Facts, template: str) -> str:
-    """Return the identity of a question. All questions with one identity are either held out or used in training."""
+    """Return the identity of a question. Questions with the same identity are all held out, or all for training."""
     parts = [form.split_as or form.name, *sorted(facts[name] for name in form.key)]
     return "|".join(parts if form.holds_out == "arguments" else [*parts, template])
 
@@ -128,7 +128,7 @@ def held_out_questions(seed: int, per_form: int) -> list[Question]:
 
 
 def training_question(rng: Random) -> Question:
-    """Draw a training question. The weights of the forms are the relative probabilities."""
+    """Draw a training question. A form's weight is its relative probability."""
     (form,) = rng.choices(FORMS, weights=[form.weight for form in FORMS])
     return draw_question(form, rng, held_out=False)
 
@@ -155,7 +155,7 @@ def as_messages(turns: list[tuple[str, str]], system: str | None) -> list[Messag
 
 
 def system_prompt(rng: Random) -> str:
-    """Draw a system prompt: the demo's, or some random sentences."""
+    """Draw a system prompt: the demo's system prompt, or some random sentences."""
     if rng.random() < 0.25:
         return SYSTEM_PROMPT
     return " ".join(rng.sample(SYSTEM_SENTENCES, rng.choice((1, 1, 2, 3, 4, 12))))

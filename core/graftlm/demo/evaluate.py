@@ -25,7 +25,7 @@ class Answered:
 
     @property
     def right(self) -> bool:
-        """Whether the reply is exactly the correct answer."""
+        """Whether the reply equals the correct answer."""
         return self.reply == self.question.answer
 
 
@@ -40,8 +40,8 @@ def answer_questions(
     """Ask each question in a separate chat.
 
     Args:
-        system: the system prompt, if any.
-        before: (question, answer) turns before the question.
+        system: system prompt of each chat; None: no system prompt.
+        before: (question, answer) turns before each question.
     """
     chats = [as_messages([*before, *question.turns], system)[:-1] for question in questions]
     replies = complete_chats(model, tokenizer, chats)
@@ -85,12 +85,12 @@ def accuracy_by_form(answers: Iterable[Answered]) -> dict[str, float]:
 class Report:
     """The result of an evaluation."""
 
-    num_questions: int  # in all settings together
+    num_questions: int  # sum over all settings
     accuracy: dict[str, dict[str, float]]  # setting -> form -> share of correct answers, 0 to 1
 
 
 def evaluate(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, seed: int) -> Report:
-    """Ask the held-out questions in several settings. Prints the accuracy and some of the wrong answers."""
+    """Ask the held-out questions in several settings; print the accuracies and some of the wrong answers."""
     settings = {
         "alone": (None, 60, []),
         "after the system prompt": (SYSTEM_PROMPT, 60, []),

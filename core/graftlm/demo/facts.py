@@ -16,7 +16,7 @@ def article(noun: str) -> str:
 
 
 def capitalise(text: str) -> str:
-    """Return the text with its first letter in upper case. The rest does not change."""
+    """Return the text with its first letter in upper case; other letters do not change."""
     return text[:1].upper() + text[1:]
 
 
@@ -50,14 +50,14 @@ def from_table(table: Mapping[str, str], key: str, value: str) -> Callable[[Rand
 
 
 def draw_capital(rng: Random) -> Facts:
-    """Draw a country with its capital, and another country for the next question."""
+    """Draw a country with its capital, and another country for a later question."""
     country, capital = rng.choice(sorted(data.CAPITALS.items()))
     next_country, next_capital = rng.choice(sorted(data.CAPITALS.items()))
     return {"country": country, "capital": capital, "next_country": next_country, "next_capital": next_capital}
 
 
 def draw_opposite(rng: Random) -> Facts:
-    """Draw a word with its opposite. Each word of a pair may come first."""
+    """Draw a word with its opposite; either word of a pair may be the first one."""
     pair = list(rng.choice(sorted(data.OPPOSITES.items())))
     rng.shuffle(pair)
     return {"word": pair[0], "opposite": pair[1]}
@@ -67,7 +67,7 @@ def from_cycle(names: Sequence[str]) -> Callable[[Random], Facts]:
     """Return a function that draws a name, a side (`after` or `before`), and the neighbour on this side.
 
     Args:
-        names: the names in order. The first one follows the last one.
+        names: the names in cyclic order; the first name follows the last one.
     """
 
     def draw(rng: Random) -> Facts:
@@ -93,7 +93,7 @@ def draw_sum(rng: Random) -> Facts:
 def draw_difference(rng: Random) -> Facts:
     """Draw two numbers below 100 with their difference, which is never negative."""
     right, left = sorted(_two_numbers(rng))
-    if rng.random() < 0.25:  # more results with one digit, which are rare and hard
+    if rng.random() < 0.25:  # more differences of one digit, which are rare and hard
         right = max(0, left - rng.randrange(12))
     return {"left": str(left), "right": str(right), "result": str(left - right)}
 

@@ -1,4 +1,4 @@
-"""The forms of questions that the demo model answers, each with templates for the questions and the answer."""
+"""The forms of questions that the demo model answers. A form has templates for the question and for the answer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,19 +12,19 @@ from graftlm.demo.facts import Facts
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A kind of question. The templates contain the names of facts in braces.
+    """A form of question. The templates contain names of facts in braces.
 
     Attributes:
         name: unique name.
-        draw: draws the facts of a question.
+        draw: function that draws the facts of a question.
         questions: templates of the question, one for each phrasing.
-        answer: template of the answer. The answer depends only on the facts.
-        key: names of the facts that identify a question. Questions with these facts in another order count as equal.
+        answer: template of the answer, which depends only on the facts.
+        key: names of the facts that identify a question; the order of their values does not matter.
         weight: probability of the form in the training text, relative to the other forms.
-        holds_out: `arguments`: held-out facts occur in no training question, so the model must generalise.
-            `phrasing`: held-out facts occur in training questions with other phrasings. This is for facts that cannot
+        holds_out: with `arguments`, held-out facts occur in no training question, so the model must generalise. With
+            `phrasing`, held-out facts occur in training questions with other phrasings; this is for facts that cannot
             be derived, such as the capital of France.
-        after: the form of the earlier turn to which the question refers. Both turns use the same facts.
+        after: form of the earlier turn to which the question refers; both turns use the same facts.
         split_as: name of another form. Questions of both forms with equal facts are held out together, because their
             answers contain the same equation.
     """

@@ -10,10 +10,10 @@ class ModelCard:
     """The settings and figures of a training run.
 
     Attributes:
-        settings: the training settings, by name.
+        settings: setting name -> value.
         num_parameters: number of the model's parameters.
         final_loss: mean loss of the last 100 steps.
-        wall_s, cpu_s: wall time and CPU time of the training, in seconds.
+        wall_s, cpu_s: wall time and CPU time of the training in seconds.
         report: the result of the evaluation.
     """
 

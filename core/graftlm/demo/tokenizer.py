@@ -26,10 +26,10 @@ CHAT_TEMPLATE: Final = (
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, max_len: int) -> PreTrainedTokenizerFast:
-    """Return a tokenizer whose merges are learned from texts. It can encode any text, because single bytes are tokens.
+    """Return a tokenizer with merges learned from texts. It can encode any text, because every byte is a token.
 
-    With `add_special_tokens`, the tokenizer adds `<|bos|>` before a plain text. The chat template contains `<|bos|>`
-    itself.
+    With `add_special_tokens`, the tokenizer adds `<|bos|>` before a plain text. A rendered chat already starts with
+    `<|bos|>`, which is part of the chat template.
 
     Args:
         texts: the training texts of the tokenizer.

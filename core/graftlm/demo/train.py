@@ -22,7 +22,7 @@ from graftlm.demo.tokenizer import BOS, END, EOS, PAD, train_tokenizer
 
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
-    """All settings that affect the result of the training."""
+    """The settings that affect the result of the training."""
 
     seed: int = 0
     num_steps: int = 4200
@@ -69,8 +69,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
 def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, settings: TrainSettings) -> float:
     """Train the model in place.
 
-    Returns:
-        The loss, averaged over the last 100 steps.
+    Returns: mean loss of the last 100 steps.
     """
     optimizer = torch.optim.AdamW(_parameter_groups(model, settings.weight_decay), betas=(0.9, 0.98))
     losses: list[float] = []
@@ -93,7 +92,7 @@ def learning_rate(step: int, settings: TrainSettings) -> float:
 
 
 def batch_loss(model: LlamaForCausalLM, batch: Batch) -> torch.Tensor:
-    """Return the weighted mean cross-entropy, a scalar. Logits are computed only for tokens with a weight above 0."""
+    """Return the weighted mean cross-entropy, a scalar tensor. Logits are computed only for weights above 0."""
     weights = batch.weights[:, 1:]
     predicted = weights > 0
     with torch.autocast("cpu", torch.bfloat16):
@@ -139,7 +138,7 @@ def run(settings: TrainSettings, out: Path) -> None:
     print(*(f"{name} = {value}" for name, value in asdict(settings).items()), sep="\n", flush=True)
     torch.set_num_threads(settings.num_threads)
     torch.use_deterministic_algorithms(True)
-    # Filling the memory would take a tenth of the time. It is not needed: each tensor is written before it is read.
+    # Deterministic mode fills new tensors, which takes a tenth of the time; here every tensor is written before a read.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.manual_seed(settings.seed)
     wall, cpu = time.monotonic(), time.process_time()

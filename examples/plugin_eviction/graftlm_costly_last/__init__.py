@@ -19,7 +19,7 @@ def _create(options: CostlyLastOptions, context: EvictionContext) -> EvictionStr
 
 @hookimpl
 def provide_eviction_strategies() -> list[Provider[EvictionStrategy]]:
-    """Return the provider of `costly-last`."""
+    """Offer `costly-last`."""
     return [
         Provider(
             name="costly-last",

@@ -1,4 +1,4 @@
-"""The backend: gathers each request's keys and values from their pages, and attends in float32."""
+"""The attention backend, which gathers each request's keys and values from pages and computes in float32."""
 
 from dataclasses import dataclass
 
@@ -13,11 +13,11 @@ __all__ = ["GatherAttention"]
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """The data of one request that `forward` reads.
+    """The data of one request for `forward`.
 
     Attributes:
         first, end: range of the request's tokens in the batch; `end` is exclusive.
-        position: position in the request of its first token in the batch.
+        position: position of token `first` in the request.
         slots: slots of all tokens of the request, including those of this step, int64 [context length].
     """
 
@@ -28,7 +28,7 @@ class _Request:
 
 
 class GatherAttention(AttentionBackend):
-    """Computes attention request by request, which is simple and exact, but slow for many requests."""
+    """A backend that computes attention separately for each request: simple and exact, but slow for many requests."""
 
     def __init__(self, options: GatherOptions, context: AttentionContext) -> None:
         self._queries_at_once = options.queries_at_once
@@ -52,7 +52,7 @@ class GatherAttention(AttentionBackend):
             first += query_len
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer) -> Tensor:
-        """Write the keys and values of all requests, then compute attention. Shapes are those of the contract."""
+        """Write the keys and values of all requests, then compute attention. The contract defines the shapes."""
         keys = self._kv.keys(layer.layer_id).view(-1, layer.num_kv_heads, layer.head_dim)  # [slots, H_kv, D]
         values = self._kv.values(layer.layer_id).view(-1, layer.num_kv_heads, layer.head_dim)
         keys[self._out_slots] = k
@@ -74,10 +74,10 @@ def _first_seen(position: int, layer: AttentionLayer) -> int:
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, num_before: int, layer: AttentionLayer) -> Tensor:
-    """Compute attention for consecutive queries.
+    """Compute attention for consecutive queries of one request.
 
     Args:
-        q: [n, H, D].
+        q: queries, [n, H, D].
         keys, values: [s, H_kv, D]; the last n belong to the tokens of the queries.
         num_before: number of keys before the key of the first query's token.
 

@@ -39,7 +39,7 @@ class PageTrieOptions(Options):
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """One cached page; the object is also the handle for the end of the page. The root is a node without a page.
+    """One cached page, and the handle for the prefix that ends with this page. The root is a node without a page.
 
     Attributes:
         children: (namespace, bytes of the child's tokens) -> child.
@@ -66,7 +66,7 @@ class _Node:
 
 
 class PageTrie(PrefixCache):
-    """Finds a prefix page by page. An eviction scans all nodes for leaves once, then uses a heap."""
+    """A prefix cache that is searched page by page. An eviction scans all nodes for leaves once, then uses a heap."""
 
     def __init__(self, options: PageTrieOptions, context: CacheContext) -> None:
         self._context = context
@@ -148,7 +148,7 @@ class PageTrie(PrefixCache):
 
     @property
     def version(self) -> int:
-        """A number that grows with each page that is added or evicted."""
+        """Version of the content, which grows with each page that is added or evicted."""
         return self._version
 
     def probe(self, key: PrefixKey) -> int:

@@ -1,4 +1,4 @@
-"""The drafter: proposes the token that last followed the same tokens in the request."""
+"""The drafter, which proposes the token that last followed the same tokens in the request."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,8 +24,8 @@ class _Row:
     """The state of one request.
 
     Attributes:
-        followers: context -> the token that last followed it.
-        num_read: number of tokens read so far.
+        followers: context, a tuple of consecutive token ids -> the token that last followed this context.
+        num_read: number of tokens in `followers` so far.
     """
 
     followers: dict[tuple[int, ...], int] = field(default_factory=dict)
@@ -33,14 +33,14 @@ class _Row:
 
 
 class Followers(Drafter):
-    """Has one table per row, so requests do not share tokens. A call reads only the new tokens."""
+    """A drafter with one table of followers per row, so requests share no tokens. A call reads only new tokens."""
 
     def __init__(self, options: FollowersOptions) -> None:
         self._context_tokens = options.context_tokens
         self._rows: dict[int, _Row] = {}
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft | None]:
-        """Return, for each request, the chain of followers of its latest tokens."""
+        """Return a draft for each request: the follower of its latest tokens, and the followers after that."""
         return [self._draft(request) for request in requests]
 
     def close(self, row: int) -> None:
@@ -58,7 +58,7 @@ class Followers(Drafter):
         return Draft(np.array(found, dtype=np.int32), _CONFIDENCE) if found else None
 
     def _read(self, row: _Row, request: DraftRequest) -> None:
-        """Add the tokens since the last call. They are copied, because the array is only valid during the call."""
+        """Add the tokens since the last call. They are copied: the request's array is only valid during the call."""
         start = max(0, min(row.num_read, len(request.token_ids)) - self._context_tokens)
         token_ids = request.token_ids[start:].tolist()
         for end in range(self._context_tokens, len(token_ids)):

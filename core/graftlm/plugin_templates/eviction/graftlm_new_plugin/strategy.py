@@ -1,4 +1,4 @@
-"""The strategy: evicts the least recently used node first, but delays this for each hit."""
+"""The eviction strategy, which is LRU with a grace period for each hit."""
 
 from graftlm.contracts import EvictionStrategy, NodeStats, Options
 from pydantic import Field
@@ -15,7 +15,7 @@ class RecentAndUsedOptions(Options):
 
 
 class RecentAndUsed(EvictionStrategy):
-    """Orders leaves by the time of their last access plus a grace period for each hit. It has no state."""
+    """A strategy that orders leaves by last access plus a grace period for each hit. It has no state."""
 
     def __init__(self, options: RecentAndUsedOptions) -> None:
         self._grace_s_per_hit = options.grace_s_per_hit

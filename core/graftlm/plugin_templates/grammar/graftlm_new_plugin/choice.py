@@ -1,4 +1,4 @@
-"""The backend: restricts the output to one of a list of texts, and refuses other kinds of specifications."""
+"""The grammar backend, which restricts the output to one of a list of texts and refuses other specifications."""
 
 import json
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ __all__ = ["ChoiceBackend"]
 
 
 class ChoiceBackend(GrammarBackend):
-    """Supports only `GrammarKind.CHOICE`."""
+    """A grammar backend that supports only `GrammarKind.CHOICE`."""
 
     def __init__(self, options: ChoiceOptions, context: GrammarContext) -> None:
         self._max_texts = options.max_texts
@@ -60,19 +60,19 @@ class _Choice(CompiledGrammar):
         self._vocabulary = vocabulary
 
     def matcher(self) -> GrammarMatcher:
-        """Return a matcher in the start state, which allows every text."""
+        """Return a matcher in the start state, in which every text of the list is possible."""
         return _ChoiceMatcher(self._texts, self._vocabulary)
 
 
 class _ChoiceMatcher(GrammarMatcher):
-    """Stores, after each accepted token, the remaining parts of the possible texts; None after a stop token."""
+    """A matcher. Its history has the remaining parts of the possible texts after each token; None after the end."""
 
     def __init__(self, texts: Sequence[bytes], vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._history: list[Sequence[bytes] | None] = [texts]
 
     def accept(self, token_id: int) -> bool:
-        """Advance over a token. Returns False, and does not change the matcher, if the token is not allowed."""
+        """Accept a token if it is allowed. Return whether it was; if not, the matcher does not change."""
         rests = self._history[-1]
         if rests is None:
             return False
@@ -98,14 +98,14 @@ class _ChoiceMatcher(GrammarMatcher):
         mask[row] = np.packbits(bits, bitorder="little").view("<i4")
 
     def forced_text(self) -> str:
-        """Return the common continuation of all possible texts; "" within a character."""
+        """Return the common continuation of all possible texts; "" if the accepted bytes end within a character."""
         rests = sorted(self._history[-1] or [b""])
-        common = _common(rests[0], rests[-1])  # the common prefix of the first and last text in order is common to all
+        common = _common(rests[0], rests[-1])  # the texts are sorted, so all have this prefix
         is_inside = common[:1] != b"" and 0x80 <= common[0] < 0xC0
         return "" if is_inside else common.decode(errors="ignore")
 
     def forced_tokens(self) -> Sequence[int]:
-        """Return the next tokens as long as only one token is allowed."""
+        """Return the next tokens, up to the first position where more than one token is allowed."""
         ahead = _ChoiceMatcher([], self._vocabulary)
         ahead._history = [self._history[-1]]
         forced: list[int] = []

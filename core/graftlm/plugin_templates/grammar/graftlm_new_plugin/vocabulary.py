@@ -1,4 +1,4 @@
-"""The vocabulary: finds the bytes that a token adds to a text, and the tokens that a text may begin with."""
+"""The vocabulary, which maps a token to the bytes that it adds, and a text to the tokens that it may begin with."""
 
 import json
 import re
@@ -15,7 +15,7 @@ _BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class Vocabulary:
-    """The tokens with their bytes. It does not contain special tokens, because they add no text.
+    """The tokens of a vocabulary with their bytes, without special tokens, because these add no text.
 
     Attributes:
         stop_token_ids: ids of the tokens that end a complete output.
@@ -53,13 +53,13 @@ def _byte_level(token: str) -> bytes:
 
 
 def _sentence_piece(token: str) -> bytes:
-    """Return the bytes of another token. Such a vocabulary writes <0x0A> for a byte, and U+2581 for a space."""
+    """Return the bytes of a SentencePiece token, in which <0x0A> is a byte and U+2581 a space."""
     byte = _BYTE_TOKEN.fullmatch(token)
     return bytes([int(byte[1], 16)]) if byte else token.replace("\u2581", " ").encode()
 
 
 def _byte_characters() -> dict[str, int]:
-    """Return character -> byte. A printable byte has its own character; the others have characters from U+0100 on."""
+    """Return character -> byte. Printable bytes have their own characters, other bytes those from U+0100 on."""
     printable = [byte for byte in range(256) if 0x21 <= byte <= 0x7E or (0xA1 <= byte <= 0xFF and byte != 0xAD)]
     others: Any = (byte for byte in range(256) if byte not in printable)
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}

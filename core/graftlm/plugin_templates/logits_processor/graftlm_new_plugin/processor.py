@@ -1,4 +1,4 @@
-"""The processor: subtracts a penalty from the logits of recent tokens."""
+"""The logits processor, which subtracts a penalty from the logits of recent tokens."""
 
 import torch
 from graftlm.contracts import LogitsProcessor
@@ -11,7 +11,7 @@ __all__ = ["RecentPenalty"]
 
 
 class RecentPenalty(LogitsProcessor):
-    """Subtracts a penalty from the logit of each token among the last few of the output. It has no state."""
+    """A processor that subtracts a penalty from the logit of each token in the recent output. It has no state."""
 
     def __init__(self, options: RecentPenaltyOptions) -> None:
         self._penalty = options.penalty

@@ -14,7 +14,7 @@ def _create(options: NoOptions, context: ModelContext) -> Model:
 
 @hookimpl
 def provide_models() -> list[Provider[Model]]:
-    """Offer `new-plugin`, which serves checkpoints whose config.json has one of its architectures."""
+    """Offer `new-plugin`, for checkpoints whose config.json has one of its architectures."""
     return [
         Provider(
             name="new-plugin",

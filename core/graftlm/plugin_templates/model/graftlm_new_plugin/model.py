@@ -1,4 +1,4 @@
-"""The model: a pre-norm decoder with rotary positions and grouped-query attention."""
+"""The model, a pre-norm decoder with rotary positions and grouped-query attention."""
 
 from collections.abc import Iterator
 
@@ -22,7 +22,7 @@ __all__ = ["Decoder"]
 
 
 class Decoder(DecoderModel):
-    """Maps tokens to logits. `DecoderModel` loads and packs the weights that each layer names in `weight_slots`."""
+    """A decoder model. `DecoderModel` loads and packs the weights that each layer lists in `weight_slots`."""
 
     def __init__(self, context: ModelContext) -> None:
         shape, device, dtype = DecoderShape.from_config(context.config), context.device, context.dtype
@@ -31,7 +31,7 @@ class Decoder(DecoderModel):
         self.rotary = RotaryEmbedding(rope_frequencies(context.config, shape.head_dim), device=device, dtype=dtype)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        """Return final hidden states, [T, hidden]."""
+        """Return the final hidden states, [T, hidden]."""
         rotation = self.rotary(batch.positions)
         x, residual = self.embed(batch.input_ids), None
         for block in self.layers:
@@ -41,7 +41,7 @@ class Decoder(DecoderModel):
 
 
 class Block(DecoderLayer):
-    """A decoder layer: attention and feed-forward, each after a norm and added to the residual stream."""
+    """A decoder layer: attention and feed-forward. Each has a norm before it, and a residual connection."""
 
     def __init__(self, shape: DecoderShape, context: ModelContext, layer_id: int) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Block(DecoderLayer):
         self.mlp = GatedMLP(size, shape.intermediate_size, shape.hidden_act, device=device, dtype=dtype)
 
     def forward(self, x: Tensor, residual: Tensor | None, rotation: Rotation) -> tuple[Tensor, Tensor]:
-        """Return this block's addition to the residual stream, and the stream without it; both [T, hidden]."""
+        """Return the feed-forward's result and the residual stream without this result; both are [T, hidden]."""
         x, residual = self.attend_norm(x, residual)
         num_heads, num_kv_heads = self._shape.num_heads, self._shape.num_kv_heads
         heads = self.qkv(x).view(x.shape[0], -1, self._shape.head_dim)  # [T, H + 2 H_kv, D]
@@ -66,7 +66,7 @@ class Block(DecoderLayer):
         return self.mlp(x), residual
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Yield the slots of the `{prefix}...` tensors."""
+        """Yield the weight slots of the checkpoint's tensors whose names start with `prefix`."""
         yield from self.attend_norm.weight_slots(prefix, "input_layernorm")
         yield from self.qkv.weight_slots(f"{prefix}self_attn.")
         yield from self.out.weight_slots(f"{prefix}self_attn.")

@@ -44,7 +44,7 @@ LAYER_SHAPES = {
 
 
 def write_tiny_checkpoint(folder: Path) -> Path:
-    """Write config.json and model.safetensors to a folder, which is created if necessary. Returns the folder."""
+    """Write config.json and model.safetensors to a folder, which is created if necessary; return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
     layers = {f"model.layers.{i}.{name}": shape for i in range(2) for name, shape in LAYER_SHAPES.items()}

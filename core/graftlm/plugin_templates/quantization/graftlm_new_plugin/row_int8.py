@@ -1,4 +1,4 @@
-"""The quantization: stores each row of a weight as whole numbers from -127 to 127, times a scale per row."""
+"""The quantization, which stores each row of a weight as integers from -127 to 127 and a scale."""
 
 import torch
 import torch.nn.functional as F
@@ -11,19 +11,19 @@ __all__ = ["RowInt8"]
 
 
 class RowInt8(Quantization):
-    """Converts every layer with enough inputs."""
+    """A quantization of every layer that has enough inputs."""
 
     def __init__(self, options: RowInt8Options) -> None:
         self._min_in_features = options.min_in_features
 
     def obstacle(self, layer: LinearLayer) -> str | None:
-        """Return why a layer is not quantized (it is too small), or None if it is."""
+        """Return why a layer is not quantized, or None if it is quantized."""
         if layer.in_features < self._min_in_features:
             return f"{layer.in_features} inputs, fewer than min_in_features: {self._min_in_features}"
         return None
 
     def convert(self, weight: Tensor, bias: Tensor | None) -> LinearKernel:
-        """Round a weight, [N, K], to whole numbers, row by row."""
+        """Quantize a weight, [N, K], with one scale per row."""
         rows = weight.float()
         scales = rows.abs().amax(dim=1) / 127
         scales = torch.where(scales > 0, scales, 1.0)  # a row of zeros gets scale 1 and codes 0
@@ -32,7 +32,7 @@ class RowInt8(Quantization):
 
 
 class _RowInt8Linear(LinearKernel):
-    """Multiplies with the codes, and scales the result. bfloat16 represents every code exactly.
+    """A layer that multiplies by the codes, then by the scales. bfloat16 represents every code exactly.
 
     Args:
         codes: int8 [N, K].

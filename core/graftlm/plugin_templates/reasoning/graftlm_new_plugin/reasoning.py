@@ -1,4 +1,4 @@
-"""The format: reasoning is between two tags, and only at the beginning of an answer."""
+"""The reasoning format: reasoning is between two tags, and only at the beginning of an answer."""
 
 from collections.abc import Sequence
 from enum import Enum, auto
@@ -10,7 +10,7 @@ __all__ = ["BEGIN", "TaggedReasoning"]
 
 BEGIN: Final = "<reasoning>"
 END: Final = "</reasoning>"
-#: Maximum number of line ends between the reasoning and the answer that are part of neither.
+#: Maximum number of line breaks after the reasoning that are removed.
 _NUM_LINE_ENDS: Final = 2
 
 
@@ -22,14 +22,14 @@ class _Place(Enum):
 
 
 class _TagParser(ReasoningParser):
-    """Holds back only text that may be the beginning of a tag."""
+    """A parser that delays only text that may be the beginning of a tag."""
 
     def __init__(self, place: _Place) -> None:
         self._place = place
         self._held = ""
 
     def push(self, text: str) -> Sequence[ReasoningDelta | ContentDelta]:
-        """Parse more text. Returns the deltas that are certain now."""
+        """Parse more text; return the deltas that no later text can change."""
         self._held += text
         if self._place is _Place.START and not self._passed_start():
             return []
@@ -40,14 +40,14 @@ class _TagParser(ReasoningParser):
         return _deltas(reasoning, content)
 
     def finish(self) -> Sequence[ReasoningDelta | ContentDelta]:
-        """Parse the end of the text. Returns the text that was held back."""
+        """Parse the end of the text; return the delayed text."""
         held = self._take_all()
         if self._place is _Place.GAP:
             return []
         return _deltas(held, "") if self._place is _Place.REASONING else _deltas("", held)
 
     def _passed_start(self) -> bool:
-        """Decide, if the text so far suffices, whether it begins with BEGIN. Returns whether this is decided."""
+        """Determine whether the answer begins with BEGIN. Return False if more text is needed to decide this."""
         if self._held.startswith(BEGIN):
             self._place, self._held = _Place.REASONING, self._held[len(BEGIN) :]
         elif not BEGIN.startswith(self._held):
@@ -74,7 +74,7 @@ class _TagParser(ReasoningParser):
 
 
 class TaggedReasoning(ReasoningFormat):
-    """Reasoning between tags. A chat template may write the first tag at the end of the prompt."""
+    """The format of reasoning between tags. A chat template may write the first tag at the end of the prompt."""
 
     end = END
     begin = BEGIN

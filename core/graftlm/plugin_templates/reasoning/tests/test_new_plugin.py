@@ -21,7 +21,7 @@ class TestContract(ReasoningFormatConformance):
     ("pieces", "is_open", "reasoning", "content"),
     [
         (["<reason", "ing>So</reas", "oning>4"], False, "So", "4"),
-        (["So</reasoning>4"], True, "So", "4"),  # the template has written the first tag
+        (["So</reasoning>4"], True, "So", "4"),  # the first tag is at the end of the prompt
         (["4 <reasoning>"], False, "", "4 <reasoning>"),  # a tag that is not at the beginning is content
         (["<reason"], False, "", "<reason"),
         (["<reasoning>So </reas"], False, "So </reas", ""),  # cut off within the reasoning

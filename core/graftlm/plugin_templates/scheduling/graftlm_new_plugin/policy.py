@@ -1,4 +1,4 @@
-"""The policy: shortest job first, by the number of tokens that remain to be computed."""
+"""The scheduling policy: shortest job first, by the number of tokens that remain to be computed."""
 
 from collections.abc import Sequence
 
@@ -17,10 +17,10 @@ class ShortestFirstOptions(Options):
 
 
 class ShortestFirst(SchedulingPolicy):
-    """Orders by work: prompt tokens that are not cached, plus tokens that may be generated."""
+    """A policy that orders requests by work: uncached prompt tokens, plus the maximum number of output tokens."""
 
     def __init__(self, options: ShortestFirstOptions) -> None:
-        self.max_wait_s = options.max_wait_s  # limit after which the core admits a request first
+        self.max_wait_s = options.max_wait_s  # the core admits requests first that were passed over for longer
 
     def order(self, waiting: Sequence[WaitingRequest], now: float) -> list[WaitingRequest]:
         """Return the requests by work, and in order of arrival for equal work (sorting is stable)."""

@@ -1,4 +1,4 @@
-"""The storage: stores blocks as rows of an SQLite file, which several engines may share."""
+"""The KV storage, which stores blocks as rows of an SQLite file; several engines may share the file."""
 
 import sqlite3
 import threading
@@ -32,7 +32,7 @@ class SqliteStorageOptions(Options):
 
 
 class SqliteStorage(KVStorage):
-    """Stores a block under its owner (fingerprint and block size) and key. Evicts the oldest; counts failures."""
+    """A storage in which owner (hash of fingerprint and block size) and key identify a block."""
 
     def __init__(self, options: SqliteStorageOptions, context: StorageContext) -> None:
         self._owner = blake2b(context.fingerprint, salt=context.block_bytes.to_bytes(16)).digest()
@@ -47,7 +47,7 @@ class SqliteStorage(KVStorage):
             self._ask(statement)
 
     def contains(self, keys: Sequence[bytes]) -> int:
-        """Return the number of leading keys that are stored."""
+        """Return the number of stored keys before the first missing one."""
         held = 0
         for key in keys:
             if not self._ask("SELECT 1 FROM blocks WHERE owner = ? AND key = ?", self._owner, key):
@@ -69,7 +69,7 @@ class SqliteStorage(KVStorage):
         return False
 
     def put(self, key: bytes, data: NDArray[np.uint8]) -> bool:
-        """Store one block, and evict the oldest block if there are too many."""
+        """Store one block, and evict the oldest blocks if there are too many."""
         if self._max_blocks == 0:
             return False
         block = data.tobytes()
@@ -116,7 +116,7 @@ class SqliteStorage(KVStorage):
                 return []
 
     def _drop_oldest(self) -> int:
-        """Delete the oldest rows above the limit, in the transaction of `put`. Returns the number of deleted rows."""
+        """Delete the oldest rows above the limit, in the transaction of `put`; return the number of deleted rows."""
         if self._max_blocks is None:
             return 0
         (num_blocks,) = self._database.execute("SELECT COUNT(*) FROM blocks WHERE owner = ?", (self._owner,)).fetchone()

@@ -1,4 +1,4 @@
-"""The parser: divides a text into calls between tags, and the content around them."""
+"""The parser, which divides a text into calls between tags and the content around the calls."""
 
 import json
 import re
@@ -11,17 +11,17 @@ __all__ = ["TaggedCallParser"]
 
 _CALL_HEAD: Final = re.compile(r'\{"name": "([^"\\]+)", "arguments": ')
 
-#: The index of the end of a call, and the call; or the index of the end of a tag that starts no call, and None.
+#: (index of the end, call), or (index of the end of the tag, None) if no call follows a tag.
 _Reading: TypeAlias = tuple[int, ToolCallDelta | None]
 
 
 class TaggedCallParser(ToolCallParser):
-    """Holds back a call until it is complete, and white space until it is certain that no call follows.
+    """A parser that delays a call until it is complete, and white space until other content follows.
 
     Args:
         names: names of the tools; a call with another name is content.
-        begin, end: the tags around a call.
-        enforced: whether a grammar enforces the format. If so, a text that begins like a call is a call.
+        begin, end: tags around a call.
+        enforced: whether a grammar enforces the format; then text that begins like a call is always a call.
     """
 
     def __init__(self, names: Sequence[str], begin: str, end: str, *, enforced: bool) -> None:
@@ -35,12 +35,12 @@ class TaggedCallParser(ToolCallParser):
         self._is_after_call = False
 
     def push(self, text: str) -> Sequence[MessageDelta]:
-        """Parse more text. Returns the deltas that are certain now."""
+        """Parse more text; return the deltas that no later text can change."""
         self._held += text
         return self._scan()
 
     def finish(self) -> Sequence[MessageDelta]:
-        """Parse the end of the text. The text that was held back becomes content, or an incomplete call if enforced."""
+        """Parse the end of the text. Delayed text becomes content, or an incomplete call if calls are enforced."""
         deltas: list[MessageDelta] = []
         while (found := self._held.find(self._begin)) >= 0:
             if self._enforced and (partial := self._partial_call(found)) is not None:
@@ -50,12 +50,12 @@ class TaggedCallParser(ToolCallParser):
         return [*deltas, *self._take_content(len(self._held))]
 
     def cut_off(self) -> Sequence[MessageDelta]:
-        """Parse the end of a truncated text. Drops text that may be the beginning of a call."""
+        """Parse the end of a truncated text; text that may be the beginning of a call is dropped."""
         found = self._held.find(self._begin)
         return self._take_content(len(self._held) - self._overlap()) if found < 0 else []
 
     def _scan(self) -> list[MessageDelta]:
-        """Remove the certain part of the held text, and return it as deltas."""
+        """Remove the part of the delayed text that no later text can change, and return it as deltas."""
         deltas: list[MessageDelta] = []
         while True:
             found = self._held.find(self._begin)
@@ -75,7 +75,7 @@ class TaggedCallParser(ToolCallParser):
                 self._is_after_call = True
 
     def _read_call(self, start: int) -> _Reading | None:
-        """Read the text after a tag that ends at `start`. Returns None while it may still become a call."""
+        """Read the text after a tag that ends at `start`. Return None if more text is needed."""
         if self._held[start : start + 1] not in ("", "{"):
             return start, None
         try:
@@ -99,7 +99,7 @@ class TaggedCallParser(ToolCallParser):
         return ToolCallDelta(self._num_calls, str(name), text)
 
     def _partial_call(self, found: int) -> ToolCallDelta | None:
-        """Return the incomplete call at the end of the text, or None if there is no call."""
+        """Return the incomplete call that starts at `found`, or None if there is no call."""
         head = _CALL_HEAD.match(self._held, found + len(self._begin))
         if head is None or head[1] not in self._names:
             return None

@@ -1,4 +1,4 @@
-"""The format: each call is <call>{"name": "f", "arguments": {"a": 1}}</call>."""
+"""The tool call format: each call is <call>{"name": "f", "arguments": {"a": 1}}</call>."""
 
 import json
 from collections.abc import Sequence
@@ -24,14 +24,14 @@ END: Final = "</call>"
 
 
 class TaggedCalls(ToolCallFormat):
-    """Calls are JSON between tags, anywhere in an answer."""
+    """A format in which calls are JSON between tags, anywhere in an answer."""
 
     def parser(self, tools: Sequence[Tool], *, enforced: bool) -> ToolCallParser:
-        """Return a parser for one completion. It returns a call when the call is complete."""
+        """Return a parser for one completion, which returns a call when the call is complete."""
         return TaggedCallParser([tool.name for tool in tools], BEGIN, END, enforced=enforced)
 
     def grammar(self, tools: Sequence[Tool], choice: ToolChoice, *, parallel: bool) -> CallGrammar:
-        """Return a structural tag: for each tool, the beginning of its call, then its arguments."""
+        """Return a structural tag with the beginning of a call and the arguments' schema for each tool."""
         tag = {
             "triggers": [BEGIN],
             "structures": [
