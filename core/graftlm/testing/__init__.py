@@ -1,8 +1,8 @@
 """Tools for tests of plugins: a conformance kit for each contract, fakes, and helpers of the kits.
 
 A kit is a class to subclass in a test module. pytest collects the subclass; `run_conformance` runs it without pytest.
-The names below are imported at first use, so that tests of an eviction strategy do not import torch. Some tests need
-the `hypothesis` package.
+Names are imported when they are first used, so that tests of an eviction strategy, for example, do not import torch.
+Some tests need the `hypothesis` package.
 """
 
 from importlib import import_module

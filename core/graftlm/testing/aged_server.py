@@ -1,7 +1,7 @@
-"""Prepares a server for tests that kill its processes, by using every feature that changes a process's state.
+"""Prepares a server for tests that kill its processes: uses every feature that changes a process's state.
 
 A grammar loads a compiler and its OpenMP runtime into the main process. An adapter, new weights and a profile change
-the scheduler processes.
+the state of the scheduler processes.
 """
 
 import json
@@ -19,7 +19,7 @@ from graftlm.testing.server_process import ServerProcess, wait_until
 
 __all__ = ["NORM", "age", "ageable", "bring_back", "call", "renew_weights", "rolled_norm", "write_random_adapter"]
 
-#: The weight that `rolled_norm` changes.
+#: Name of the weight that `rolled_norm` changes.
 NORM: Final = "model.norm.weight"
 _TIMEOUT_S = 120.0
 _SCHEMA = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
@@ -31,7 +31,7 @@ _GRAMMARS: Final[tuple[Mapping[str, str], ...]] = (
 
 
 def ageable(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return a configuration with the settings that `age` needs: administration, adapters and a profile folder."""
+    """Return a configuration with the settings that `age` also needs: administration, adapters, a profile folder."""
     defaults = {"open_admin": True, "checkpoint_roots": [str(folder)], "profile_dir": str(folder / "profiles")}
     server = defaults | dict(config.get("server") or {})
     return {"lora": {"enabled": True, "max_rank": 8}} | dict(config) | {"server": server}
@@ -40,7 +40,7 @@ def ageable(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 def age(url: str, folder: Path, model: str = "demo", adapter: str = "aged") -> None:
     """Use all features of a server that change the state of a process: grammars, an adapter, new weights, a profile.
 
-    Afterwards the adapter is loaded, and the server has the original weights of the model again.
+    Effects: the adapter stays loaded; the original weights of the model are loaded again.
 
     Args:
         url: URL of a server whose configuration comes from `ageable`.
@@ -64,7 +64,7 @@ def age(url: str, folder: Path, model: str = "demo", adapter: str = "aged") -> N
 
 
 def bring_back(server: ServerProcess, model: str = "demo", timeout_s: float = 60.0) -> None:
-    """Wait until a server is healthy again. If a new replica has other weights, update the weights again.
+    """Wait until a server is healthy again. If a restarted replica does not have the current weights, update them.
 
     Raises:
         TimeoutError: the server is not healthy after `timeout_s`.
@@ -86,7 +86,7 @@ def bring_back(server: ServerProcess, model: str = "demo", timeout_s: float = 60
 
 
 def renew_weights(url: str, model: str = "demo") -> None:
-    """Let a server load the weights of its model again.
+    """Make a server load the weights of its model again.
 
     Raises:
         RuntimeError: the server refuses the request.
@@ -95,7 +95,7 @@ def renew_weights(url: str, model: str = "demo") -> None:
 
 
 def generate(url: str, text: str, **sampling: Any) -> Any:
-    """Return the answer of /generate to a short greedy request.
+    """Send a short greedy request to /generate and return the answer.
 
     Raises:
         RuntimeError: the server refuses the request.
@@ -119,9 +119,9 @@ def call(url: str, path: str, body: Mapping[str, Any] | bytes) -> Any:
 
 
 def rolled_norm(model: str, shift: int) -> bytes:
-    """Return the content of a safetensors file with the weight of the model's last norm, rolled by `shift` dimensions.
+    """Return the content of a safetensors file with the weight of the model's last norm, rolled by `shift` elements.
 
-    Unlike scaling, rolling changes the most probable token.
+    Rolling changes the most probable token; scaling would not.
     """
     files = sorted(resolve_checkpoint(model).glob("*.safetensors"))
     (norm,) = [tensors[NORM] for tensors in map(load_file, files) if NORM in tensors]

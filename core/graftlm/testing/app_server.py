@@ -13,7 +13,7 @@ _TIMEOUT_S: Final = 30.0
 
 
 class AppServer:
-    """Serves an application until `close`. A handler is cancelled when its client disconnects.
+    """A server that serves an application until `close`. A handler is cancelled when its client disconnects.
 
     Attributes:
         url: address of the server.
@@ -28,7 +28,7 @@ class AppServer:
         self.url = f"http://127.0.0.1:{self._wait_for(self._start())}"
 
     def close(self) -> None:
-        """Stop the server; requests in progress are aborted."""
+        """Stop the server and abort requests in progress."""
         self._wait_for(self._runner.cleanup())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

@@ -1,4 +1,4 @@
-"""Sends requests, also with chunked bodies and unusual headers, to an ASGI application without a server."""
+"""Sends requests to an ASGI application without a server; allows chunked bodies and unusual headers."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ __all__ = ["Answer", "call"]
 
 @dataclass
 class Answer:
-    """The answer of an application. `status` is None if there was no answer."""
+    """The answer of an application. `status` is None if the application did not answer."""
 
     status: int | None = None
     headers: dict[str, str] = field(default_factory=dict)
@@ -20,7 +20,7 @@ class Answer:
 
     @property
     def json(self) -> Any:
-        """The body parsed as JSON."""
+        """Return the body parsed as JSON."""
         return json.loads(self.body)
 
 
@@ -39,7 +39,7 @@ async def call(
         method: HTTP method.
         path: path of the URL.
         headers: (name, value) pairs.
-        chunks: chunks of the body, each of which is sent as a message.
+        chunks: chunks of the body; each chunk is sent as one ASGI message.
         scope_fields: additional entries of the ASGI scope, such as `client`.
     """
     scope = {

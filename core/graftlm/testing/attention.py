@@ -17,24 +17,24 @@ from graftlm.testing.reference_attention import ReferenceAttention
 
 __all__ = ["AttentionBackendConformance"]
 
-#: Maximum absolute and relative difference from the oracle's output that rounding may cause.
+#: dtype -> maximum absolute and relative difference from the oracle's output that rounding may cause.
 _TOLERANCES = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 2e-2}
 
 _DEFAULT_LAYER = AttentionLayer(layer_id=0, num_heads=4, num_kv_heads=2, head_dim=16, scale=0.25)
 
 
 class AttentionBackendConformance(Conformance, ABC):
-    """Checks the contract `AttentionBackend` by comparing a backend with a float32 oracle.
+    """The kit for the contract `AttentionBackend`, which compares a backend with a float32 oracle.
 
-    In all tests, every slot of the cache that no request of the batch may read contains NaN.
+    In all tests, cache slots that the batch must not read contain NaN.
 
         class TestMyBackend(AttentionBackendConformance):
             def create(self, context):
                 return MyBackend(context)
 
     Attributes:
-        capabilities: the capabilities of the backend's provider; tests of other features are skipped.
-        device: the device of all tensors.
+        capabilities: capabilities of the backend's provider; tests of other features are skipped.
+        device: device of all tensors.
         parameters: sizes and seeds; `window` is tested with contexts of 1 to 40 tokens.
     """
 
@@ -237,7 +237,7 @@ class AttentionBackendConformance(Conformance, ABC):
         forget_before_window: bool = False,
         kv_dtype: str | None = None,
     ) -> AttentionScene:
-        """Create requests with a cache. Skip the test if the backend does not claim to support them.
+        """Create requests with a cache. Skip the test if the backend does not claim to support the layers or dtypes.
 
         Args:
             requests: (tokens in the cache, new tokens) of each request; one-token requests first.
@@ -246,7 +246,7 @@ class AttentionBackendConformance(Conformance, ABC):
             dtype: dtype of queries, keys and values.
             seed: seed of the random numbers.
             page_tables: page ids of each request; None: random pages.
-            forget_before_window: whether cached tokens outside the windows of all queries are NaN.
+            forget_before_window: whether cached tokens before every query's window are NaN.
             kv_dtype: name of the cache's dtype; None: `dtype`.
         """
         layers = layers or (_DEFAULT_LAYER,)
@@ -269,7 +269,7 @@ class AttentionBackendConformance(Conformance, ABC):
 
     @staticmethod
     def require(claimed: bool, what: str) -> None:
-        """Skip the test unless `claimed` is true.
+        """Skip the test if the backend does not claim a feature.
 
         Args:
             claimed: whether the backend claims the feature.
@@ -279,7 +279,7 @@ class AttentionBackendConformance(Conformance, ABC):
             raise SkipTest(f"the backend does not claim to support {what}")
 
     def check(self, scene: AttentionScene) -> Outcome:
-        """Compare every layer's output with the oracle's. Returns the backend's outcome."""
+        """Compare every layer's output with the oracle's output; return the backend's outcome."""
         actual, expected = scene.run(self.create), scene.run(ReferenceAttention)
         self._compare_outcomes(actual, expected, scene)
         return actual

@@ -30,7 +30,7 @@ class LayerInputs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a backend for a scene: each layer's output, [T, H * D_v], and the cache after the step."""
+    """The result of a backend for a scene: each layer's output, [T, H * D_v], and the KV cache after the step."""
 
     outputs: list[Tensor]
     store: KVStore
@@ -46,16 +46,16 @@ def random_requests(seed: int) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class AttentionScene:
-    """A batch, its layers' inputs, and a cache with NaN in all slots that the batch does not read.
+    """A batch, the inputs of its layers, and a KV cache with NaN in all slots that the batch does not read.
 
-    int8 codes cannot be NaN, so the scales of these codes are NaN instead.
+    int8 codes cannot be NaN, so in an int8 cache the scales are NaN.
 
     Attributes:
-        context: the context for backends; each run replaces its cache by a copy.
+        context: context for backends; each run uses a copy of its cache.
         requests: (tokens in the cache, new tokens) of each request.
         page_tables: page ids of each request.
-        store: the cache before the step.
-        batch: the batch.
+        store: KV cache before the step.
+        batch: batch of the step.
         inputs: inputs of each layer.
     """
 
@@ -90,7 +90,7 @@ class AttentionScene:
             device: device of all tensors.
             seed: seed of the random numbers.
             page_tables: page ids of each request; pages may be shared. None: random pages.
-            forget_before_window: whether cached tokens outside the windows of all queries are NaN.
+            forget_before_window: whether cached tokens before every query's window are NaN.
             kv_dtype: name of the cache's dtype; None: `dtype`.
         """
         generator = torch.Generator().manual_seed(seed)
@@ -120,7 +120,7 @@ class AttentionScene:
     def run_all(
         create: Callable[[AttentionContext], AttentionBackend], scenes: Sequence[AttentionScene]
     ) -> list[Tensor]:
-        """Run the scenes as steps of one backend with one cache, initially NaN. Returns the first layer's outputs."""
+        """Run scenes as steps of one backend with one cache, initially NaN; return the first layer's outputs."""
         first = scenes[0].context
         num_pages = max(scene.store.num_pages for scene in scenes)
         store = KVStore(first.layers, num_pages, first.page_size, scenes[0].store.dtype, first.device)
@@ -132,7 +132,7 @@ class AttentionScene:
         return [scene._step(backend)[0] for scene in scenes]
 
     def alone(self, b: int) -> AttentionScene:
-        """Return a scene with only request b."""
+        """Return a scene that has only request b."""
         past, new = self.requests[b]
         table = self.page_tables[b]
         first, end = self.batch.cu_seqlens_q[b : b + 2].tolist()
@@ -141,7 +141,7 @@ class AttentionScene:
         return replace(self, requests=((past, new),), page_tables=(table,), batch=batch, inputs=inputs)
 
     def with_garbage(self, number: float) -> AttentionScene:
-        """Return the scene with another number in place of the cache's NaN."""
+        """Return the scene with `number` in place of NaN in the cache."""
         store = self._copy_store()
         for layer in self.context.layers:
             for cache in store.stored(layer.layer_id):
@@ -150,7 +150,7 @@ class AttentionScene:
         return replace(self, store=store)
 
     def with_input(self, name: str, tokens: slice, number: float) -> AttentionScene:
-        """Return the scene with a number in place of q, k or v (`name`) of some tokens."""
+        """Return the scene with `number` in place of some tokens' q, k or v; `name` selects one of them."""
         inputs = []
         for layer in self.inputs:
             changed = getattr(layer, name).clone()
@@ -167,7 +167,7 @@ class AttentionScene:
         return replace(self, inputs=tuple(inputs))
 
     def written(self, store: KVStore) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield (actual, cache before, expected) for every cache tensor of every layer, each [slots, ...]."""
+        """Yield (content of `store`, content before the step, expected content) per cache tensor, all [slots, ...]."""
         ideal = self._copy_store()
         for layer, inputs in zip(self.context.layers, self.inputs, strict=True):
             for rows, new in zip(_written_rows(ideal, layer), (inputs.k, inputs.v), strict=False):
@@ -209,7 +209,7 @@ def _comparable(tensor: Tensor) -> Tensor:
 
 
 def _scatter(requests: Sequence[tuple[int, int]], page_size: int, generator: torch.Generator) -> list[list[int]]:
-    """Return separate pages for each request, in random order."""
+    """Return page ids for each request, random and without shared pages."""
     counts = [-(-(past + new) // page_size) for past, new in requests]
     pages = torch.randperm(sum(counts) + _SPARE_PAGES, generator=generator).tolist()
     return [[pages.pop() for _ in range(count)] for count in counts]
@@ -218,7 +218,7 @@ def _scatter(requests: Sequence[tuple[int, int]], page_size: int, generator: tor
 def _cached_slots(
     requests: Sequence[tuple[int, int]], tables: Sequence[Sequence[int]], page_size: int, window: int | None
 ) -> list[int]:
-    """Return the slots of the cached tokens that a query attends to."""
+    """Return the slots of the cached tokens that at least one query attends to."""
     slots: set[int] = set()
     for (past, _), table in zip(requests, tables, strict=True):
         start = 0 if window is None else max(0, past - window + 1)

@@ -18,7 +18,7 @@ def make_batch(
     logits_idx: Sequence[int] | None = None,
     device: torch.device | str = "cpu",
 ) -> ForwardBatch:
-    """Build a batch in which each request has the given new tokens.
+    """Build a batch from the new tokens of each request.
 
     Args:
         requests: (token ids, position of the first token) of each request; requests with one token must be first.

@@ -1,4 +1,4 @@
-"""Provides a prefix cache with a clock, a strategy, a log of events and page ids, for tests."""
+"""A prefix cache for tests, with a clock, a strategy, a record of events, and new page ids."""
 
 from collections.abc import Callable, Sequence
 
@@ -20,7 +20,7 @@ from graftlm.types import PageIds, TokenIds
 
 __all__ = ["CacheRig", "Snapshot", "prompt"]
 
-#: The result of `CacheRig.snapshot`: structure and statistics of every node as plain values.
+#: The result of `CacheRig.snapshot`: the structure and the statistics of every node, as plain values.
 Snapshot = list[tuple[object, ...]]
 
 
@@ -35,15 +35,15 @@ def prompt(page_size: int, *letters: int, tail: int = 0) -> TokenIds:
 
 
 class CacheRig:
-    """Creates a cache, and provides short methods for tests.
+    """A cache with its dependencies, and short methods for tests.
 
     Attributes:
         cache: the cache.
         page_size: number of tokens in a page.
         clock: the cache's clock.
         strategy: the cache's eviction strategy.
-        events: the events of the cache.
-        mirror: the tree that is built from these events.
+        events: the cache's events so far.
+        mirror: the tree that is built from the events.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class CacheRig:
         self.mirror(event)
 
     def check_mirror(self) -> None:
-        """Fail unless replaying the events so far gives the tree that `walk` yields."""
+        """Check that the tree built from the events so far equals the tree that `walk` yields."""
         mirrored = {
             node_id: (node.parent_id, node.namespace, node.token_ids.tolist())
             for node_id, node in self.mirror.nodes.items()
@@ -84,7 +84,7 @@ class CacheRig:
         return PrefixKey(prompt(self.page_size, *letters, tail=tail), namespace, priority)
 
     def new_pages(self, num_pages: int) -> PageIds:
-        """Return page ids that were not used before."""
+        """Return unused page ids."""
         first = self._next_page
         self._next_page += num_pages
         return np.arange(first, self._next_page, dtype=np.int32)
@@ -94,12 +94,12 @@ class CacheRig:
         return len(key.token_ids) // self.page_size
 
     def insert(self, key: PrefixKey, handle: PrefixHandle | None = None) -> InsertResult:
-        """Insert new pages for the part of a key after a handle, or after the key's match if `handle` is None."""
+        """Insert new pages for the part of a key after a handle; None: after the key's match."""
         start = handle if handle is not None else self.cache.match(key).handle
         return self.cache.insert(key, self.new_pages(self.num_pages(key) - start.num_pages), start)
 
     def hold(self, key: PrefixKey) -> PrefixHandle:
-        """Match a key, lock the handle of the match, and return it."""
+        """Match a key; lock and return the handle of the match."""
         handle = self.cache.match(key).handle
         self.cache.lock(handle)
         return handle
@@ -137,7 +137,7 @@ class CacheRig:
 
 
 def as_list(pages: PageIds) -> list[int]:
-    """Return page ids as a list; fail unless they are an int32 array [n]."""
+    """Return page ids as a list; check that they are an int32 array [n]."""
     assert isinstance(pages, np.ndarray), f"pages must be a numpy array, got {type(pages).__name__}"
     assert pages.dtype == np.int32, f"pages must be int32, got {pages.dtype}"
     assert pages.ndim == 1, f"pages must have one dimension, got {pages.ndim}"

@@ -1,4 +1,4 @@
-"""Wraps prefix caches for the conformance kits, to check lent arrays and blocks of several pages."""
+"""Wrappers of prefix caches for the conformance kits: one overwrites passed arrays, one groups pages into blocks."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -19,28 +19,28 @@ from graftlm.types import PageIds, TokenIds
 
 __all__ = ["BlockView", "LentArrays"]
 
-#: First id of the pages of a trailing partial block, which a cache of whole blocks does not take.
+#: First page id of a trailing partial block, which a cache of whole blocks does not take.
 _PARTIAL_BLOCK = 1 << 30
 
 
 class LentArrays(PrefixCache):
-    """A wrapper that overwrites every array that it passed to the cache as soon as the call returns.
+    """A wrapper that passes copies of arrays to a cache, and overwrites the copies when the call returns.
 
-    If a cache keeps such an array or a view of it instead of a copy, its tokens and pages change.
+    If a cache stores such an array or a view of it, the cache's tokens and pages become wrong.
     """
 
     def __init__(self, cache: PrefixCache) -> None:
         self._cache = cache
 
     def match(self, key: PrefixKey, resume: PrefixHandle | None = None) -> PrefixMatch:
-        """Match with a copy of the key."""
+        """Match a copy of the key."""
         lent = _copied(key)
         match = self._cache.match(lent, resume)
         _overwrite(lent)
         return match
 
     def insert(self, key: PrefixKey, pages: PageIds, handle: PrefixHandle) -> InsertResult:
-        """Insert copies. The result's pages are also copied, because they may be the array that was passed."""
+        """Insert copies of the key and the pages. The result's pages are copied too: they may be the passed array."""
         lent, lent_pages = _copied(key), pages.copy()
         result = self._cache.insert(lent, lent_pages, handle)
         result = replace(result, pages=result.pages.copy() if isinstance(result.pages, np.ndarray) else result.pages)
@@ -89,21 +89,21 @@ class LentArrays(PrefixCache):
         return self._cache.version
 
     def probe(self, key: PrefixKey) -> int:
-        """Probe with a copy of the key."""
+        """Probe a copy of the key."""
         lent = _copied(key)
         num_pages = self._cache.probe(lent)
         _overwrite(lent)
         return num_pages
 
     def probe_again(self, key: PrefixKey, place: ProbePlace | None) -> ProbePlace | None:
-        """Probe again with a copy of the key."""
+        """Probe a copy of the key again."""
         lent = _copied(key)
         found = self._cache.probe_again(lent, place)
         _overwrite(lent)
         return found
 
     def continuation(self, key: PrefixKey, num_tokens: int) -> TokenIds:
-        """Continue a copy of the key. The result is also copied, because it may be a view of the key."""
+        """Return a copy of the continuation of a copy of the key; a continuation may be a view of the passed key."""
         lent = _copied(key)
         found = self._cache.continuation(lent, num_tokens)
         found = found.copy() if isinstance(found, np.ndarray) else found
@@ -144,7 +144,7 @@ class LentArrays(PrefixCache):
 
 @dataclass(slots=True, eq=False)
 class _BlockPlace:
-    """A handle, or a place of a probe, that counts its pages in blocks."""
+    """A handle or a probe's place that counts blocks instead of pages."""
 
     inner: PrefixHandle | ProbePlace
     block_pages: int
@@ -155,10 +155,10 @@ class _BlockPlace:
 
 
 class BlockView(PrefixCache):
-    """Presents a cache that shares prefixes in blocks as a cache whose pages are these blocks.
+    """A wrapper of a cache that shares prefixes in blocks; the pages of the wrapper are these blocks.
 
-    Block b consists of pages b * block_pages to (b + 1) * block_pages - 1. The wrapper fails if the cache shares, takes
-    or evicts a part of a block.
+    Block b consists of pages b * block_pages to (b + 1) * block_pages - 1. The wrapper raises AssertionError if the
+    cache shares, takes or evicts a part of a block.
 
         cache's pages    0 1 2 3 | 4 5 6 7 | 8 9        block_pages = 4
         view's pages     0       | 1       | partial: the caller's
@@ -170,12 +170,12 @@ class BlockView(PrefixCache):
         self._page_size = page_size
 
     def match(self, key: PrefixKey, resume: PrefixHandle | None = None) -> PrefixMatch:
-        """Match a key. The result must have whole blocks."""
+        """Match a key, and check that the result has whole blocks."""
         match = self._cache.match(key, None if resume is None else self._inner(resume))
         return PrefixMatch(self._outer(match.handle), self._blocks(match.pages))
 
     def insert(self, key: PrefixKey, pages: PageIds, handle: PrefixHandle) -> InsertResult:
-        """Insert whole blocks, and the whole pages of a trailing partial block, which the cache must not take."""
+        """Insert whole blocks, and the whole pages of a trailing partial block; the cache must not take these."""
         inner = self._inner(handle)
         num_partial = len(key.token_ids) // self._page_size % self._block_pages
         partial = np.arange(_PARTIAL_BLOCK, _PARTIAL_BLOCK + num_partial, dtype=np.int32)
@@ -219,7 +219,7 @@ class BlockView(PrefixCache):
         return self._cache.eviction_age_s
 
     def walk(self) -> Iterator[NodeView]:
-        """Yield the cache's nodes, with their pages as blocks."""
+        """Yield the cache's nodes, with blocks in place of pages."""
         for view in self._cache.walk():
             yield replace(view, pages=self._blocks(view.pages))
 
@@ -260,12 +260,12 @@ class BlockView(PrefixCache):
         return place.inner
 
     def _pages(self, blocks: PageIds) -> PageIds:
-        """Return the pages of blocks."""
+        """Return the page ids of blocks."""
         offsets = np.arange(self._block_pages, dtype=np.int32)
         return (blocks[:, None] * np.int32(self._block_pages) + offsets).ravel()
 
     def _blocks(self, pages: PageIds) -> PageIds:
-        """Return the blocks of pages, in the same order. Fail unless the pages are whole blocks."""
+        """Return the blocks that pages form, in the same order; check that the pages are whole blocks."""
         self._num_blocks(len(pages), "a number of pages")
         blocks = pages[:: self._block_pages] // np.int32(self._block_pages)
         assert np.array_equal(pages, self._pages(blocks)), f"pages {pages.tolist()} are not whole blocks"

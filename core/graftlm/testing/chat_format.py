@@ -54,7 +54,7 @@ _PIECES: Final = (
 
 
 class ToolCallFormatConformance(Conformance, ABC):
-    """Checks the contracts `ToolCallFormat` and `ToolCallParser`.
+    """The kit for the contracts `ToolCallFormat` and `ToolCallParser`.
 
     class TestMyFormat(ToolCallFormatConformance):
         def create(self, context):
@@ -143,7 +143,7 @@ class ToolCallFormatConformance(Conformance, ABC):
     def _read(
         self, pieces: Iterator[str] | Sequence[str], enforced: bool, is_cut: bool = False
     ) -> tuple[str, list[tuple[str, str]]]:
-        """Return the content, and the name and arguments of each call."""
+        """Parse the pieces of a text; return (content, list of (name, arguments) of the calls)."""
         parser = self._format.parser(_TOOLS, enforced=enforced)
         deltas = [delta for piece in pieces for delta in parser.push(piece)]
         content, calls = "", list[tuple[str, str]]()
@@ -161,7 +161,7 @@ class ToolCallFormatConformance(Conformance, ABC):
 
 
 class ReasoningFormatConformance(Conformance, ABC):
-    """Checks the contracts `ReasoningFormat` and `ReasoningParser`."""
+    """The kit for the contracts `ReasoningFormat` and `ReasoningParser`."""
 
     parameters: ClassVar[Mapping[str, Sequence[Any]]] = {"is_open": (False, True), "seed": range(20)}
 

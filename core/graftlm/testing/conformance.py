@@ -11,10 +11,11 @@ __all__ = ["Conformance", "ConformanceResult", "iter_conformance", "run_conforma
 
 
 class Conformance:
-    """A set of tests, one per sentence of a contract; the sentence is the test's docstring.
+    """A set of tests, one for each sentence of a contract; the sentence is the test's docstring.
 
     A kit does not import pytest. Subclass it as `TestSomething` in a test module, where pytest collects it, or pass the
-    subclass to `run_conformance`. A test raises `unittest.SkipTest` to skip itself, which both support.
+    subclass to `run_conformance`. To skip itself, a test raises `unittest.SkipTest`, which pytest and `run_conformance`
+    support.
 
     Attributes:
         parameters: argument name -> values; a test runs once for each combination of values of its arguments.
@@ -23,7 +24,7 @@ class Conformance:
     parameters: ClassVar[Mapping[str, Sequence[Any]]] = {}
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
-        """Parametrize a test. pytest calls this for every test."""
+        """Parametrize a test; pytest calls this hook for every test."""
         for name, values in self.parameters.items():
             if name in metafunc.fixturenames:
                 metafunc.parametrize(name, values)
@@ -36,8 +37,8 @@ class ConformanceResult:
     Attributes:
         name: name of the test, with its parameters.
         sentence: the sentence of the contract that the test checks.
-        error: why the test failed; None if it did not fail.
-        skipped: why the test was skipped; None if it was not skipped.
+        error: exception of a failed test; None if the test did not fail.
+        skipped: reason for skipping the test; None if the test was not skipped.
     """
 
     name: str
@@ -58,7 +59,7 @@ def run_conformance(kit: type[Conformance]) -> list[ConformanceResult]:
 
 
 def iter_conformance(kit: type[Conformance]) -> Iterator[ConformanceResult]:
-    """Run a kit's tests like `run_conformance`, but yield each result when its test has ended."""
+    """Run a kit's tests like `run_conformance`, but yield each result as soon as its test has ended."""
     for name, arguments in _tests(kit):
         yield _run(kit, name, arguments)
 

@@ -1,4 +1,4 @@
-"""Chooses covering arrays: a few rows of a product that contain every combination of values of any two columns."""
+"""Chooses covering arrays: a few rows of a product that contain, for any two columns, every pair of values."""
 
 from collections.abc import Hashable, Iterator, Sequence
 from heapq import heapify, heappop, heapreplace
@@ -15,8 +15,8 @@ def covering_rows(rows: Sequence[Sequence[Hashable]], strength: int = 2) -> list
 
     Args:
         rows: each row has one value per column; all have the same length.
-        strength: 1 covers each value, 2 each pair of values, and so on. If there are at most `strength` columns, each
-            distinct row is covered.
+        strength: 1 covers each value, 2 each pair of values, and so on. If the rows have at most `strength` columns,
+            each distinct row is covered.
 
     Returns: indices of the chosen rows, ascending.
 
@@ -26,7 +26,8 @@ def covering_rows(rows: Sequence[Sequence[Hashable]], strength: int = 2) -> list
     if strength < 1:
         raise ValueError(f"strength: got {strength}, expected 1 or more")
     missing = {combination for row in rows for combination in _combinations(row, strength)}
-    # Gains only decrease when rows are chosen. The first row of the heap with a current gain has the largest gain.
+    # The gain of a row is its number of missing combinations. Gains only decrease, so a gain in the heap is an upper
+    # bound: if the top row's gain is still current, it is the largest.
     heap = [(-len(list(_combinations(row, strength))), index) for index, row in enumerate(rows)]
     heapify(heap)
     chosen = []
@@ -43,5 +44,5 @@ def covering_rows(rows: Sequence[Sequence[Hashable]], strength: int = 2) -> list
 
 
 def _combinations(row: Sequence[Hashable], strength: int) -> Iterator[tuple[tuple[int, Hashable], ...]]:
-    """Yield each combination of `strength` columns with the row's values. If there are fewer columns, yield all."""
+    """Yield the row's values in each combination of `strength` columns, or all values if the row has fewer columns."""
     return combinations(enumerate(row), min(strength, len(row)))

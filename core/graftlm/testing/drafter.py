@@ -19,7 +19,7 @@ __all__ = ["SCRIPTS", "AllDrafts", "DrafterConformance", "ScriptedDrafter"]
 _VOCAB_SIZE: Final = 40
 _LIMIT: Final = 6
 
-#: What a `ScriptedDrafter` may do.
+#: Names of a `ScriptedDrafter`'s behaviours.
 SCRIPTS: Final = (
     "right",
     "wrong",
@@ -35,13 +35,13 @@ SCRIPTS: Final = (
 
 
 class AllDrafts(DraftBudget):
-    """Verifies whatever is drafted, whether it pays or not."""
+    """A draft budget that verifies all drafted tokens, independent of the expected gain."""
 
     def __init__(self, max_drafts: int = 8) -> None:
         super().__init__(StepCosts(), max_drafts)
 
     def lengths(self, num_rows: int, probabilities: Sequence[float], limits: Sequence[int]) -> list[int]:
-        """Return the whole length of each draft."""
+        """Return the full length of each draft."""
         return list(limits)
 
     def may_pay(self, num_rows: int) -> bool:
@@ -50,12 +50,17 @@ class AllDrafts(DraftBudget):
 
 
 class ScriptedDrafter(Drafter):
-    """Drafts what a script says, given the tokens that would be sampled.
+    """A drafter that knows the tokens to be sampled, and drafts right, wrong or invalid tokens as its scripts demand.
 
     Args:
-        oracle: returns the next n tokens of a request.
-        scripts: names from `SCRIPTS`; each call follows one that is drawn from them.
-        seed: of the draws.
+        oracle: function that returns the next n tokens of a request.
+        scripts: names from `SCRIPTS`; each call uses a random one of them.
+        vocab_size: V.
+        seed: seed of the random numbers.
+
+    Attributes:
+        num_calls: number of calls of `propose`.
+        closed: rows that were closed, in order.
     """
 
     def __init__(
@@ -73,7 +78,7 @@ class ScriptedDrafter(Drafter):
         self._random = random.Random(seed)
 
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft | None]:
-        """Follow the script; for "raises", "not_drafts" and "too_few" the contract is broken."""
+        """Return drafts by a random script; some scripts violate the contract, such as "raises" and "too_few"."""
         self.num_calls += 1
         script = self._random.choice(self._scripts)
         if script == "raises":
@@ -85,7 +90,7 @@ class ScriptedDrafter(Drafter):
         return [self._draft(request, script) for request in requests]
 
     def close(self, row: int) -> None:
-        """Note the row."""
+        """Record the closed row."""
         self.closed.append(row)
 
     def _draft(self, request: DraftRequest, script: str) -> Draft | None:
@@ -106,14 +111,14 @@ class ScriptedDrafter(Drafter):
 
 
 class DrafterConformance(Conformance, ABC):
-    """Checks what `Drafter` says of every drafter.
+    """The kit for the contract `Drafter`.
 
         class TestMyDrafter(DrafterConformance):
             def create(self, context):
                 return MyDrafter(context)
 
     Attributes:
-        parameters: `seed` draws the requests.
+        parameters: `seed` is the seed of the random requests.
     """
 
     parameters: ClassVar[Mapping[str, Sequence[Any]]] = {"seed": (0, 1, 2)}
@@ -192,7 +197,7 @@ def _ids(draft: Draft | None) -> list[int] | None:
 
 
 def _texts(seed: int) -> dict[str, list[TokenIds]]:
-    """Return cached token sequences by namespace; they repeat themselves."""
+    """Return namespace -> cached token sequences, which contain repeated phrases."""
     draw = random.Random(seed)
     made: dict[str, list[TokenIds]] = {}
     for namespace in ("", "tenant"):
@@ -213,7 +218,7 @@ def _requests(seed: int) -> list[DraftRequest]:
 
 
 def _context(texts: Mapping[str, Sequence[TokenIds]]) -> DrafterContext:
-    """Return a context whose cache holds some sequences, and whose draft models are fakes."""
+    """Return a context whose cache contains some token sequences, and whose draft models are fakes."""
 
     def continuation(key: PrefixKey, num_tokens: int) -> TokenIds:
         length = len(key.token_ids)

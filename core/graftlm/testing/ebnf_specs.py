@@ -46,7 +46,7 @@ _Expression: TypeAlias = _Text | _Class | _Rule | _Sequence | _Either | _Repeat
 
 @dataclass(frozen=True, slots=True)
 class EbnfGrammar:
-    """Rules by name, including `root`. No rule is left-recursive."""
+    """A grammar: rule name -> rule, including `root`. No rule is left-recursive."""
 
     rules: dict[str, _Expression]
 
@@ -58,7 +58,7 @@ class EbnfGrammar:
     def matches(self, text: str) -> bool:
         """Return whether the grammar matches a whole text."""
         recogniser = _Recogniser(self.rules, text)
-        for start in reversed(range(len(text) + 1)):  # earlier positions use the results of later ones
+        for start in reversed(range(len(text) + 1)):  # earlier positions use results of later ones
             for name in reversed(self.rules):
                 recogniser.ends(_Rule(name), start)
         return len(text) in recogniser.ends(_Rule("root"), 0)
@@ -69,13 +69,13 @@ def generate_ebnfs(num: int, seed: int = 0) -> list[EbnfGrammar]:
 
     Args:
         num: number of grammars.
-        seed: the same grammars are returned for the same seed.
+        seed: seed of the random numbers; equal seeds give equal grammars.
     """
     return [_draw(Random(f"ebnf {seed} {i}")) for i in range(num)]
 
 
 class _Recogniser:
-    """Finds the positions at which expressions can end in a text. Caches the results of rules."""
+    """A recogniser that finds the positions at which expressions can end in a text. Results of rules are cached."""
 
     def __init__(self, rules: Mapping[str, _Expression], text: str) -> None:
         self._rules = rules
@@ -108,7 +108,7 @@ class _Recogniser:
         places, found, num = frozenset({start}), set[int](), 0
         while places:
             if num >= least:
-                # If there is no maximum, positions that were reached before need not be continued.
+                # Without a maximum, known positions need no further repetition.
                 places = places if most is not None else places - found
                 found |= places
             if num == most:
@@ -189,7 +189,7 @@ def _draw(random: Random) -> EbnfGrammar:
 
 
 def _solid(expression: _Expression) -> _Expression:
-    """Return an expression that does not match the empty text, so that each repetition makes progress."""
+    """Return a variant of an expression that does not match the empty text, so that each repetition makes progress."""
     return _Sequence((_Text("x"), expression))
 
 

@@ -1,4 +1,4 @@
-"""Builds a copy of a cache's tree from the cache's events, like an indexer outside the engine."""
+"""Builds a copy of a cache's tree from the cache's events, as an indexer outside the engine would."""
 
 from dataclasses import dataclass, field
 
@@ -12,7 +12,7 @@ __all__ = ["EventMirror", "MirroredNode"]
 
 @dataclass(slots=True)
 class MirroredNode:
-    """One node of the copy.
+    """One node of the copied tree.
 
     Attributes:
         parent_id: id of the parent; None for a node at the start of a prompt.
@@ -28,10 +28,10 @@ class MirroredNode:
 
 
 class EventMirror:
-    """Replays `CacheEvent`s in order. Fails at the first event that is inconsistent with earlier events.
+    """A copy of a cache's tree, built from `CacheEvent`s in order. An inconsistent event raises AssertionError.
 
     Attributes:
-        nodes: node id -> node; equal to the nodes of the cache's `walk`.
+        nodes: node id -> node; the same nodes as those that the cache's `walk` yields.
     """
 
     def __init__(self) -> None:

@@ -19,13 +19,13 @@ __all__ = ["EvictionStrategyConformance"]
 
 
 class _TrackedStats(NodeStats):
-    """Stats with weak references, so that a test can check that they are freed."""
+    """Stats that allow weak references, so that a test can check that they are freed."""
 
     __slots__ = ("__weakref__",)
 
 
 class EvictionStrategyConformance(Conformance, ABC):
-    """Checks the contract `EvictionStrategy`, for a strategy alone and in a cache.
+    """The kit for the contract `EvictionStrategy`, which tests a strategy without and with a cache.
 
         class TestMyStrategy(EvictionStrategyConformance):
             def create(self, context):
@@ -46,7 +46,7 @@ class EvictionStrategyConformance(Conformance, ABC):
         """Return a new strategy."""
 
     def strategy(self) -> EvictionStrategy:
-        """Return a new strategy for a small cache."""
+        """Return a new strategy for a small cache, created by `create`."""
         return self.create(EvictionContext(total_pages=64, page_size=1))
 
     def test_priority_is_pure(self, seed: int) -> None:
@@ -120,7 +120,7 @@ class EvictionStrategyConformance(Conformance, ABC):
 
 
 class _History:
-    """Simulates inserts, hits, splits and evictions of a cache's nodes, and calls the strategy's hooks."""
+    """A simulated cache without content: its nodes have inserts, hits, splits and evictions, and it calls the hooks."""
 
     def __init__(self, strategy: EvictionStrategy, seed: int) -> None:
         self._strategy = strategy
@@ -129,7 +129,7 @@ class _History:
         self._nodes: list[NodeStats] = []
 
     def run(self, num_steps: int) -> list[NodeStats]:
-        """Make random steps, and call `priority` after each step. Returns the nodes that exist at the end."""
+        """Make random steps, and call `priority` after each step; return the nodes that exist at the end."""
         for _ in range(num_steps):
             self.step()
             for node in self._nodes[-1:]:

@@ -1,10 +1,10 @@
-"""A fake CUDA device that checks the rules of a real one: its tensors have a shape and a device, but no numbers.
+"""A fake CUDA device that enforces the rules of a real one. Its tensors have a shape and a device, but no values.
 
     with FakeCuda() as cuda:
         x = torch.zeros(4, 8, device=cuda.device)   # a FakeTensor
         x.sum().item()                              # HiddenSyncError
 
-Tensors on the CPU are real tensors, so numpy and pinned memory work as with a GPU.
+Tensors on the CPU are real tensors: numpy works with them, and they can be pinned.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ from graftlm.testing.fake_cuda_streams import FakeStreams
 
 __all__ = ["FakeCuda"]
 
-#: Name of a call that waits for a tensor on the device and reads it -> its result in a `blocking` context.
+#: Name of a call that waits for a tensor on the device and reads it -> result of the call in a `blocking` context.
 _READS: Final[Mapping[str, Callable[[Tensor], Any]]] = {
     "item": lambda tensor: 1,
     "__bool__": lambda tensor: True,
@@ -41,7 +41,7 @@ _READS: Final[Mapping[str, Callable[[Tensor], Any]]] = {
     "numpy": lambda tensor: torch.ones(tensor.shape, dtype=tensor.dtype).numpy(),
     "tolist": lambda tensor: torch.ones(tensor.shape, dtype=tensor.dtype).tolist(),
 }
-#: Other calls that wait, because their results depend on the numbers of a tensor.
+#: Other calls that wait, because their results depend on a tensor's values.
 _WAITS: Final = frozenset(
     {
         *("nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount"),
@@ -50,37 +50,37 @@ _WAITS: Final = frozenset(
 )
 #: Calls that create a tensor from Python numbers. On a device, they copy from pageable memory and wait.
 _FROM_NUMBERS: Final = frozenset({"tensor", "as_tensor", "asarray", "new_tensor"})
-#: Calls that return a view of a tensor and do not read its numbers.
+#: Calls that return a view of a tensor and do not read its values.
 _VIEWS: Final = frozenset(
     {"__getitem__", "__len__", "dim", "flatten", "narrow", "numel", "select", "size", "split", "view"}
 )
-#: Calls that only describe a tensor.
+#: Calls that only return properties of a tensor, such as its size.
 _DESCRIBES: Final = frozenset({"__get__", "__set__", "__repr__", "__hash__"})
 #: Alignment of torch's allocations on a device.
 _BLOCK_BYTES: Final = 512
 
 
 class FakeCuda(TorchFunctionMode):
-    """Runs PyTorch calls for a device "cuda" on a machine without one, in inference mode, in the thread that enters it.
+    """A context in which the current thread's PyTorch calls for "cuda" run on a fake device, in inference mode.
 
     Operations that are slow or not allowed on a GPU raise an error:
 
         MixedDevicesError   a call has tensors on the CPU and on the device, including 0-dimensional tensors and
                             indices; or a kernel gets a tensor on the CPU.
         HiddenSyncError     the host waits: `.item()`, `bool(x)`, `nonzero`, a mask as an index, a list as an index,
-                            `torch.tensor(..., device=...)`, a copy that is blocking or whose host memory is not pinned;
-                            while a step is launched, also waiting for an event.
+                            `torch.tensor(..., device=...)`, a copy that is blocking or whose host memory is not pinned.
+                            During a step's launch, waiting for an event is an error too.
         EarlyReadError      the host reads a tensor before it has waited for an event after the copy to it.
-        GraphRegionError    a captured function copies from or to the host, or makes other calls when it is repeated.
+        GraphRegionError    a captured function copies from or to the host, or makes different calls in a replay.
 
-    The first error is also stored. `check` and the end of the context raise it again, so that error handlers in the
-    tested code cannot hide it.
+    The first error is also stored, and `check` and the end of the context raise it again. Error handlers in the tested
+    code therefore cannot hide an error.
 
     Copies to the host contain zeros.
 
     Attributes:
         device: the fake device.
-        streams: streams of the device, to be passed as `DeviceStreams`.
+        streams: streams of the device, for arguments of type `DeviceStreams`.
     """
 
     def __init__(self) -> None:
@@ -107,20 +107,20 @@ class FakeCuda(TorchFunctionMode):
             self.check()
 
     def check(self) -> None:
-        """Raise the first error so far again, if there was one, even if other code has caught it."""
+        """Raise the first error again if there was one, even if other code has caught it."""
         if self._fault is not None:
             raise self._fault
 
     def forget(self) -> None:
-        """Drop the stored error, in tests that cause an error on purpose."""
+        """Delete the stored error, for tests that cause an error on purpose."""
         self._fault = None
 
     @contextmanager
     def blocking(self, reason: str) -> Iterator[None]:
-        """Allow the host to wait in a block, for example during loading. All numbers read from the device are then 1.
+        """Allow the host to wait in a context, for example during loading. Every number that it then reads is 1.
 
         Args:
-            reason: why waiting is allowed.
+            reason: reason why waiting is allowed.
         """
         self._blocking_reasons.append(reason)
         try:
@@ -130,7 +130,7 @@ class FakeCuda(TorchFunctionMode):
 
     @contextmanager
     def launching(self) -> Iterator[None]:
-        """Forbid waiting for events and streams in a block in which a step is launched."""
+        """Return a context for the launch of a step, in which the host must not wait for events or streams."""
         self._num_launching += 1
         try:
             yield
@@ -139,7 +139,7 @@ class FakeCuda(TorchFunctionMode):
 
     @contextmanager
     def region(self, region: Region) -> Iterator[None]:
-        """Record the calls of a block in a region, like the capture of a CUDA graph."""
+        """Record the calls within a context in a region, like the capture of a CUDA graph."""
         if self._region is not None:
             raise self._kept(GraphRegionError("a captured function captures another one"))
         self._region = region
@@ -282,7 +282,7 @@ class FakeCuda(TorchFunctionMode):
         return into
 
     def _check_copy(self, host: Tensor, dtype: torch.dtype, non_blocking: bool, direction: str) -> None:
-        """Refuse a copy if the host would wait for it, or if a graph would repeat it with freed host memory."""
+        """Raise an error if the host would wait for a copy, or if a replay would copy from or to freed host memory."""
         if self._region is not None:
             raise GraphRegionError(f"a captured function copies {direction}, {_described(host)}")
         if not non_blocking:
@@ -295,12 +295,12 @@ class FakeCuda(TorchFunctionMode):
             )
 
     def _check_wait(self, what: str) -> None:
-        """Refuse to wait, except in a `blocking` context."""
+        """Raise an error because the host waits, except in a `blocking` context."""
         if not self._blocking_reasons:
             raise self._kept(HiddenSyncError(f"the host waits for the device: {what}"))
 
     def _check_event(self, what: str) -> None:
-        """Refuse to wait for an event while a step is launched or captured."""
+        """Raise an error if the host waits for an event while a step is launched or captured."""
         if self._num_launching or self.in_region:
             self._check_wait(what)
 
@@ -329,7 +329,7 @@ def _target(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.dev
 
 
 def _conversion(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[torch.dtype | None, bool]:
-    """Return the dtype in the arguments of `to` or `cuda`, or None, and `non_blocking`."""
+    """Return (dtype or None, `non_blocking`) from the arguments of `to` or `cuda`."""
     if name == "cuda":
         return None, bool(_argument(args, kwargs, 2, "non_blocking", False))
     if len(args) > 1 and isinstance(args[1], Tensor):
@@ -348,7 +348,7 @@ def _argument(args: Sequence[Any], kwargs: dict[str, Any], place: int, name: str
 
 
 def _address(tensor: Tensor) -> int:
-    """Return an address with the alignment that the tensor would have on a device."""
+    """Return an address for a tensor, aligned as on a real device."""
     return _BLOCK_BYTES + int(tensor.storage_offset()) * tensor.dtype.itemsize
 
 

@@ -33,22 +33,22 @@ _MAX_STEPS = 200
 
 
 class FakeCudaEngine:
-    """Runs requests to their end on a fake device, in the thread that entered its context.
+    """An engine that runs requests to their end on a fake device, in the thread that entered the device's context.
 
     Args:
-        cuda: the device; its context must be entered.
-        model: a model on the device without loaded weights.
+        cuda: fake device, whose context must be entered.
+        model: model on the device, without loaded weights.
         make_attention: function that creates the attention backend.
         make_cache: function that creates the prefix cache.
         policy: policy that orders waiting requests.
-        sampler: a sampler for 8 rows, on the device.
+        sampler: sampler for 8 rows, on the device.
         dtype: dtype of the model.
         kv_dtype: dtype of the KV cache; None: `dtype`.
         page_size: number of tokens in a page.
         graph_sizes: numbers of requests for which decode steps are captured; empty: no graphs.
-        window: pages of the layers with a sliding window; None: all layers share one memory.
+        window: pages of the sliding-window layers; None: all layers share one memory.
         adapters: the model's layers with adapters; None: no adapters.
-        overlap: whether a step is launched before the result of the previous one is read.
+        overlap: whether a step is launched before the previous step's result is read.
         make_runner: function that creates the runner.
 
     Attributes:
@@ -118,7 +118,7 @@ class FakeCudaEngine:
         )
 
     def run(self, *requests: Request) -> dict[str, list[RequestUpdate]]:
-        """Run requests, of which one arrives per step. Returns request id -> updates.
+        """Run requests; one request arrives per step. Return request id -> updates.
 
         Raises:
             FakeCudaError: a step does something that is not allowed on a GPU.
@@ -137,7 +137,7 @@ class FakeCudaEngine:
         raise AssertionError(f"requests did not end in {_MAX_STEPS} steps")
 
     def launch(self, plan: StepPlan) -> Launched:
-        """Launch a step. Fail if the host waits for the device."""
+        """Launch a step; check that the host does not wait for the device."""
         self.plans.append(plan)
         with self._cuda.launching():
             return self.runner.launch(plan)
@@ -152,14 +152,14 @@ class FakeCudaEngine:
 
 
 class _Executor:
-    """Launches each step within `submit`, and reads its result within `result`. Stores the first error."""
+    """An executor that launches a step in `submit` and reads its result in `result`. It stores the first error."""
 
     def __init__(self, engine: FakeCudaEngine) -> None:
         self._engine = engine
         self._error: BaseException | None = None
 
     def check(self) -> None:
-        """Raise the first error of a step again. The step loop has handled it like an error of a failing device."""
+        """Raise the first error of a step again; the step loop has only handled it as a device's failure."""
         if self._error is not None:
             raise self._error
 
@@ -189,7 +189,7 @@ class _Executor:
 
 
 class _Outcome:
-    """A launched step, or the error of its launch."""
+    """A launched step, or the error that its launch raised."""
 
     def __init__(self, executor: _Executor) -> None:
         self.launched: Launched | None = None

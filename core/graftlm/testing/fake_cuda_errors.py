@@ -4,7 +4,7 @@ __all__ = ["EarlyReadError", "FakeCudaError", "GraphRegionError", "HiddenSyncErr
 
 
 class FakeCudaError(AssertionError):
-    """The code under test does something that is not allowed on a GPU."""
+    """The tested code does something that is not allowed on a GPU."""
 
 
 class MixedDevicesError(FakeCudaError):
@@ -20,4 +20,4 @@ class EarlyReadError(FakeCudaError):
 
 
 class GraphRegionError(FakeCudaError):
-    """A captured function does something that a graph cannot repeat."""
+    """A captured function does something that a graph cannot replay."""

@@ -39,7 +39,7 @@ def write_index(tensor: Tensor, key: Any, value: Any) -> None:
 
 
 def _view(tensor: Tensor, key: Any) -> tuple[Tensor, list[Tensor | None]]:
-    """Return the view that a key's numbers and slices select, and the key's tensor for each dimension of the view."""
+    """Return (view that the key's numbers and slices select, the key's tensor or None for each of its dimensions)."""
     parts = _without_ellipsis(key if isinstance(key, tuple) else (key,), tensor.dim())
     indices: list[Tensor | None] = []
     dims = iter(zip(tensor.shape, tensor.stride(), strict=True))
@@ -67,7 +67,7 @@ def _view(tensor: Tensor, key: Any) -> tuple[Tensor, list[Tensor | None]]:
 
 
 def _position(index: Any, size: int) -> int:
-    """Return an index as a number from 0 to size - 1.
+    """Return an index as a non-negative number below `size`.
 
     Raises:
         HiddenSyncError: the index is not a number.

@@ -1,4 +1,4 @@
-"""Records which host storages of a fake CUDA device are pinned, and which wait for a copy from the device."""
+"""Records which host storages of a fake CUDA device are pinned, and which are targets of unfinished copies."""
 
 from collections.abc import Mapping
 
@@ -15,11 +15,11 @@ Moment = Mapping[int, int]
 
 
 class HostMemory:
-    """Records the state of host storages. It holds weak references to pinned storages and does not keep them alive."""
+    """A record of the state of host storages. It has only weak references to pinned storages."""
 
     def __init__(self) -> None:
         self._pinned: set[StorageWeakRef] = set()
-        # Storage -> the tensor, and the stream id and stream position of the copy into the tensor.
+        # Target storage of a copy -> (tensor, stream id and stream position of the copy).
         self._expected: dict[StorageWeakRef, tuple[Tensor, int, int]] = {}
 
     def pin(self, tensor: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ class HostMemory:
             )
 
     def arrive(self, done: Moment) -> None:
-        """Record which calls have run. Tensors whose copies have run are filled with zeros.
+        """Record which calls have run, and fill the targets of copies that have run with zeros.
 
         Args:
             done: stream id -> number of its calls that have run.

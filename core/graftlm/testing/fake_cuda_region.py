@@ -1,4 +1,4 @@
-"""Records the calls of a function on a fake CUDA device, to compare a replay of a graph with its capture."""
+"""Records the calls of a function on a fake CUDA device, so that a replay can be compared with its capture."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 __all__ = ["FakeCapture", "Region", "tensors_in"]
 
-#: Types of arguments whose values are compared. For other arguments, except tensors, only the type is compared.
+#: Types of arguments that are compared by value. Tensors are compared by storage and shape, others by type.
 _SHOWN: Final = (int, float, str, type(None), torch.dtype, torch.device)
 
 
 class Region:
     """The calls of a function, each with the storages, offsets, shapes and strides of its tensors.
 
-    A storage that the function creates is identified by its number in order of creation. Other storages are
-    identified by their address.
+    A storage that the function creates is identified by its index in order of creation, any other storage by its
+    address.
 
     Attributes:
         calls: one line of text for each call.
@@ -53,10 +53,10 @@ class Region:
 
 
 class FakeCapture:
-    """Captures functions on a fake device. Implements `GraphCapture`.
+    """A `GraphCapture` for a fake device.
 
-    A graph replays the same calls on the same tensors. A fake replay therefore runs the function again, and raises
-    GraphRegionError if its calls or their tensors differ from those of the capture.
+    A real graph replays the same calls on the same tensors. A fake replay runs the function again instead, and raises
+    GraphRegionError if the calls or their tensors differ from those of the capture.
     """
 
     def __init__(self, cuda: "FakeCuda") -> None:
@@ -66,8 +66,8 @@ class FakeCapture:
         """Run a function twice, like `CudaCapture`.
 
         Returns:
-            A function that runs `function` again and compares its calls with those of the second run. It raises
-            GraphRegionError if they differ.
+            A function that runs `function` again, and raises GraphRegionError if its calls differ from those of the
+            second run.
         """
         function()
         captured = self._run(function)
@@ -95,7 +95,7 @@ def _compare(captured: Region, now: Region) -> None:
 
 
 def tensors_in(arguments: Iterable[object]) -> list[Tensor]:
-    """Return the tensors in arguments, including tensors in lists, tuples and slices."""
+    """Return the tensors in `arguments`, including tensors in lists, tuples and slices."""
     return [leaf for leaf in _leaves(arguments) if isinstance(leaf, Tensor)]
 
 

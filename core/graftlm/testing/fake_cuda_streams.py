@@ -1,4 +1,4 @@
-"""Streams and events of a fake CUDA device. They record the order of calls and which calls the host has waited for."""
+"""Streams and events of a fake CUDA device, which record the order of calls, and the calls that the host waited for."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,13 +10,13 @@ __all__ = ["FakeEvent", "FakeStream", "FakeStreams"]
 
 
 class FakeStream:
-    """A stream of a fake device. Implements `DeviceStream`."""
+    """A `DeviceStream` of a fake device."""
 
     def __init__(self, streams: "FakeStreams", stream_id: int) -> None:
         self._streams = streams
         self._id = stream_id
-        # Stream id -> number of calls of that stream that run before this stream's next call. For this stream's own
-        # id: number of all its calls.
+        # Stream id -> number of calls of the stream that run before this stream's next call. For this stream's own id,
+        # this is the number of all its calls.
         self._before: dict[int, int] = {stream_id: 0}
 
     def wait_stream(self, stream: "FakeStream") -> None:
@@ -28,7 +28,7 @@ class FakeStream:
         self._streams.wait(self.moment(), "synchronize of a stream")
 
     def moment(self) -> Moment:
-        """Return the number of calls of each stream that have run when all present work of this stream has run."""
+        """Return stream id -> number of calls that have run when all present work of this stream is complete."""
         return dict(self._before)
 
     def after(self, moment: Moment) -> None:
@@ -37,13 +37,13 @@ class FakeStream:
             self._before[stream] = max(self._before.get(stream, 0), position)
 
     def next_position(self) -> tuple[int, int]:
-        """Count a call of this stream. Returns the stream's id and the call's position, from 1 on."""
+        """Count a call of this stream; return (stream id, position of the call, starting at 1)."""
         self._before[self._id] += 1
         return self._id, self._before[self._id]
 
 
 class FakeEvent:
-    """A point in a stream of a fake device. Implements `DeviceEvent`."""
+    """A `DeviceEvent` of a fake device: a position in a stream."""
 
     def __init__(self, streams: "FakeStreams", timed: bool) -> None:
         self._streams = streams
@@ -76,12 +76,12 @@ class FakeEvent:
 
 
 class FakeStreams:
-    """The streams of a fake device. Implements `DeviceStreams`.
+    """The `DeviceStreams` of a fake device.
 
     Args:
-        memory: host memory, which is notified of the calls that have run.
-        check_wait: function that is called before the host waits, with a description of the wait. It raises an error
-            if the host must not wait at this point.
+        memory: host memory; its `arrive` is called when calls have run.
+        check_wait: function that is called with a description before the host waits, and raises an error if waiting is
+            not allowed.
     """
 
     def __init__(self, memory: HostMemory, check_wait: Callable[[str], None]) -> None:
@@ -114,11 +114,11 @@ class FakeStreams:
         return FakeEvent(self, timed)
 
     def now(self) -> tuple[int, int]:
-        """Count a call of the current stream. Returns the stream's id and the call's position, from 1 on."""
+        """Count a call of the current stream; return (stream id, position of the call, starting at 1)."""
         return self._current.next_position()
 
     def wait(self, moment: Moment, what: str) -> None:
-        """Make the host wait for the calls of a moment. `what` describes the wait for an error message."""
+        """Make the host wait for the calls of a moment; `what` is a description for the error message."""
         self._check_wait(what)
         self.passed(moment)
 

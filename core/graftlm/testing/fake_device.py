@@ -1,4 +1,4 @@
-"""Provides a device without a model. It computes digests of tokens through KV pages; tests can check its output."""
+"""A device without a model, whose tokens are digests of the tokens in KV pages, so that tests can check them."""
 
 from collections.abc import Sequence
 
@@ -72,7 +72,7 @@ def expected_token(token_ids: Sequence[int], vocab_size: int, bits: NDArray[np.i
 
 
 def expected_embedding(prompt: Sequence[int], pooling: Pooling) -> NDArray[np.float32]:
-    """Return the pooled "hidden states" of a prompt, float32 [2], computed without pages."""
+    """Return the pooled "hidden states" that `FakeDevice` returns for a prompt, float32 [2], computed without pages."""
     digests: list[int] = []
     for token_id in prompt:
         digests.append(_absorb(digests[-1] if digests else 0, token_id))
@@ -82,14 +82,14 @@ def expected_embedding(prompt: Sequence[int], pooling: Pooling) -> NDArray[np.fl
 
 
 class FakeDevice:
-    """Runs plans over paged memory. A token's "key and value" is a digest of all tokens up to it.
+    """A device that runs plans over paged memory. A token's "key and value" is a digest of the request's tokens so far.
 
-    Each digest is computed from the digest of the previous token, which the device finds through the plan's page table.
-    A page that is reused, shared or freed wrongly therefore changes all tokens that are generated after it, and all
-    "hidden states". The first number of a "hidden state" is 1, and the second number depends on the digest.
+    Each digest is computed from the previous token's digest, which is read through the plan's page table. So if a page
+    is reused, shared or freed wrongly, all later generated tokens and "hidden states" are wrong. The first number of a
+    "hidden state" is 1; the second number depends on the digest.
 
-    With a window memory, the device also writes each digest there. At the end of a step, each token reads all digests
-    in its window. A digest that differs from the one in the first memory is an error.
+    With a window memory, the device also writes each digest to this memory. At the end of a step, it compares the
+    digests in each token's window with those in the first memory; a difference is an error.
 
     Args:
         num_pages: number of pages of the memory.
@@ -137,7 +137,7 @@ class FakeDevice:
         token_rows = np.repeat(np.arange(len(plan.rows)), plan.query_lens)
         input_ids = plan.input_ids.copy()
         input_ids[plan.device_idx] = self._last_tokens[plan.rows[token_rows[plan.device_idx]]]
-        # In order of position, because another request of this step may write the previous token.
+        # Tokens are computed in order of position, because another request of this step may write the previous token.
         for t in np.argsort(plan.positions, kind="stable").tolist():
             position = int(plan.positions[t])
             b = int(token_rows[t])
@@ -192,7 +192,7 @@ class FakeDevice:
 
 
 def _counted(plan: StepPlan, sampled: Sequence[int]) -> list[int]:
-    """Return the indices of the samples whose preceding drafts were all accepted, ascending."""
+    """Return the indices of the samples whose preceding drafts were all accepted, in ascending order."""
     before = plan.input_ids[plan.sample_token_idx].tolist()
     counted: list[int] = []
     for i, b in enumerate(plan.sample_idx.tolist()):

@@ -1,4 +1,4 @@
-"""A draft model without a neural network, whose next token is a function of all tokens in a sequence's pages."""
+"""A draft model without a neural network, whose next token is a function of the tokens in a sequence's pages."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,21 +12,22 @@ __all__ = ["FakeDraftModel"]
 
 
 class FakeDraftModel:
-    """Implements `DraftModel`. A token's "key and value" is its id, which is read again for each token after it.
+    """A `DraftModel` in which a token's "key and value" is the token's id. Every later token of the sequence reads it.
 
-    A page that is shared, freed or filled wrongly therefore changes the generated tokens. Slots that were never written
-    hold -1, and reading one is an error.
+    If a page is shared, freed or written wrongly, the generated tokens are therefore wrong. Unwritten slots contain -1;
+    reading such a slot is an error.
 
     Args:
         vocab_size: V.
-        num_pages, page_size: size of the memory.
-        context_len: maximum number of tokens of a sequence.
+        num_pages: number of pages of the memory.
+        page_size: number of tokens in a page.
+        context_len: maximum number of tokens in a sequence.
         max_rows: maximum number of sequences in a batch.
-        next_token: returns the token after some tokens; None: the one of `FakeDevice`.
-        probability: of each generated token.
+        next_token: function that returns the token after a sequence; None: the function of `FakeDevice`.
+        probability: reported probability of each generated token.
 
     Attributes:
-        batches: all batches that were run.
+        batches: all batches so far, in order.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class FakeDraftModel:
         self._slots = np.full(num_pages * page_size, -1, dtype=np.int64)
 
     def run(self, batch: DraftModelBatch) -> Continuations:
-        """Write the tokens of a batch to their pages, and generate from what the pages hold."""
+        """Write a batch's tokens to their pages, and generate tokens from the contents of the pages."""
         self.batches.append(batch)
         num_rows, longest = len(batch.query_lens), int(batch.limits.max(initial=0))
         assert 0 < num_rows <= self.max_rows

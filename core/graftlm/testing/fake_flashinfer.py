@@ -1,4 +1,4 @@
-"""Provides a fake of FlashInfer for a fake CUDA device. Its wrappers check their arguments and launch nothing."""
+"""A fake of FlashInfer for a fake CUDA device. The fake wrappers check their arguments and launch nothing."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,10 +14,10 @@ __all__ = ["FakeFence", "FakeFlashInfer"]
 
 
 class FakeFlashInfer:
-    """Creates wrappers for a fake device, with the signatures of FlashInfer's constructors.
+    """A factory of fake wrappers, whose methods have the signatures of FlashInfer's constructors.
 
     Args:
-        cuda: the device.
+        cuda: fake device.
 
     Attributes:
         num_runs: role (decode, prefill or cascade) -> number of runs of the wrappers with this role.
@@ -51,10 +51,9 @@ class FakeFlashInfer:
 
 
 class FakeFence:
-    """A fence that never makes the host wait, like a real fence whose steps were committed in time.
+    """A `flashinfer_planner.Fence` that never makes the host wait, like a real fence whose step has been committed.
 
-    It implements `flashinfer_planner.Fence`. FlashInfer's plans are the only part of a launch that may wait for the
-    device.
+    FlashInfer's plans are the only part of a launch that may wait for the device.
     """
 
     def __init__(self, cuda: FakeCuda) -> None:
@@ -69,7 +68,7 @@ class FakeFence:
 
 
 class _Wrapper:
-    """Base class of the decode and prefill wrappers."""
+    """The common part of the fake decode and prefill wrappers."""
 
     def __init__(self, library: FakeFlashInfer, role: str, workspace: Tensor, kv_layout: str) -> None:
         _check(kv_layout == "NHD", f"layout {kv_layout}")
@@ -110,7 +109,7 @@ class _Wrapper:
         self._library.cuda.launched(f"flashinfer.{self._role}", arguments)
 
     def _indptr(self, indptr: Tensor, what: str) -> int:
-        """Check an array of range bounds, int32 [n + 1] on the host. Returns its last bound."""
+        """Check an array of range bounds, int32 [n + 1] on the host; return the last bound."""
         _check_host(self._library.cuda, indptr, what)
         bounds = indptr.tolist()
         _check(bounds[0] == 0 and bounds == sorted(bounds), f"{what} {bounds}, which must start at 0 and be sorted")
@@ -149,7 +148,7 @@ class _Decode(_Wrapper):
                 _check_device(buffer, torch.int32, "buffer of a graph")
 
     def reset_workspace_buffer(self, float_workspace_buffer: Tensor, int_workspace_buffer: Tensor) -> None:
-        """Replace the workspaces by other ones, uint8 on the device."""
+        """Replace the workspaces by new ones, uint8 on the device."""
         _check_device(float_workspace_buffer, torch.uint8, "workspace")
         _check_device(int_workspace_buffer, torch.uint8, "integer workspace")
         self._workspace = float_workspace_buffer
@@ -170,7 +169,7 @@ class _Decode(_Wrapper):
         kv_data_type: torch.dtype,
         sm_scale: float | None = None,
     ) -> None:
-        """Check the arguments of a plan. For a graph, also check that its buffers are large enough."""
+        """Check the arguments of a plan; with a graph, also check that the graph's buffers are large enough."""
         self._pages(indptr, indices, last_page_len, page_size)
         planned = (indptr, indices, last_page_len)
         if self._buffers is not None:
@@ -243,26 +242,26 @@ class _Cascade:
             level.plan(*each, *shape, **settings)
 
     def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor]) -> Tensor:
-        """Check the arguments of a launch. Returns an uninitialised tensor with the shape of `q`."""
+        """Check the arguments of a launch; return an uninitialised tensor with the shape of `q`."""
         for level in self._levels:
             level.run(q, paged_kv_cache)
         return torch.empty_like(q)
 
 
 def _check(holds: bool, what: str) -> None:
-    """Raise FakeCudaError unless `holds` is true. `what` describes the wrong argument."""
+    """Raise FakeCudaError if `holds` is false; `what` describes the wrong argument."""
     if not holds:
         raise FakeCudaError(f"FlashInfer gets {what}")
 
 
 def _check_device(tensor: Tensor, dtype: torch.dtype | None, name: str) -> None:
-    """Check that a tensor that a kernel reads is on the device, contiguous and of `dtype`."""
+    """Check a tensor that a kernel reads: it must be on the device, contiguous and of type `dtype`."""
     _check(isinstance(tensor, FakeTensor), f"{name} on the CPU")
     _check(tensor.dtype == dtype and tensor.is_contiguous(), f"{name}: {tensor.dtype}, strides {tensor.stride()}")
 
 
 def _check_host(cuda: FakeCuda, tensor: Tensor, name: str) -> None:
-    """Check that a tensor that a plan reads on the host and copies is int32, contiguous and pinned.
+    """Check a tensor that a plan reads on the host and copies: it must be int32, contiguous and pinned.
 
     Raises:
         HiddenSyncError: the tensor is on the device.

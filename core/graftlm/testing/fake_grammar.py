@@ -1,4 +1,4 @@
-"""Provides a grammar backend for a small language: one letter of each word, and no letter twice in a row."""
+"""A grammar backend for a small language: one letter of each word, and no letter twice in a row."""
 
 from collections.abc import Sequence
 
@@ -12,9 +12,9 @@ __all__ = ["FakeGrammarBackend"]
 
 
 class FakeGrammarBackend(GrammarBackend):
-    """Reads an EBNF text as words. For example, "ab bc" allows the texts ab, ac and bc, but not bb.
+    """A grammar backend that reads an EBNF text as words: "ab bc" allows the texts ab, ac and bc, but not bb.
 
-    The allowed tokens depend on the position and on the previous token, so tests detect a mask that is one token late.
+    The allowed tokens depend on position and previous token, so tests detect a mask for the wrong position.
 
     Args:
         texts: text of each token. A token that is not a single letter is never allowed.
@@ -37,7 +37,7 @@ class FakeGrammarBackend(GrammarBackend):
         return cls(texts, context.vocab_size, context.stop_token_ids)
 
     def check(self, spec: GrammarSpec) -> tuple[str, ...]:
-        """Check that a specification is EBNF made of words. Returns an empty tuple.
+        """Check that a specification is EBNF and consists of words; return an empty tuple.
 
         Raises:
             GrammarError: the specification is something else.
@@ -71,7 +71,7 @@ class _FakeMatcher(GrammarMatcher):
         self._tokens: list[int] = []
 
     def accept(self, token_id: int) -> bool:
-        """Advance over a token. Returns False, and does not change the matcher, if the token is not allowed."""
+        """Accept a token if it is allowed. Return whether it was; if not, the matcher does not change."""
         if token_id not in self._allowed():
             return False
         self._tokens.append(token_id)
@@ -88,11 +88,11 @@ class _FakeMatcher(GrammarMatcher):
         mask[row] = np.packbits(bits, bitorder="little").view(np.int32)
 
     def forced_text(self) -> str:
-        """Return the text that must come next."""
+        """Return the text with which every allowed output continues."""
         return "".join(self._backend.texts[t] for t in self.forced_tokens() if t not in self._backend.stop_token_ids)
 
     def forced_tokens(self) -> Sequence[int]:
-        """Return the tokens that must come next."""
+        """Return the next tokens, up to the first position where more than one token is allowed."""
         ahead = _FakeMatcher(self._backend, self._words)
         ahead._tokens = list(self._tokens)
         while len(allowed := ahead._allowed()) == 1:

@@ -1,4 +1,4 @@
-"""Provides a fake device that also runs the copies of steps, each at the worst time that the contract allows."""
+"""A fake device that also runs the copies of steps, each at the worst time that the contract allows."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +13,9 @@ __all__ = ["CopyingDevice"]
 class CopyingDevice(FakeDevice):
     """A `FakeDevice` with host memory, for caches with lower tiers.
 
-    A copy that runs in parallel with a step may run before the whole step or after it. The stores of this device run
-    after the step. If a store should have been an early store, it therefore reads data that the step has overwritten.
-    New host memory contains garbage.
+    On a real device, a copy in parallel with a step may run before or after the step. This device runs such stores
+    after the step. A store that had to be an early store therefore reads overwritten data. New host memory contains
+    garbage.
 
     Attributes:
         page_bytes: size of a page's digests in bytes.

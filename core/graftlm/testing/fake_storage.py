@@ -1,4 +1,4 @@
-"""Provides a KV storage whose blocks are in memory, in a medium that tests can damage, break and fill."""
+"""A KV storage with blocks in memory, in a medium that tests can damage, break and fill."""
 
 import threading
 from collections import Counter
@@ -12,16 +12,16 @@ from graftlm.contracts import KVStorage, StorageContext, StorageStats
 
 __all__ = ["FakeKVStorage", "FakeMedium"]
 
-_Place = tuple[bytes, int, bytes]  # identifies a block in a medium: fingerprint, block_bytes, key
+_Place = tuple[bytes, int, bytes]  # identity of a block in a medium: (fingerprint, block_bytes, key)
 
 
 @dataclass(slots=True)
 class FakeMedium:
-    """The blocks of one or more fake storages. It outlives the storages that use it.
+    """A medium with the blocks of one or more fake storages. Its blocks remain after the storages are closed.
 
     Attributes:
-        blocks: (fingerprint, block_bytes, key) -> content of the block, and the hash that the content had when it was
-            written; least recently used block first.
+        blocks: (fingerprint, block_bytes, key) -> (content of the block, hash of the content at the time of writing);
+            least recently used block first.
         max_blocks: maximum number of blocks; None: no limit.
         is_broken: whether every operation fails.
         lock: lock that guards the other attributes.
@@ -46,7 +46,7 @@ class FakeMedium:
 
 
 class FakeKVStorage(KVStorage):
-    """Stores blocks in a `FakeMedium`. A full medium evicts the least recently used block first.
+    """A KV storage with blocks in a `FakeMedium`. If the medium is full, the least recently used block is evicted.
 
     Args:
         context: fingerprint and size of the blocks.
@@ -59,13 +59,13 @@ class FakeKVStorage(KVStorage):
         self._counts: Counter[str] = Counter()
 
     def contains(self, keys: Sequence[bytes]) -> int:
-        """Return the number of leading keys whose blocks are stored."""
+        """Return the number of stored keys before the first missing one."""
         with self.medium.lock:
             held = [self._place(key) in self.medium.blocks for key in keys]
         return held.index(False) if False in held else len(held)
 
     def get(self, key: bytes, out: NDArray[np.uint8]) -> bool:
-        """Read one block into `out`, uint8 [block_bytes]. Returns whether an intact block was found."""
+        """Read one block into `out`, uint8 [block_bytes]; return whether an intact block was found."""
         with self.medium.lock:
             found = self._take(key)
             self._counts["misses" if found is None else "hits"] += 1
@@ -75,7 +75,7 @@ class FakeKVStorage(KVStorage):
             return True
 
     def put(self, key: bytes, data: NDArray[np.uint8]) -> bool:
-        """Store one block, uint8 [block_bytes]. Returns False if the medium is broken."""
+        """Store one block, uint8 [block_bytes]; return False if the medium is broken."""
         medium, place = self.medium, self._place(key)
         with medium.lock:
             if self._is_refused():
@@ -108,7 +108,7 @@ class FakeKVStorage(KVStorage):
         """Do nothing."""
 
     def _take(self, key: bytes) -> bytes | None:
-        """Return a block and make it the most recently used one. Delete a damaged block and return None."""
+        """Return a block and mark it as most recently used; return None and delete the block if it is damaged."""
         place = self._place(key)
         if self._is_refused() or place not in self.medium.blocks:
             return None

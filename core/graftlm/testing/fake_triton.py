@@ -1,7 +1,7 @@
-"""Lets Triton launch kernels on a fake CUDA device. Importing this module imports Triton.
+"""Makes Triton launch kernels on a fake CUDA device. Importing this module imports Triton.
 
-Triton binds the arguments of a launch and specialises the kernel as it does on a GPU. Kernels are neither compiled nor
-run. Instead, `FakeCuda.launched` receives their arguments.
+Triton binds the arguments of a launch and specialises the kernel as it does on a GPU. The kernel is neither compiled
+nor run; instead, `FakeCuda.launched` is called with its arguments.
 """
 
 import inspect
@@ -19,19 +19,19 @@ from graftlm.testing.fake_cuda import FakeCuda
 
 __all__ = ["fake_triton"]
 
-#: Numbers in the names of fake devices. Each fake has its own name, because Triton caches compiled kernels by name.
+#: Numbers for the names of fake devices. Names are unique, because Triton caches compiled kernels by device name.
 _numbers: Final = itertools.count()
 
 
 @contextmanager
 def fake_triton(cuda: FakeCuda, capability: int = 90) -> Iterator[None]:
-    """Make Triton launch kernels of this thread on a fake device while the context is open.
+    """Return a context in which Triton launches this thread's kernels on a fake device.
 
     Args:
-        cuda: the device; its context must be open.
+        cuda: fake device, whose context must be entered.
         capability: compute capability of the device, e.g. 90 for 9.0.
 
-    Effects: sets Triton's active driver, and restores the former driver at the end.
+    Effects: replaces Triton's active driver until the context ends.
     """
     try:
         before = driver.active
@@ -46,7 +46,7 @@ def fake_triton(cuda: FakeCuda, capability: int = 90) -> Iterator[None]:
 
 
 class _FakeDriver:
-    """Has only the methods of a Triton driver that a launch calls."""
+    """A driver for Triton that has only the methods that a launch calls."""
 
     def __init__(self, name: str, capability: int) -> None:
         self._name = name
@@ -63,7 +63,7 @@ class _FakeDriver:
 
 
 class _NoCompiler(Executor):
-    """Returns fake kernels instead of compiling kernels."""
+    """A compiler for Triton that returns fake kernels."""
 
     def __init__(self, cuda: FakeCuda) -> None:
         self._cuda = cuda
@@ -76,7 +76,7 @@ class _NoCompiler(Executor):
 
 
 class _FakeKernel:
-    """One specialisation of a kernel that is not compiled."""
+    """A fake kernel, for one specialisation of a Triton kernel."""
 
     function = None
     packed_metadata = None

@@ -58,16 +58,16 @@ def write_gguf(
     Args:
         checkpoint: folder of the checkpoint.
         file: path of the file to write.
-        architecture: name in llama.cpp: llama (also for Mistral and Mixtral), qwen2, qwen3, qwen3moe, gemma2, gemma3
-            or phi3.
+        architecture: llama.cpp's name of the architecture: llama (also for Mistral and Mixtral), qwen2, qwen3,
+            qwen3moe, gemma2, gemma3 or phi3.
         kind: storage format of matrices: F32, F16, BF16, Q8_0, Q4_0, ... Norms and biases are F32.
         tokenizer: whether to write the checkpoint's tokenizer, which must be a byte-level BPE.
-        metadata: key -> value and its type. These entries replace the checkpoint's entries.
-        tensors: additional tensors, name in the file -> values.
+        metadata: key -> (value, type); these entries replace the checkpoint's entries.
+        tensors: additional tensors: name in the file -> values.
         tensors_per_file: maximum number of tensors in a file; 0: one file for all tensors.
 
     Returns:
-        The path of the file. If the file is split, files "name-00001-of-00002.gguf" and so on are written instead.
+        The path `file`. If there are several files, their names are "name-00001-of-00002.gguf" and so on.
     """
     config = json.loads((checkpoint / "config.json").read_text())
     writer = GGUFWriter(file, architecture, split_max_tensors=tensors_per_file)
@@ -130,7 +130,7 @@ def _add_tokenizer(writer: GGUFWriter, checkpoint: Path) -> None:
 def _weights(
     checkpoint: Path, architecture: str, config: Mapping[str, Any]
 ) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """Yield a checkpoint's tensors, float32, with their names in a GGUF file."""
+    """Yield (name in a GGUF file, values as float32) of a checkpoint's tensors."""
     known = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}
     names = gguf.get_tensor_name_map(known[architecture], config["num_hidden_layers"])
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
@@ -161,10 +161,10 @@ def _with_stacked_experts(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterat
 def _in_pairs(rows: NDArray[np.float32], num_heads: int) -> NDArray[np.float32]:
     """Return the rows of each head in llama.cpp's order for the rotary embedding.
 
-    Hugging Face rotates row i of a head with row i + D/2. llama.cpp rotates row 2i with row 2i + 1.
+    A rotation combines two rows of a head: i and i + D/2 in Hugging Face's format, 2i and 2i + 1 in llama.cpp's.
 
     Args:
-        rows: [num_heads * D, ...].
+        rows: rows of all heads, [num_heads * D, ...].
         num_heads: number of heads in `rows`.
     """
     halves = rows.reshape(num_heads, 2, -1, *rows.shape[1:])

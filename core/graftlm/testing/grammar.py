@@ -30,15 +30,15 @@ _MERGES = ['{"', '":', "tr", "ue", "true", "nu", "ll", "null", "ab", '"}', "12",
 
 @dataclass(frozen=True, slots=True)
 class GrammarCase:
-    """A specification, with texts that meet it and texts that do not.
+    """A specification, with texts that meet the specification and texts that violate it.
 
     Attributes:
         kind: kind of the specification.
         text: text of the specification.
         accepted: texts that meet the specification.
-        rejected: texts that do not meet the specification.
-        unenforced: parts of the specification that the backend cannot enforce, as `check` returns them. If there are
-            any, `spec` is not strict, and the backend must refuse a strict specification of the same text.
+        rejected: texts that violate the specification.
+        unenforced: parts of the specification that the backend cannot enforce, as returned by `check`. If there are
+            such parts, `spec` is not strict, and the backend must refuse a strict specification of the same text.
     """
 
     kind: GrammarKind
@@ -85,7 +85,7 @@ STANDARD_CASES = (
         ("<t:n>12</t>", "<t:r>ab]"),
         ("", "a", "ab<t:r>ab]", "<t:r>ab]a"),
     ),
-    # Backends differ in the keywords that they enforce. This case is for backends that do not enforce uniqueItems.
+    # Backends enforce different keywords. This case is for backends that do not enforce uniqueItems.
     GrammarCase(
         GrammarKind.JSON_SCHEMA,
         '{"type": "array", "items": {"enum": [12]}, "uniqueItems": true}',
@@ -139,17 +139,17 @@ STANDARD_WALKS = (
 
 
 class GrammarBackendConformance(Conformance, ABC):
-    """Checks a grammar backend against the contract in `graftlm.contracts.grammar`.
+    """The kit for the contracts in `graftlm.contracts.grammar`.
 
         class TestMyBackend(GrammarBackendConformance):
             def create(self, context):
                 return MyBackend(context)
 
     Attributes:
-        cases: specifications with texts. Override this for a backend that does not support all of their kinds.
+        cases: specifications with texts. Override this for a backend that does not support all kinds of specifications.
         malformed: specifications that the backend must refuse.
-        walks: additional specifications for random walks with a vocabulary of 8,000 tokens. The walks also use the
-            specifications of `cases`. A backend may refuse the specifications of `walks`.
+        walks: specifications for random walks with a vocabulary of 8,000 tokens, in addition to those of `cases`. A
+            backend may refuse specifications of `walks`.
     """
 
     cases: ClassVar[Sequence[GrammarCase]] = STANDARD_CASES
@@ -163,7 +163,7 @@ class GrammarBackendConformance(Conformance, ABC):
 
     @cached_property
     def backend(self) -> GrammarBackend:
-        """The backend of one test, created when it is first used."""
+        """The backend of a test, created at its first use."""
         tokenizer = _tokenizer()
         return self.create(GrammarContext(tokenizer.to_str(), _VOCAB_SIZE, (_end(),)))
 
@@ -386,10 +386,10 @@ class GrammarBackendConformance(Conformance, ABC):
         assert together == alone
 
     def _tokenised(self, which: str) -> Iterator[tuple[GrammarCase, str, list[int]]]:
-        """Yield each text of all cases twice: with the tokens of the tokenizer, and with one token for each byte.
+        """Yield (case, text, token ids): each text once with the tokenizer's tokens, once with a token per byte.
 
         Args:
-            which: "accepted" or "rejected".
+            which: name of the list of texts: "accepted" or "rejected".
         """
         for case in self.cases:
             for text in getattr(case, which):
@@ -411,12 +411,12 @@ def _tokenizer() -> tokenizers.Tokenizer:
 
 
 def _left_part(token: str, vocab: Mapping[str, int]) -> str:
-    """Return the longest prefix of a token such that the prefix and the rest are both in the vocabulary."""
+    """Return the longest prefix of a token for which both the prefix and the remaining part are in the vocabulary."""
     return next(token[:n] for n in reversed(range(1, len(token))) if token[:n] in vocab and token[n:] in vocab)
 
 
 def _byte_ids(text: str) -> list[int]:
-    """Return the tokens of a text, one for each byte of its UTF-8 encoding."""
+    """Return the token ids of a text, with one token for each byte of the UTF-8 encoding."""
     pieces = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)
     return [_id_of(char) for piece, _ in pieces for char in piece]
 

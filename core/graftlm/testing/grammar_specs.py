@@ -38,7 +38,7 @@ _PATTERNS: Final = (
 )
 _FORMATS: Final = ("date", "time", "date-time", "email", "ipv4", "uuid")
 
-# Type -> keywords that some backends cannot enforce. A schema with such a keyword still has a valid value.
+# Type -> keywords that some backends cannot enforce. Schemas with these keywords still have valid values.
 _RARE_ON: Final[dict[str, tuple[Schema, ...]]] = {
     "string": ({"not": {"const": "no"}}, {"minLength": 2, "pattern": "^[a-c]*$"}, {"allOf": [{"maxLength": 3}]}),
     "integer": ({"multipleOf": 3}, {"not": {"enum": [0, 1]}}, {"allOf": [{"minimum": 0}, {"maximum": 30}]}),
@@ -58,8 +58,8 @@ _RARE_ON: Final[dict[str, tuple[Schema, ...]]] = {
 def generate_schemas(num: int, seed: int = 0, large: bool = False) -> list[Schema]:
     """Return JSON schemas (Draft 2020-12) with mixed features. Most have short valid values.
 
-    About one in ten schemas has a keyword that not every backend enforces. A backend must refuse or enforce the
-    keyword. A few of these schemas have no valid value. All other schemas have a valid value.
+    About one in ten schemas has a keyword that some backends cannot enforce; a backend must enforce or refuse it. A few
+    of these schemas have no valid value. All other schemas have a valid value.
 
     Args:
         num: number of schemas.
@@ -74,7 +74,7 @@ def generate_schemas(num: int, seed: int = 0, large: bool = False) -> list[Schem
 
 
 def generate_regexes(num: int, seed: int = 0, large: bool = False) -> list[str]:
-    """Return regular expressions with few unbounded repeats that mean the same in Python and ECMAScript.
+    """Return regular expressions that mean the same in Python and ECMAScript, with few unbounded repeats.
 
     Args:
         num: number of expressions.
@@ -92,7 +92,7 @@ def generate_regexes(num: int, seed: int = 0, large: bool = False) -> list[str]:
 
 
 def generate_choices(num: int, seed: int = 0) -> list[list[str]]:
-    """Return `num` lists of texts. Some texts of a list have a common prefix."""
+    """Return `num` lists of texts; some texts of a list have a common prefix."""
     return [_choices(Random(f"choice {seed} {i}")) for i in range(num)]
 
 
@@ -161,7 +161,7 @@ _LARGE_REPEATS: Final = ("{64}", "{128}", "{129}", "{10,200}", "{300}", "{0,150}
 
 
 def _enlarge(schema: Any, random: Random) -> None:
-    """Increase some length limits of a schema and of its subschemas. Changes the schema in place."""
+    """Increase some length limits of a schema and its subschemas, in place."""
     if isinstance(schema, list):
         for item in schema:
             _enlarge(item, random)
@@ -217,7 +217,7 @@ def _tag(random: Random) -> dict[str, Any]:
 
 
 class _SchemaDraw:
-    """Draws one random schema."""
+    """A generator of one random schema."""
 
     def __init__(self, random: Random) -> None:
         self._random = random

@@ -16,11 +16,11 @@ __all__ = ["Walk", "Walker"]
 
 _REPLACEMENT: Final = "\ufffd"
 _NUM_TRIED: Final = 6
-_FORCED_SHARE: Final = 0.1  # share of the steps that check the forced tokens
+_FORCED_SHARE: Final = 0.1  # probability that a step checks the forced tokens
 _END_SHARE: Final = 0.15  # probability of ending the output at a step where it may end
 _LONG_CHARS: Final = 6
-#: Characters that end or divide a text in most formats. Later steps prefer tokens that start with these characters,
-#: so that walks end.
+#: Characters that end or divide a text in most formats. Late steps of a walk prefer tokens that start with these
+#: characters, so that the walk ends.
 _CLOSING: Final = frozenset('"}])>/\\,:tfn0123456789')
 
 
@@ -32,7 +32,7 @@ class Walk:
         token_ids: tokens that the matcher accepted.
         text: text of the tokens.
         is_finished: whether the walk ended with a stop token.
-        complaints: descriptions of the contradictions that were found.
+        complaints: descriptions of the found contradictions.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -42,7 +42,7 @@ class Walk:
 
 
 class Walker:
-    """Makes walks over the masks of one vocabulary.
+    """A maker of random walks for one vocabulary.
 
     Args:
         tokenizer: tokenizer of the vocabulary.
@@ -61,7 +61,7 @@ class Walker:
 
     @cached_property
     def _order(self) -> NDArray[np.intp]:
-        """Token ids sorted by text, [V], so that neighbours often have a common prefix."""
+        """Token ids sorted by text, [V]; neighbours often have a common prefix."""
         return np.array(sorted(range(self._vocab_size), key=self._texts.__getitem__))
 
     @cached_property
@@ -134,7 +134,7 @@ class Walker:
         tried += [random.randrange(self._vocab_size) for _ in range(_NUM_TRIED)]
         for token_id in tried:
             if token_id in self._special and token_id not in self._stop_token_ids and not bits[token_id]:
-                continue  # a library may print a warning for each such token
+                continue  # a library might print a warning for each such token
             accepted = matcher.accept(token_id)
             if accepted:
                 matcher.rollback(1)
@@ -179,7 +179,7 @@ class Walker:
             allowed: ids of the allowed tokens.
             random: random numbers of the walk.
             prefers_long: whether to prefer tokens with long texts in the first half of the walk.
-            progress: number of the walk's tokens so far, divided by `max_tokens`.
+            progress: number of tokens so far / `max_tokens`.
         """
         ends = [token_id for token_id in self._stop_token_ids if token_id in allowed]
         if ends and (random.random() < _END_SHARE or progress > 0.6):

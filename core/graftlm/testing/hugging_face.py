@@ -12,7 +12,7 @@ __all__ = ["HuggingFaceModel"]
 
 
 class HuggingFaceModel:
-    """Runs a checkpoint with Transformers on the CPU, with "eager" attention.
+    """A checkpoint that runs with Transformers on the CPU, with "eager" attention.
 
     Args:
         checkpoint: folder of the checkpoint, or a loaded model with "eager" attention.
@@ -36,16 +36,16 @@ class HuggingFaceModel:
         Args:
             token_ids: the prompt.
             max_tokens: maximum number of generated tokens.
-            held: a function that is applied to keys and to values, [..., D], when they are written to the cache.
-                Attention reads the results of the function. If it is given, an end-of-sequence token does not end
-                the output. None: keys and values are cached without a change.
+            held: function that is applied to keys and to values, [..., D], before they are written to the cache;
+                attention reads the results. With such a function, an end-of-sequence token does not end the output.
+                None: keys and values are cached unchanged.
 
         Returns:
             The generated token ids. Without `held`, the output ends with the first end-of-sequence token, if any.
         """
         if held is not None:
             return self._generate_from_held(token_ids, max_tokens, held)
-        # This loop gives the same result as `generate` of Transformers, which takes about twice as long.
+        # Transformers' `generate` returns the same tokens, but takes about twice as long as this loop.
         inputs, cache = torch.tensor([list(token_ids)]), None
         generated: list[int] = []
         with torch.no_grad():
@@ -81,7 +81,7 @@ def _load(checkpoint: Path, dtype: torch.dtype) -> Any:
 
 
 def _cache_with(held: Callable[[Tensor], Tensor]) -> Any:
-    """Return a cache of transformers that applies a function to keys and values when they are written."""
+    """Return a cache for Transformers that applies a function to keys and values before they are written."""
     from transformers import DynamicCache
 
     class Cache(DynamicCache):  # type: ignore[misc]  # transformers has no types for it

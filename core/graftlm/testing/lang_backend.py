@@ -24,7 +24,7 @@ _MANY: Final = 24
 
 
 class BackendConformance(Conformance, ABC):
-    """Checks a backend against the contract of `graftlm.lang.Backend`, at temperature 0.
+    """The kit for the contract `graftlm.lang.Backend`, at temperature 0.
 
         class TestMyBackend(BackendConformance):
             def create(self):
@@ -34,8 +34,8 @@ class BackendConformance(Conformance, ABC):
 
     Attributes:
         prompt: a prompt; the model's answer must have at least four characters.
-        choices: texts that may follow the prompt. They must start with different tokens.
-        is_chat: whether the backend only answers chats. If so, `prompt` is a user's message.
+        choices: texts that may follow the prompt; they must start with different tokens.
+        is_chat: whether the backend only answers chats; `prompt` is then a user's message.
         endless: sampling parameters of a request that runs long enough to be cancelled.
     """
 
@@ -49,11 +49,11 @@ class BackendConformance(Conformance, ABC):
         """Return a new backend that works."""
 
     def create_unreachable(self) -> Backend:
-        """Return a backend whose server cannot be reached. Override this for a backend that uses a server."""
+        """Return a backend whose server cannot be reached. Override this method for a backend that uses a server."""
         raise SkipTest("the backend uses no server, or the kit has no create_unreachable()")
 
     def num_requests(self) -> int:
-        """Return the number of unfinished requests in the engine or server. Override this if they can be counted."""
+        """Return the number of unfinished requests in the engine or server, if a subclass can count them."""
         raise SkipTest("the engine or server does not count its requests, or the kit has no num_requests()")
 
     def test_it_is_a_backend(self) -> None:

@@ -18,21 +18,21 @@ _VOCAB_SIZE: Final = 300
 
 
 class LogitsProcessorConformance(Conformance, ABC):
-    """Checks a logits processor against the contract of `LogitsProcessor`, on a CPU.
+    """The kit for the contract `LogitsProcessor`, on a CPU.
 
         class TestMyProcessor(LogitsProcessorConformance):
             def create(self, context):
                 return MyProcessor()
 
     Attributes:
-        parameters: `seed` is the seed of a random prompt, output and logits of each step.
+        parameters: `seed` is the seed of the random prompt, the output and each step's logits.
     """
 
     parameters: ClassVar[Mapping[str, Sequence[Any]]] = {"seed": (0, 1, 2)}
 
     @abstractmethod
     def create(self, context: LogitsContext) -> LogitsProcessor:
-        """Return a new processor. The engine creates one each time it admits a request."""
+        """Return a new processor. The engine creates a processor each time it admits a request."""
 
     def test_logits_keep_their_form(self, seed: int) -> None:
         """`process` returns float32 [V], on the device of its argument."""

@@ -16,12 +16,12 @@ from graftlm.testing.paged_model import PagedModel, Tokens
 
 __all__ = ["ModelConformance"]
 
-#: Token ids below 100, so the vocabulary of a checkpoint needs at least 100 tokens.
+#: Token ids of the tests. All are below 100, so the vocabulary of a checkpoint needs at least 100 tokens.
 _PROMPT = (17, 4, 99, 23, 23, 5, 61, 88, 2, 40, 7)
 
 
 class ModelConformance(Conformance, ABC):
-    """Checks a model against the contract of `Model`, on a CPU in float32.
+    """The kit for the contract `Model`, on a CPU in float32.
 
         class TestMyModel(ModelConformance):
             def create(self, context):
@@ -45,10 +45,10 @@ class ModelConformance(Conformance, ABC):
 
     @abstractmethod
     def checkpoint(self) -> Path:
-        """Return the folder of a small checkpoint. Each tensor in it must have an effect on the logits."""
+        """Return the folder of a small checkpoint, in which every tensor must have an effect on the logits."""
 
     def model(self, weights: Iterable[tuple[str, Tensor]] | None = None) -> Model:
-        """Return a new model with the given weights, or with the checkpoint's weights if `weights` is None."""
+        """Return a new model with `weights` loaded; None: with the checkpoint's weights."""
         context = ModelContext(load_model_config(self.checkpoint()), torch.device("cpu"), torch.float32)
         model = self.create(context)
         model.load_weights(self.weights().items() if weights is None else weights)
@@ -179,7 +179,7 @@ class ModelConformance(Conformance, ABC):
 
     def _assert_close(self, got: Tensor, expected: Tensor) -> None:
         worst = float((got - expected).abs().max() / expected.abs().max())
-        # A NaN also fails this check.
+        # A difference of NaN also fails this check.
         assert worst <= self.tolerance, f"hidden states differ by {worst:.1e} of the largest absolute value"
 
 

@@ -23,7 +23,7 @@ __all__ = ["NaiveCache"]
 
 
 class _Entry:
-    """One cached block; the object is also the handle for the end of the block. The root is an entry without pages."""
+    """One cached block, and the handle for the prefix that ends with this block. The root is an entry without pages."""
 
     def __init__(
         self,
@@ -54,14 +54,14 @@ class _Entry:
 
 
 class NaiveCache(PrefixCache):
-    """Has one entry for each block, with the key (namespace, bytes of all tokens up to the end of the block).
+    """A cache with one entry per block; the entry's key is (namespace, bytes of all tokens up to the end of the block).
 
     An eviction scans all entries.
 
     Args:
         context: page size, eviction strategy, clock and event listener.
-        block_pages: number of pages in a block. Prefixes are shared only in whole blocks. Tests use a value above 1 to
-            check `PrefixCacheConformance.granularity_tokens`.
+        block_pages: number of pages in a block. Only whole blocks are shared. Tests use a value above 1 to check
+            `PrefixCacheConformance.granularity_tokens`.
     """
 
     def __init__(self, context: CacheContext, block_pages: int = 1) -> None:
@@ -142,7 +142,7 @@ class NaiveCache(PrefixCache):
     def reset(self) -> PageIds:
         """Evict everything that is not locked and return its pages."""
         evicted = [entry for entry in self._entries.values() if entry.num_locks == 0]
-        for entry in reversed(evicted):  # so that children come before parents
+        for entry in reversed(evicted):  # children before their parents
             self._drop(entry)
         return _pages(evicted)
 
@@ -158,7 +158,7 @@ class NaiveCache(PrefixCache):
 
     @property
     def version(self) -> int:
-        """A number that grows with each block that is added or evicted."""
+        """Version of the content, which grows with each block that is added or evicted."""
         return self._version
 
     def walk(self) -> Iterator[NodeView]:
@@ -188,7 +188,7 @@ class NaiveCache(PrefixCache):
         return found
 
     def _block_ends(self, start: int, end: int) -> range:
-        """Return the end of each whole block between two positions. All numbers are in pages."""
+        """Return the end of each whole block between two positions, all in pages."""
         return range(start + self._block_pages, end + 1, self._block_pages)
 
     def _touch(self, entries: list[_Entry], priority: int) -> None:
@@ -198,7 +198,7 @@ class NaiveCache(PrefixCache):
             entry.stats.priority = max(entry.stats.priority, priority)
 
     def _add(self, key: PrefixKey, pages: PageIds, parent: _Entry) -> _Entry:
-        """Add a block below an entry. The cache keeps the array `pages`, so the caller must pass a copy."""
+        """Add a block below an entry. The entry refers to the array `pages`, so the caller must pass a copy."""
         self._num_created += 1
         depth, end_pages = parent.num_pages * self._context.page_size, parent.num_pages + len(pages)
         token_ids = key.token_ids[depth : end_pages * self._context.page_size].copy()

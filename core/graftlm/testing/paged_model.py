@@ -19,7 +19,7 @@ class Tokens:
     """The tokens of one request in a step.
 
     Attributes:
-        row: number of the request, 0 .. max_requests - 1. A row has the same pages in all steps.
+        row: number of the request, from 0 to max_requests - 1. A row has the same pages in all steps.
         token_ids: consecutive tokens.
         start: position of the first of these tokens in the request.
     """
@@ -30,11 +30,11 @@ class Tokens:
 
 
 class PagedModel:
-    """Runs a loaded model with a paged KV cache. The pages are in random order and contain NaN until they are written.
+    """A loaded model with a paged KV cache, whose pages are in random order and contain NaN until they are written.
 
     Args:
-        model: a model with weights, to which no attention backend is bound yet.
-        page_size: tokens in a page.
+        model: model with weights and without a bound attention backend.
+        page_size: number of tokens in a page.
         max_requests: number of rows.
         max_context_len: maximum number of tokens of a row.
         dtype: dtype of the model.
@@ -71,7 +71,7 @@ class PagedModel:
         model.bind_attention(self.backend)
 
     def step(self, requests: Sequence[Tokens]) -> list[Tensor]:
-        """Run one batch. Returns each request's hidden states, [tokens, hidden], in the order of `requests`."""
+        """Run one batch; return each request's hidden states, [tokens, hidden], in the order of `requests`."""
         order = sorted(range(len(requests)), key=lambda i: len(requests[i].token_ids) > 1)
         batch = self._batch([requests[i] for i in order])
         pieces = self._forward(batch).split_with_sizes(batch.query_lens_cpu.tolist())
@@ -83,10 +83,9 @@ class PagedModel:
 
         Args:
             requests: the batch; requests with one token come first.
-            wanted_idx: indices of W tokens of the batch.
+            wanted_idx: indices of W tokens in the batch.
 
-        Returns:
-            The hidden states of these tokens, [W, hidden].
+        Returns: the hidden states of the W tokens, [W, hidden].
         """
         return self._forward(replace(self._batch(requests), wanted_idx=torch.tensor(wanted_idx)))
 
@@ -99,14 +98,14 @@ class PagedModel:
         return self.model.forward(batch)
 
     def run_in_chunks(self, token_ids: Sequence[int], chunk_len: int, row: int = 0) -> Tensor:
-        """Run one request with `chunk_len` tokens per step. Returns all hidden states, [tokens, hidden]."""
+        """Run one request with `chunk_len` tokens per step; return all hidden states, [tokens, hidden]."""
         starts = range(0, len(token_ids), chunk_len)
         steps = [self.step([Tokens(row, token_ids[start : start + chunk_len], start)]) for start in starts]
         return torch.cat([hidden for (hidden,) in steps])
 
 
 class RecordingAttention(AttentionBackend):
-    """Forwards all calls to another attention backend and records the layers that called it.
+    """An attention backend that forwards all calls to another one, and records the calling layers.
 
     Attributes:
         calls: layer of each call of `forward` since the last `prepare`.

@@ -20,7 +20,7 @@ __all__ = ["PrefixCacheConformance"]
 
 
 class PrefixCacheConformance(Conformance, ABC):
-    """Checks a prefix cache against the contract of `PrefixCache`.
+    """The kit for the contract `PrefixCache`.
 
         class TestMyCache(PrefixCacheConformance):
             def create(self, context):
@@ -29,13 +29,12 @@ class PrefixCacheConformance(Conformance, ABC):
     The last test needs the `hypothesis` package.
 
     Attributes:
-        parameters: `page_size` is the number of tokens in a page. Override it if the cache does not support all of
-            these sizes.
-        reuses: the provider's `CacheCapabilities.reuses`. If this is false, tests of the pages that `match` finds are
-            skipped.
-        granularity_tokens: the provider's `CacheCapabilities.granularity_tokens`. A cache may share prefixes only in
-            multiples of, for example, 64 tokens. The tests then use blocks instead of pages. The number of tokens in a
-            block is the least common multiple of this number and the page size.
+        parameters: `page_size` is the number of tokens in a page. Override this if the cache does not support all of
+            the sizes.
+        reuses: the provider's `CacheCapabilities.reuses`; if it is false, tests of found pages are skipped.
+        granularity_tokens: the provider's `CacheCapabilities.granularity_tokens`. If a cache only shares prefixes in
+            multiples of, for example, 64 tokens, the tests use blocks instead of pages. The number of tokens in a
+            block is the least common multiple of the granularity and the page size.
         max_examples: number of random histories that the last test tries for each page size and history length.
     """
 
@@ -51,21 +50,21 @@ class PrefixCacheConformance(Conformance, ABC):
     def rig(self, page_size: int, strategy: EvictionStrategy | None = None) -> CacheRig:
         """Return a test rig with a new cache. A page of the rig is a block of the cache.
 
-        When a call of the cache returns, the rig overwrites all arrays that it passed, which any caller may do.
+        After each call of the cache, the rig overwrites all passed arrays, as any caller may.
         """
         return CacheRig(
             lambda context: self._viewed(context, page_size), lcm(page_size, self.granularity_tokens), strategy
         )
 
     def _viewed(self, context: CacheContext, page_size: int) -> PrefixCache:
-        """Return a new cache for a page size, wrapped so that the rig's pages can be larger."""
+        """Return a new cache for `page_size`. If the rig's pages are larger, a wrapper presents blocks as pages."""
         cache = LentArrays(self.create(replace(context, page_size=page_size)))
         if context.page_size == page_size:
             return cache
         return BlockView(cache, context.page_size // page_size, page_size)
 
     def reusing_rig(self, page_size: int) -> CacheRig:
-        """Return a test rig like `rig`, or skip the test if the cache does not reuse prefixes."""
+        """Return a test rig like `rig`; skip the test if the cache does not reuse prefixes."""
         if not self.reuses:
             raise SkipTest("the cache does not reuse")
         return self.rig(page_size)
@@ -356,7 +355,7 @@ class PrefixCacheConformance(Conformance, ABC):
     # -- pins
 
     def pinning_rig(self, page_size: int) -> CacheRig:
-        """Return a rig in which (1, 2) is pinned for 1,000 s, or skip the test if the cache does not pin."""
+        """Return a rig in which (1, 2) is pinned for 1,000 s; skip the test if the cache does not support pins."""
         rig = self.reusing_rig(page_size)
         rig.insert(rig.key(1, 2))
         if not rig.cache.pin(rig.key(1, 2, 3), 1000.0):

@@ -13,14 +13,14 @@ from graftlm.testing.cache_rig import CacheRig, as_list, prompt
 
 __all__ = ["PrefixCacheMachine", "check_random_histories"]
 
-#: There are only a few letters and namespaces, so that many prompts have common prefixes.
+#: Few letters and namespaces, so that many prompts have common prefixes.
 _LETTERS = st.lists(st.integers(0, 2), max_size=7)
 _NAMESPACES = st.sampled_from(["", "tenant"])
 _PICKS = st.integers(0, 2**16)
 _NUM_PAGES = 64
 
-#: Numbers of steps in a history. Short histories come first, because their failures are readable without
-#: shrinking, which can take minutes.
+#: Numbers of steps in a history. Short histories run first: their failures are readable without shrinking, and
+#: shrinking a long history can take minutes.
 _HISTORY_LENS = (8, 40)
 
 _Prefix = tuple[str, bytes]
@@ -90,7 +90,7 @@ class _Dictionary:
 
 
 class PrefixCacheMachine(RuleBasedStateMachine):
-    """Random requests begin, match, insert, lock, unlock and end, while the cache evicts and is reset."""
+    """A state machine: random requests match, insert, lock and unlock, while the cache evicts and is reset."""
 
     def __init__(self, rig: CacheRig) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.requests)
     @rule(pick=_PICKS)
     def go_on(self, pick: int) -> None:
-        """A request matches again from its handle. Other requests may have cached more of its prompt."""
+        """A request matches again from its handle, because other requests may have cached more of its prompt."""
         request = self._pick(pick)
         match = self.cache.match(request.key, request.handle)
         expected = self.model.match(request.key)
@@ -163,7 +163,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.requests)
     @rule(pick=_PICKS)
     def unlock_once(self, pick: int) -> None:
-        """A request unlocks its handle once. The request ends with its last lock."""
+        """A request unlocks its handle once; without a lock, it ends."""
         request = self._pick(pick)
         self.cache.unlock(request.handle)
         request.num_locks -= 1
@@ -242,7 +242,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.requests) > 3)
     @rule()
     def all_leave(self) -> None:
-        """Every request unlocks its handle and ends. The cache then evicts all its pages."""
+        """Every request unlocks its handle and ends; then the cache evicts all pages."""
         for request in self.requests:
             for _ in range(request.num_locks):
                 self.cache.unlock(request.handle)
@@ -255,7 +255,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
 
     @invariant()
     def pages_are_conserved(self) -> None:
-        """Every page is either free or cached, exactly once."""
+        """Every page is either free or cached, and no page is cached twice."""
         assert sorted(self.free + self.rig.cached_pages()) == list(range(_NUM_PAGES)), "a page is lost, or owned twice"
 
     @invariant()
@@ -293,7 +293,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_strategy_knows_all_nodes(self) -> None:
-        """The nodes that the strategy's hooks were called for are the nodes that `walk` yields."""
+        """The nodes that the strategy's hooks have reported are the nodes that `walk` yields."""
         assert {view.stats for view in self.cache.walk()} == self.rig.strategy.live, "hooks and walk() differ"
 
     @invariant()
@@ -315,7 +315,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         request.handle = handle
 
     def _num_locks(self, prefix: _Prefix) -> int:
-        """Return the number of locks that protect a prefix: the locks of handles on or below it."""
+        """Return the number of locks that protect a prefix: locks of handles at the prefix or below it."""
         namespace, tokens = prefix
         return sum(
             request.num_locks
@@ -333,7 +333,7 @@ class PrefixCacheMachine(RuleBasedStateMachine):
 
 
 class _EvictionOrder:
-    """The strategy's priorities of all nodes before an eviction, for a check of the eviction order."""
+    """The strategy's priorities of all nodes before an eviction, to check the eviction order."""
 
     def __init__(self, rig: CacheRig) -> None:
         views = list(rig.cache.walk())

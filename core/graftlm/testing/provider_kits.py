@@ -1,4 +1,4 @@
-"""Creates the conformance kit of a provider, which applies the kit of its family to the provider's objects."""
+"""Creates the conformance kit of a provider: the kit of its family, applied to the provider's objects."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from graftlm.testing.conformance import Conformance
 
 __all__ = ["provider_kit"]
 
-#: Family -> module and class of its kit. A kit is imported only when it is used, because some kits import torch.
+#: Family -> (module, class) of its kit. A kit is imported when it is used, because some kits import torch.
 _KITS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "attention": ("graftlm.testing.attention", "AttentionBackendConformance"),
@@ -43,12 +43,12 @@ def provider_kit(
     device: str = "cpu",
     checkpoint: Path | None = None,
 ) -> type[Conformance]:
-    """Return the kit that checks the objects that a provider creates, for `run_conformance`.
+    """Return a kit for `run_conformance` that checks the objects of a provider.
 
     Args:
         family: a key of `graftlm.registry.FAMILIES`.
-        provider: the provider. Kits only test the features that its `capabilities` claim.
-        create: function that creates an object to check, given the family's context.
+        provider: the provider. Kits only test features that its `capabilities` claim.
+        create: function from the family's context to an object to check.
         device: the torch device type that an attention kit uses.
         checkpoint: folder of a small checkpoint, which the kit for models requires.
 
@@ -82,7 +82,7 @@ def provider_kit(
 
 
 def _known_cases(kit: Any) -> tuple[Any, ...]:
-    """Return the standard cases that a grammar backend accepts. It may refuse some kinds of specifications.
+    """Return the standard cases whose specifications a grammar backend accepts; it may refuse some kinds.
 
     Raises:
         SkipTest: the backend refuses all cases.
@@ -94,7 +94,7 @@ def _known_cases(kit: Any) -> tuple[Any, ...]:
             unenforced = kit.backend.check(case.spec)
         except GrammarError:
             return False
-        return not case.unenforced or bool(unenforced)  # backends differ in the keywords that they cannot enforce
+        return not case.unenforced or bool(unenforced)  # backends enforce different keywords
 
     known = tuple(case for case in STANDARD_CASES if is_known(case))
     if not known:
@@ -106,7 +106,7 @@ def _known_cases(kit: Any) -> tuple[Any, ...]:
 
 
 def _checkpoint_method(provider: Provider[Any], checkpoint: Path | None) -> Callable[[object], Path]:
-    """Return the method `checkpoint` of a model kit.
+    """Return a function to use as the method `checkpoint` of a model kit.
 
     Raises:
         ConfigError: `checkpoint` is None.

@@ -20,21 +20,21 @@ _ROWS = (1, 2, 3, 7, 12, 13, 31, 32, 65)
 
 
 class QuantizationConformance(Conformance, ABC):
-    """Checks a quantization against the contract of `Quantization`.
+    """The kit for the contract `Quantization`.
 
         class TestMyQuantization(QuantizationConformance):
             def create(self, context):
                 return MyQuantization(context.dtype)
 
     Attributes:
-        parameters: `size` is (N, K) of a layer. A size is skipped if `obstacle` returns a reason. `has_bias` is
+        parameters: `size` is (N, K) of a layer; a size is skipped if `obstacle` returns a reason. `has_bias` is
             whether the layer has a bias.
         dtypes: names of the dtypes of weights and activations that must work.
         device: the torch device type to test on.
         largest_error: largest error of decoded weights, relative to the norm of the weight. The default is enough for
             4 bits.
-        product_error: largest error of a product, relative to its largest absolute value. Set it for a quantization
-            that also rounds activations. None: the error of a few roundings in the dtype.
+        product_error: largest error of a product, relative to its largest absolute value, for a quantization that also
+            rounds activations. None: the error of a few roundings in the dtype.
     """
 
     parameters: ClassVar[Mapping[str, Sequence[Any]]] = {
@@ -51,7 +51,7 @@ class QuantizationConformance(Conformance, ABC):
         """Return a new quantization."""
 
     def converted(self, dtype: torch.dtype, size: tuple[int, int], has_bias: bool) -> tuple[LinearKernel, Tensor, Any]:
-        """Return a new kernel, and the weight [N, K] and the bias [N] or None that it was created from.
+        """Return (new kernel, its original weight [N, K], its bias [N] or None).
 
         Raises:
             SkipTest: the quantization does not support the layer.

@@ -1,4 +1,4 @@
-"""Test doubles for tests of caches: a clock, simple eviction strategies, and one that checks its calls."""
+"""Test doubles for tests of caches: a clock, simple eviction strategies, and a strategy that checks its calls."""
 
 from graftlm.contracts import EvictionStrategy, NodeStats
 
@@ -22,7 +22,7 @@ class TickingClock:
 
 
 class OldestAccessFirst(EvictionStrategy):
-    """Evicts the least recently used node first. Tests use it to check that a cache updates `last_access`."""
+    """A strategy that evicts the least recently used node first, for tests that a cache updates `last_access`."""
 
     def priority(self, node: NodeStats) -> tuple[float, ...]:
         """Return (last access)."""
@@ -30,9 +30,9 @@ class OldestAccessFirst(EvictionStrategy):
 
 
 class RestlessOrder(EvictionStrategy):
-    """A strategy that changes a node's priority at every access and every split of the node.
+    """A strategy in which every access and every split of a node changes the node's priority.
 
-    It reveals caches that sort nodes by outdated priorities.
+    It detects caches that sort nodes by outdated priorities.
     """
 
     def priority(self, node: NodeStats) -> tuple[float, ...]:
@@ -41,13 +41,13 @@ class RestlessOrder(EvictionStrategy):
 
 
 class RecordingStrategy(EvictionStrategy):
-    """Forwards every call to another strategy. Raises AssertionError if a cache makes calls in a wrong order.
+    """A strategy that forwards every call to another one, and raises AssertionError for calls in a wrong order.
 
     Args:
         inner: the other strategy; None: `OldestAccessFirst`.
 
     Attributes:
-        live: nodes that were inserted and not evicted yet.
+        live: inserted nodes that are not evicted yet.
         evicted: evicted nodes, in order. A test may clear the list.
         num_hits: number of calls of `on_hit` so far.
         num_priorities: number of calls of `priority` so far.

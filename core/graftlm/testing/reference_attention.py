@@ -1,4 +1,4 @@
-"""The oracle for attention. It computes one query at a time, in float32, over only the slots of that query."""
+"""The oracle for attention, which computes each query separately, in float32, over the slots of this query."""
 
 import torch
 from torch import Tensor
@@ -13,8 +13,8 @@ __all__ = ["ReferenceAttention"]
 class ReferenceAttention(AttentionBackend):
     """A direct implementation of the attention contract, without optimisations.
 
-    Each query gathers exactly the keys and values of its own positions. It has no mask, no padding and no batching,
-    which could have the same error as a backend under test. An 8-bit cache is converted to float32.
+    Each query gathers exactly the keys and values that it attends to. There are no masks, padding or batches, because
+    they could have the same error as a backend under test. An 8-bit cache is converted to float32.
     """
 
     def __init__(self, context: AttentionContext) -> None:
@@ -27,7 +27,7 @@ class ReferenceAttention(AttentionBackend):
         self._batch = batch
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer) -> Tensor:
-        """Write keys and values to the cache, then compute attention. Shapes are those of `AttentionBackend.forward`.
+        """Write keys and values to the cache, then compute attention; shapes as in `AttentionBackend.forward`.
 
         Raises:
             InvariantError: `prepare` was not called first.
@@ -53,7 +53,7 @@ class ReferenceAttention(AttentionBackend):
         return out.reshape(q.shape[0], -1)
 
     def _slots_of(self, batch: ForwardBatch, b: int) -> Tensor:
-        """Return the slot of every context position of request b, int64 [seq_len]."""
+        """Return the slots of all tokens in the context of request b, int64 [seq_len]."""
         position = torch.arange(int(batch.seq_lens[b]), device=batch.page_table.device)
         page = batch.page_table[b].long()[position // self._page_size]
         return page * self._page_size + position % self._page_size
@@ -64,12 +64,11 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, layer: AttentionLayer) -> T
 
     Args:
         q: query, [H, D].
-        keys: float32 [S, H_kv, D].
-        values: float32 [S, H_kv, D_v].
+        keys: keys that the query attends to, float32 [S, H_kv, D].
+        values: their values, float32 [S, H_kv, D_v].
         layer: the attention layer.
 
-    Returns:
-        float32 [H, D_v].
+    Returns: the output, float32 [H, D_v].
     """
     groups = layer.num_heads // layer.num_kv_heads
     keys = keys.repeat_interleave(groups, dim=1)  # [S, H, D]

@@ -23,7 +23,7 @@ class FakePrefixGroup:
 
 @dataclass(frozen=True, slots=True)
 class FakeWaitingRequest:
-    """A `WaitingRequest` with fixed values, which cannot be changed."""
+    """A `WaitingRequest` with fixed values."""
 
     request_id: str
     arrival_s: float = 0.0
@@ -35,7 +35,7 @@ class FakeWaitingRequest:
 
 
 class SchedulingPolicyConformance(Conformance, ABC):
-    """Checks a scheduling policy against the contract of `SchedulingPolicy`.
+    """The kit for the contract `SchedulingPolicy`.
 
         class TestMyPolicy(SchedulingPolicyConformance):
             def create(self, context):
@@ -57,7 +57,7 @@ class SchedulingPolicyConformance(Conformance, ABC):
         policy = self.create(SchedulingContext(seed))
         waiting = _draw(num_requests, seed)
         for now in (100.0, 101.0):
-            ordered = policy.order(list(waiting), now)  # a copy, because the policy might change its argument
+            ordered = policy.order(list(waiting), now)  # a copy, because a faulty policy might change its argument
             assert len(ordered) == num_requests, f"order() returned {len(ordered)} of {num_requests} requests"
             assert {id(request) for request in ordered} == {id(request) for request in waiting}, (
                 "order() left out or repeated a request"
@@ -104,7 +104,7 @@ class SchedulingPolicyConformance(Conformance, ABC):
 
 
 def _draw(num_requests: int, seed: int) -> list[FakeWaitingRequest]:
-    """Return random requests in order of arrival. For each sort key, several requests have equal values."""
+    """Return random requests in order of arrival; several requests have equal values of each sort key."""
     draw = random.Random(seed)
     outer = FakePrefixGroup(num_tokens=1, num_waiting=num_requests)
     groups = [None, outer, FakePrefixGroup(16, 3, outer), FakePrefixGroup(16, 3, outer), FakePrefixGroup(8, 2)]

@@ -1,4 +1,4 @@
-"""Provides a server with OpenAI's endpoints on a free port. A test defines the answers of the server's model."""
+"""A server with OpenAI's endpoints on a free port, for which a test defines the model's answers."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ _TOKEN: Final = re.compile(r"\s?\w+|\W")
 def writes_on(*documents: str) -> Callable[[str], str]:
     """Return a function that continues a prompt with the rest of the first document that starts with the prompt.
 
-    If no document starts with the prompt, the function returns an empty text.
+    If there is no such document, the function returns an empty text.
     """
 
     def says(prompt: str) -> str:
@@ -31,15 +31,14 @@ def writes_on(*documents: str) -> Callable[[str], str]:
 
 @dataclass(frozen=True, slots=True)
 class ScriptedModel:
-    """Defines the answers of a scripted endpoint.
+    """The simulated model of a scripted API.
 
     Attributes:
-        says: function from a prompt to the model's full answer, without a length limit. In a chat, the prompt is the
-            last user message, and the answer is the whole message of the assistant.
+        says: function from a prompt to the model's full answer. In a chat, the prompt is the last user message, and the
+            answer is the whole message of the assistant.
         reasons: function from the same prompt to the `reasoning_content` of a chat's answer.
-        logprob: function from the text so far and the next token to the log-probability of this token.
-        alternatives: tokens that are listed at each position as the most likely tokens, in addition to the generated
-            token.
+        logprob: function from (text so far, next token) to the log-probability of the next token.
+        alternatives: tokens that each position lists as most likely tokens, in addition to the generated token.
     """
 
     says: Callable[[str], str]
@@ -48,7 +47,7 @@ class ScriptedModel:
     alternatives: Sequence[str] = ()
 
     def tokens(self, text: str) -> list[str]:
-        """Return the tokens of a text: words with the white space before them, and other characters one by one."""
+        """Return the tokens of a text: words with the white space before them, and single other characters."""
         return _TOKEN.findall(text)
 
 
@@ -62,18 +61,18 @@ class _Written:
 
 
 class ScriptedApi:
-    """Serves `/v1/chat/completions` and `/v1/completions`, with and without streaming, in its own thread.
+    """A server of `/v1/chat/completions` and `/v1/completions`, with and without streaming, in a separate thread.
 
         with ScriptedApi(ScriptedModel(writes_on("1 + 1 = 2"))) as api:
             OpenAI("any", base_url=api.url)
 
     Attributes:
         url: URL of the API, with `/v1`.
-        refused: names of fields. A request with such a field in its body gets the status 400.
-        ignored: names of fields of a request body that have no effect.
+        refused: names of fields; a request whose body has such a field gets status 400.
+        ignored: names of fields of a request's body that have no effect.
         bodies: bodies of all requests so far, in order.
-        prompt_tokens: total number of prompt tokens of all answers.
-        under_way: number of requests that have arrived, but are not answered yet.
+        prompt_tokens: total number of prompt tokens in all answers.
+        under_way: number of requests that have arrived and are not answered yet.
     """
 
     def __init__(
@@ -93,9 +92,9 @@ class ScriptedApi:
             model: the model that defines the answers.
             refused: initial value of the attribute.
             ignored: initial value of the attribute.
-            tells_logprobs: whether answers have log-probabilities. If not, a request for log-probabilities gets null.
+            tells_logprobs: whether answers have log-probabilities; if not, a request for log-probabilities gets null.
             tells_usage: whether answers have token counts.
-            dies_after: number of text events of a stream after which the connection breaks; None: it never breaks.
+            dies_after: number of a stream's text events after which the connection breaks; None: it never breaks.
             hangs: whether the server never answers.
         """
         self._model = model
@@ -163,7 +162,7 @@ class ScriptedApi:
         pieces = _pieces(written)
         for i, piece in enumerate(pieces):
             if i == self._dies_after:
-                assert request.transport is not None  # the connection is open: the answer is not complete
+                assert request.transport is not None  # the connection is open, because the answer is not complete
                 request.transport.abort()
                 return response
             content = {"delta": {"content": piece}} if is_chat else {"text": piece}
@@ -210,7 +209,7 @@ class ScriptedApi:
     ) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": index, "finish_reason": written.finish_reason, "logprobs": None}
         echo = prompt if body.get("echo") else ""
-        wanted = body.get("logprobs")  # a number in requests for completions; it may be 0
+        wanted = body.get("logprobs")  # in requests for completions, a number that may be 0
         if wanted is not None and wanted is not False and self._tells_logprobs:
             tokens = self._model.tokens(echo) + written.tokens
             choice["logprobs"] = self._logprobs("" if echo else prompt, tokens, is_chat)
@@ -239,14 +238,14 @@ class ScriptedApi:
 
 
 def _prompts(body: Mapping[str, Any], is_chat: bool) -> list[str]:
-    """Return the prompts of a request. A chat has one prompt, which is its last user message."""
+    """Return the prompts of a request. The only prompt of a chat is its last user message."""
     if is_chat:
         return [message["content"] for message in body["messages"] if message["role"] == "user"][-1:]
     return [body["prompt"]] if isinstance(body["prompt"], str) else list(body["prompt"])
 
 
 def _pieces(written: _Written) -> list[str]:
-    """Return a completion's text, cut at token boundaries. If a stop string was removed, the last piece is shorter."""
+    """Return a completion's text in pieces, one per token. If a stop string was removed, the last one is shorter."""
     pieces, rest = list[str](), written.text
     for token in written.tokens:
         pieces.append(rest[: len(token)])

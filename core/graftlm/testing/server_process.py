@@ -1,4 +1,4 @@
-"""Runs `graftlm serve` in its own process tree, for tests, benchmarks and examples."""
+"""Runs `graftlm serve` in a separate process tree, for tests, benchmarks and examples."""
 
 import os
 import re
@@ -26,7 +26,7 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 30.0, what: str
 
     Args:
         condition: function that returns whether the condition is true.
-        timeout_s: longest wait in seconds.
+        timeout_s: time limit in seconds.
         what: name of the condition, for the error.
 
     Raises:
@@ -40,7 +40,7 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 30.0, what: str
 
 
 class ServerProcess:
-    """Runs `graftlm serve` on a free port and stops it at the end.
+    """A context that runs `graftlm serve` on a free port, and stops the server at the end.
 
         with ServerProcess({"model": "demo"}) as server:
             openai.OpenAI(base_url=server.url + "/v1", api_key="none")
@@ -48,7 +48,7 @@ class ServerProcess:
     Attributes:
         process: the process of `graftlm serve`.
         url: URL of the server.
-        start_s: time from the start of the process until it accepted requests, in seconds.
+        start_s: time from the start of the process until the server accepted requests, in seconds.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class ServerProcess:
         """Start the server and wait until it accepts requests.
 
         Args:
-            config: contents of the YAML file. A free port is added if there is no port.
+            config: contents of the YAML file; if it has no port, a free port is added.
             arguments: additional command-line arguments.
             environment: environment variables, in addition to the variables of this process.
-            timeout_s: longest time until the server must accept requests, in seconds.
-            on_log: function that is called with each line that the server writes to standard error before it accepts
+            timeout_s: time limit in seconds until the server accepts requests.
+            on_log: function that is called with each line of the server's standard error until the server accepts
                 requests.
 
         Raises:
@@ -94,11 +94,11 @@ class ServerProcess:
 
     @property
     def log(self) -> str:
-        """Everything that the server has written to standard error."""
+        """Text that the server has written to standard error so far."""
         return self._log_path.read_text(errors="replace")
 
     def children(self) -> dict[str, int]:
-        """Return the server's running child processes as role -> process id, with roles such as "scheduler-0"."""
+        """Return role, such as "scheduler-0" -> process id of the server's running child processes."""
         found: dict[str, int] = {}
         for line in self.log.splitlines():
             match = re.search(r"(scheduler-\d+|detokenizer) runs as pid (\d+)", line)

@@ -1,4 +1,4 @@
-"""Writes a Llama checkpoint of any size that needs almost no disk space: all weights are zeros in a sparse file."""
+"""Writes a Llama checkpoint of any size with almost no disk space: all weights are zeros in a sparse file."""
 
 import json
 import shutil
@@ -54,7 +54,7 @@ class LlamaShape:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Size of one token's keys and values in all layers, in bytes."""
+        """Size of a token's keys and values in all layers, in bytes."""
         return 2 * _BYTES * self.num_layers * self.num_kv_heads * self.head_dim
 
 
@@ -63,7 +63,7 @@ def write_sparse_checkpoint(directory: Path, shape: LlamaShape, *, max_position_
 
     Args:
         directory: an existing folder.
-        shape: sizes of the model. The vocabulary must not be smaller than the vocabulary of the bundled tokenizer.
+        shape: sizes of the model; the vocabulary must be at least as large as that of the bundled tokenizer.
         max_position_embeddings: longest context in tokens.
 
     Returns:

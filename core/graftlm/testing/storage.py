@@ -22,15 +22,15 @@ _KEYS = (b"a", b"\0", b"\0\0", b"../a", b"A", bytes(16), bytes(range(32)), bytes
 
 
 class KVStorageConformance(Conformance, ABC):
-    """Checks a KV storage against the contract of `KVStorage`.
+    """The kit for the contract `KVStorage`.
 
         class TestMyStorage(KVStorageConformance):
             def create(self, context):
                 return MyStorage(context, self.medium)
 
-    The kit uses new random fingerprints, so the medium may already contain other blocks. The methods
-    `create_limited`, `damage` and `break_medium` are for actions without a method in the contract of `KVStorage`. If
-    you do not override such a method, the tests that use it are skipped.
+    The kit uses new random fingerprints, so the medium may already contain other blocks. The contract `KVStorage` has
+    no methods for the actions of `create_limited`, `damage` and `break_medium`. If you do not override one of these
+    methods, the tests that use it are skipped.
 
     Attributes:
         parameters: `block_bytes` is the number of bytes in a block.
@@ -58,11 +58,11 @@ class KVStorageConformance(Conformance, ABC):
 
     @cached_property
     def fingerprint(self) -> bytes:
-        """The fingerprint of this test, 24 random bytes."""
+        """The test's fingerprint, 24 random bytes."""
         return secrets.token_bytes(24)
 
     def context(self, block_bytes: int = 1000) -> StorageContext:
-        """Return a context with the fingerprint of this test."""
+        """Return a context with the test's fingerprint."""
         return StorageContext(self.fingerprint, block_bytes)
 
     def test_get_fills_in_exactly_what_was_put(self, block_bytes: int) -> None:
@@ -288,7 +288,7 @@ class KVStorageConformance(Conformance, ABC):
 
 
 def _block(key: bytes, block_bytes: int) -> NDArray[np.uint8]:
-    """Return the content of a key's block, uint8 [block_bytes], which is the same in all tests."""
+    """Return the content of a key's block, uint8 [block_bytes], which depends only on the arguments."""
     return np.frombuffer(random.Random(key).randbytes(block_bytes), np.uint8).copy()
 
 
@@ -299,7 +299,7 @@ def _assert_held(storage: KVStorage, key: bytes, block_bytes: int) -> None:
 
 
 def _use_at_random(storages: Sequence[KVStorage], seed: int, block_bytes: int) -> None:
-    """Call all methods in random order and check that each block that is read has the content of its key."""
+    """Call all methods in random order, and check that each read block has the content of its key."""
     draw, out = random.Random(seed), np.empty(block_bytes, np.uint8)
     for _ in range(60):
         storage, key = draw.choice(storages), bytes([draw.randrange(6)])

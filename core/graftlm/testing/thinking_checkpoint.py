@@ -1,4 +1,4 @@
-"""Writes a checkpoint of the bundled model with tokens for the tags around reasoning."""
+"""Writes a checkpoint of the bundled model in which two tokens are the tags around reasoning."""
 
 import json
 import shutil

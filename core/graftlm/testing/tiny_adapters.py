@@ -13,10 +13,10 @@ __all__ = ["write_tiny_adapter"]
 def write_tiny_adapter(
     directory: Path, checkpoint: Path, seed: int = 0, *, deviation: float = 0.2, **config: Any
 ) -> nn.Module:
-    """Write a random adapter for a checkpoint, and return the checkpoint's model with the adapter merged into it.
+    """Write a random adapter for a checkpoint; return the checkpoint's model with the adapter merged into its weights.
 
-    Both low-rank factors have large random values, so that the adapter changes most tokens. In training, one of the
-    factors starts as zeros.
+    Both low-rank factors have large random values, so that the adapter changes most tokens. A new adapter for
+    training has one factor of zeros and changes nothing.
 
     Args:
         directory: folder of the adapter. It is created if necessary, and its files are replaced.

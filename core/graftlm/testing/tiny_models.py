@@ -44,8 +44,8 @@ _DEEPSEEK_CONFIG: dict[str, Any] = {
     "num_experts_per_tok": 2,
 }
 
-#: Family -> entries of its configuration. The usual defaults are for large models. In a small model, features with
-#: these defaults would have no effect.
+#: Family -> entries of its configuration. The usual defaults are for large models; with the defaults, some features
+#: would have no effect in a small model.
 _FAMILY_CONFIG: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 16},
     "ministral": {"sliding_window": 16},
@@ -70,7 +70,7 @@ _FAMILY_CONFIG: dict[str, dict[str, Any]] = {
     "gpt_oss": {"sliding_window": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "swiglu_limit": 2.0},
 }
 
-#: The tiny tokenizer's end-of-sequence token; its id is 0.
+#: End-of-sequence token of the tiny tokenizer, with id 0.
 END_OF_TURN = "<|end|>"
 
 _SPECIAL_TOKENS = (END_OF_TURN, "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>")
@@ -113,8 +113,8 @@ def write_tiny_checkpoint(
 ) -> Path:
     """Write config.json, generation_config.json, safetensors files, and optionally tokenizer files.
 
-    The random weights, including norms and biases, have a large standard deviation. The most likely token is
-    therefore clearly more likely than the others, and an error in any layer changes the output.
+    The random weights, including norms and biases, have a large standard deviation. One token is therefore clearly more
+    likely than all others, and an error in any layer changes the output.
 
     Args:
         directory: folder of the checkpoint. It is created if necessary, and its files are replaced.
@@ -124,15 +124,15 @@ def write_tiny_checkpoint(
         intermediate_size: size of the feed-forward layer.
         num_layers: number of decoder layers.
         num_heads: number of query heads.
-        num_kv_heads: number of key/value heads; num_heads must be a multiple of it.
-        head_dim: size of a head. It must be even, and may differ from hidden_size / num_heads.
+        num_kv_heads: number of key/value heads, a divisor of num_heads.
+        head_dim: size of a head; even, and independent of hidden_size / num_heads.
         vocab_size: number of rows of the embedding.
         max_position_embeddings: longest context in tokens.
         tie_word_embeddings: whether the embedding is also the output projection.
         rope_parameters: for example {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}; None: the default
             type.
         eos_token_id: token that ends an answer; None: the tokenizer's end token, or no token if there is no tokenizer.
-        shards: number of safetensors files. If there is more than one, an index is also written.
+        shards: number of safetensors files; for more than one file, an index is also written.
         dtype: dtype of the tensors.
         initializer_range: standard deviation of all weights.
         tokenizer: whether to write a byte-level tokenizer with a chat template.
@@ -165,7 +165,7 @@ def write_tiny_checkpoint(
         **({} if num_labels is None else {"num_labels": num_labels}),
     }
     hf_config = AutoConfig.for_model(family, **{**entries, **_FAMILY_CONFIG.get(family, {}), **(config or {})})
-    with torch.random.fork_rng(devices=[]):  # the constructor's random weights are replaced below
+    with torch.random.fork_rng(devices=[]):  # the constructor draws random weights, which are replaced below
         kind = AutoModelForCausalLM if num_labels is None else AutoModelForSequenceClassification
         model = kind.from_config(hf_config, dtype=dtype)
     _draw_weights(model, seed, initializer_range, norm_mean=0 if family.startswith("gemma") else 1)

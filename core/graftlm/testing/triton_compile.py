@@ -1,7 +1,7 @@
 """Compiles Triton kernels for devices that this machine does not have. Importing this module imports Triton.
 
-Triton's interpreter accepts more than its compiler does. A kernel that passes its tests in the interpreter may
-therefore not compile. This module only compiles kernels and does not run them.
+Triton's interpreter accepts code that Triton's compiler refuses, so a kernel may pass its tests in the interpreter and
+not compile. This module only compiles kernels and does not run them.
 """
 
 from collections.abc import Mapping
@@ -21,14 +21,13 @@ def compile_kernel(
 
     Args:
         kernel: a function decorated with `triton.jit`, in a process without TRITON_INTERPRET.
-        arguments: parameter -> its type, such as "*bf16" or "i32", or its constant value, which must not be a string.
+        arguments: parameter -> type ("*bf16", "i32", ...) or constant value, which must not be a string.
             The compiler may assume that pointers, and integers whose name ends in `stride`, are multiples of 16.
         capability: compute capability of the device, e.g. 90 for 9.0.
         options: options of Triton's compiler, such as `num_warps`.
 
     Returns:
-        Triton's compiled kernel. `asm["ptx"]` is its code, and `metadata.shared` is the number of bytes of shared
-        memory that it needs.
+        Triton's compiled kernel. `asm["ptx"]` is the code, `metadata.shared` the required shared memory in bytes.
 
     Raises:
         triton.CompilationError: the kernel does not compile.

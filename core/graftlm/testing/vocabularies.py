@@ -11,7 +11,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 __all__ = ["END_TOKEN", "generate_tokenizer"]
 
-#: The stop token. `<pad>` is another special token. `<tool>` is an added token, but not a special one.
+#: The stop token. `<pad>` is a special token too; `<tool>` is an added token that is not special.
 END_TOKEN: Final = "<end>"
 _SPECIAL_TOKENS: Final = (END_TOKEN, "<pad>")
 _ADDED_TOKEN: Final = "<tool>"
@@ -26,7 +26,7 @@ _JSON: Final = (
     *('["', "[]", "{}", "}}", "]]", '":1', '":true', '":null', '\\"', "\\n", "\\u", "\\\\", "},", "],", "true", "null"),
     *("false", "</", "<t", '">', "=>", "->", '"\n', '",\n', "{\n", "}\n", '""', '"""', "...", ".\n"),
 )
-#: First and last code point of each alphabet. Its tokens have one to three characters, or end within a character.
+#: First and last code point of each alphabet. Tokens have one to three of its characters, or end within a character.
 _ALPHABETS: Final = (
     *((0xA1, 0xFF), (0x100, 0x17F), (0x391, 0x3C9), (0x410, 0x44F), (0x5D0, 0x5EA), (0x627, 0x64A), (0x905, 0x939)),
     *((0xE01, 0xE30), (0x3041, 0x30FE), (0x4E00, 0x9FFF), (0xAC00, 0xD7A3), (0x2010, 0x2030), (0x1F300, 0x1F64F)),
@@ -37,9 +37,9 @@ _ALPHABETS: Final = (
 def generate_tokenizer(size: int, seed: int = 0) -> tokenizers.Tokenizer:
     """Return a byte-level tokenizer with `size` random tokens. Equal arguments give equal tokenizers.
 
-    The tokens are all bytes, words with and without a leading space, parts of words, runs of white space, numbers,
-    punctuation of JSON and code, and characters, and parts of characters, of many alphabets. The tokenizer has no
-    merges, so it encodes a text with one token for each byte.
+    The vocabulary has all single bytes, words with and without a leading space, parts of words, runs of white space,
+    numbers, and punctuation of JSON and code. It also has characters and parts of characters of many alphabets. The
+    tokenizer has no merges, so it encodes a text with one token for each byte.
 
     Raises:
         ValueError: `size` is too small for all bytes and the added tokens.
@@ -60,7 +60,7 @@ def generate_tokenizer(size: int, seed: int = 0) -> tokenizers.Tokenizer:
 
 
 def _byte_chars() -> dict[int, str]:
-    """Return byte -> the character that represents this byte in byte-level tokenizers."""
+    """Return byte -> character for this byte in byte-level tokenizers."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(_NUM_BYTES) if byte not in printable]
     return {byte: chr(byte) for byte in printable} | {byte: chr(_NUM_BYTES + i) for i, byte in enumerate(others)}
@@ -94,7 +94,7 @@ def _foreign(random: Random) -> bytes:
     first, last = random.choice(_ALPHABETS)
     text = "".join(chr(random.randint(first, last)) for _ in range(random.choice((1, 1, 2, 2, 3))))
     encoded = (" " + text if random.random() < 0.15 else text).encode()
-    if random.random() < 0.1:  # let the piece end or start within a character
+    if random.random() < 0.1:  # the piece ends or starts within a character
         return encoded[:-1] if random.random() < 0.7 else encoded[1:]
     return encoded
 

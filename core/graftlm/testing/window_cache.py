@@ -13,7 +13,7 @@ from graftlm.testing.window_cache_machine import FakeWindows, check_random_windo
 
 __all__ = ["WindowCacheConformance"]
 
-#: Cases with a prompt of eight pages: pages with a window page ("1"), `reach_pages`, and pages of the longest match.
+#: Cases with a prompt of eight pages: (pages with a window page ("1"), `reach_pages`, length of the match in pages).
 _MATCHES = [
     ("11111111", 3, 8),
     ("00000111", 3, 8),
@@ -28,9 +28,9 @@ _MATCHES = [
 
 
 class WindowCacheConformance(Conformance, ABC):
-    """Checks the window pages of a cache whose capabilities have `window` and `reuses`.
+    """The kit for window pages, for caches with the capabilities `window` and `reuses`.
 
-    `PrefixCacheConformance` checks the other parts of the contract of `PrefixCache`.
+    `PrefixCacheConformance` checks the other parts of the contract `PrefixCache`.
 
         class TestMyCacheWithWindows(WindowCacheConformance):
             def create(self, context):

@@ -20,18 +20,18 @@ _PICKS = st.integers(0, 2**16)
 _LENGTHS = st.integers(0, 4)
 _NUM_PAGES = 64
 
-#: Numbers of steps in a history. Short histories come first, because their failures are readable without
-#: shrinking, which can take minutes.
+#: Numbers of steps in a history. Short histories run first: their failures are readable without shrinking, and
+#: shrinking a long history can take minutes.
 _HISTORY_LENS = (8, 40)
 
 _Prefix = tuple[int, ...]
 
 
 class FakeWindows:
-    """A `WindowView` for tests. The test defines which pages have window pages.
+    """A `WindowView` for which a test defines the pages that have window pages.
 
     Attributes:
-        held: ids of the pages that have a window page; None: all pages have one.
+        held: ids of the pages that have a window page; None: all pages.
     """
 
     def __init__(self, reach_pages: int, held: set[int] | None = None) -> None:
@@ -52,7 +52,7 @@ def check_random_windows(make_rig: Callable[[FakeWindows], CacheRig], reach_page
     """Run random histories, each on a new cache.
 
     Args:
-        make_rig: function that returns a rig with a new cache, given the cache's window view.
+        make_rig: function from a window view to a rig with a new cache.
         reach_pages: number of pages before the end of a match that must have a window page.
         max_examples: number of histories of each length.
 
@@ -82,7 +82,7 @@ def check_random_windows(make_rig: Callable[[FakeWindows], CacheRig], reach_page
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """A request with a locked handle, and with locked window pages of the last `window_len` pages before it."""
+    """A request with a locked handle, and with locked window pages for the `window_len` pages before the handle."""
 
     tokens: _Prefix
     handle: PrefixHandle
@@ -90,7 +90,7 @@ class _Request:
 
 
 class WindowCacheMachine(RuleBasedStateMachine):
-    """Random requests begin, insert pages with or without window pages, and end, while the cache evicts both kinds."""
+    """A state machine: random requests insert pages with and without window pages; the cache evicts both kinds."""
 
     def __init__(self, rig: CacheRig, windows: FakeWindows) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class WindowCacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.requests)
     @rule(pick=_PICKS, offered=st.lists(st.booleans(), max_size=9), window_len=_LENGTHS)
     def insert(self, pick: int, offered: list[bool], window_len: int) -> None:
-        """A request inserts pages with or without window pages. Cached pages take the window pages of duplicates."""
+        """A request inserts pages with or without window pages; cached pages take the window pages of duplicates."""
         request = self.requests[pick % len(self.requests)]
         start = request.handle.num_pages
         offered = offered[: min(len(request.tokens) - start, len(self.free))]
@@ -215,20 +215,20 @@ class WindowCacheMachine(RuleBasedStateMachine):
 
     @invariant()
     def both_kinds_of_pages_are_conserved(self) -> None:
-        """Every page is either free or cached, exactly once, and every page with a window page is cached."""
+        """Every page is either free or cached, no page is cached twice, and every page with a window page is cached."""
         assert sorted([*self.free, *self.pages.values()]) == list(range(_NUM_PAGES)), "a page is lost, or owned twice"
         assert self.rig.cached_pages() == sorted(self.pages.values()), "walk() yields other pages"
         assert self.held <= set(self.pages.values()), "a page was evicted, but not its window page"
 
     @invariant()
     def the_tree_shows_what_has_window_pages(self) -> None:
-        """Either all pages of a node have window pages or none of them, and `has_window` is correct."""
+        """All pages of a node have window pages, or none has one; `has_window` is correct."""
         for view in self.cache.walk():
             assert (self.windows.holds(view.pages) == view.has_window).all(), "has_window is wrong"
 
     @invariant()
     def counters_are_right(self) -> None:
-        """The three page counts agree with the locked handles and window pages."""
+        """The cache's three page counts agree with the locked handles and window pages."""
         num_locked = sum(self._is_locked(prefix) for prefix in self.pages)
         assert self.cache.locked_pages == num_locked, "locked_pages is wrong"
         assert self.cache.evictable_pages == len(self.pages) - num_locked, "evictable_pages is wrong"
@@ -255,7 +255,7 @@ class WindowCacheMachine(RuleBasedStateMachine):
         return PrefixKey(prompt(self.rig.page_size, *tokens))
 
     def _usable(self, tokens: _Prefix, resumed: int = 0) -> int:
-        """Return the number of pages of the longest cached prefix with a whole window, but at least `resumed`."""
+        """Return the number of pages of the longest cached prefix with a whole window; at least `resumed`."""
         usable = resumed
         for end in range(1, len(tokens) + 1):
             if tokens[:end] not in self.pages:
