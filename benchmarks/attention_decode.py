@@ -48,7 +48,7 @@ class Case:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of the keys and values; shared tokens count once."""
+        """Size of the keys and values in bytes; shared tokens are counted once."""
         tokens = self.shared + self.requests * (self.context - self.shared)
         return tokens * KVStore.bytes_per_token([LAYER], getattr(torch, self.dtype))
 

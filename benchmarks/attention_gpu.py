@@ -98,7 +98,7 @@ def median_us(call: Callable[[], object], seconds: float) -> float:
     times: list[float] = []
     while len(times) < MIN_REPEATS or sum(times) < seconds * 1e6:
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        rubbish.zero_()  # it also keeps the device busy while the host launches, so that no gap is measured
+        rubbish.zero_()  # flushes the L2 cache, and keeps the device busy until the call is launched
         start.record()
         call()
         end.record()

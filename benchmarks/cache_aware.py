@@ -1,4 +1,4 @@
-"""Measures the cache hit rate of each scheduling policy, compared with the highest that any order could reach.
+"""Measures the cache hit rate of each scheduling policy, compared with the highest rate of any request order.
 
     python benchmarks/cache_aware.py [--json FILE] [--seeds N] [--policies NAME ...]
 
@@ -7,8 +7,8 @@ too: a step takes `STEP_S`, plus `TOKEN_S` for each prompt token. The workloads 
 
 - few-shot: 48 tasks with 900 to 1,100 tokens of examples each. Each task has 24 short questions. All requests arrive
   together, in random order;
-- tree-of-thought: 24 problems after one instruction. Each thought has three successors, to a depth of four, which are
-  sent when the thought is complete;
+- tree-of-thought: 24 problems after one instruction. Each thought has three successors, which are sent when the thought
+  is complete; the depth of the tree is four;
 - multi-turn: 160 conversations of six turns with one of four system prompts. A turn is sent when the previous turn is
   answered.
 
@@ -133,9 +133,9 @@ class Outcome:
 
     Attributes:
         hit_rate: share of the prompt tokens that were not computed.
-        late_s: longest time by which an admission exceeded `max_wait_s`; 0 if none did.
+        late_s: longest time in seconds by which an admission exceeded `max_wait_s`; 0 if no admission did.
         out_of_turn: number of admissions before an aged request that arrived earlier.
-        duration_s: simulated time.
+        duration_s: duration of the run in seconds, in simulated time.
     """
 
     hit_rate: float
@@ -148,7 +148,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class Simulation:
-    """Runs one workload through one scheduler until all requests have finished."""
+    """A simulation that runs one workload through one scheduler."""
 
     calls: list[Call]
     kv_tokens: int

@@ -4,7 +4,7 @@
 
 Two trees are measured, at page sizes 1 and 64:
 
-- "groups": 2,000 sequences of 2,048 tokens, in groups of 20 that share their first 512 tokens. All are inserted into
+- "groups": 2,000 sequences of 2,048 tokens, in groups of 20 that share their first 512 tokens. They are inserted into
   one tree, which is empty at first, and then matched in random order. By then, most of the data to compare is no longer
   in the CPU caches.
 - "large": N nodes (default: 50,000). Keys have 4,096 tokens; groups of 16 keys share their first 3,072.

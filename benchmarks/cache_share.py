@@ -4,7 +4,7 @@
 
 A random model of 100M parameters serves requests without a common prefix. All are sent at the start, with overlap on. A
 plugin provides a cache that wraps the radix cache and times every call. The paper that introduced RadixAttention
-(arXiv:2312.07104, section 6.3) reports 0.2 s of 74.3 s, 0.27 %, for 100 such requests on a GPU.
+(arXiv:2312.07104, section 6.3) reports 0.2 s of 74.3 s (0.27 %) for 100 such requests on a GPU.
 """
 
 import argparse
@@ -133,7 +133,7 @@ def measure(directory: Path, num_requests: int, page_size: int) -> dict[str, Any
         for n in random.integers(8, 65, num_requests)
     ]
     plugin = TimedCachePlugin()
-    # The memory holds a third of the tokens that the requests write, so that eviction is timed too.
+    # The memory has room for a third of the tokens that the requests write, so that eviction is timed too.
     fields = {"cache": {"name": "timed", "page_size": page_size}, "memory": {"kv_tokens": 12_288}}
     with Engine(model=str(directory), plugins=[plugin], **fields) as engine:
         engine.generate(prompts[0], params[0])

@@ -1,4 +1,4 @@
-"""Writes the generated traces for the comparison in docs/eviction.md, in addition to a recorded one.
+"""Writes traces for the comparison in docs/eviction.md: generated ones, and the two halves of a recorded one.
 
 python benchmarks/eviction_traces.py traces --recorded trace.jsonl
 graftlm cache-sim traces/*.jsonl --eviction all --capacity 2%,5%,10%,20%
@@ -20,7 +20,7 @@ Arrival = tuple[float, list[int]]
 
 
 class Blocks:
-    """Generates ids of new blocks."""
+    """A generator of ids for new blocks."""
 
     def __init__(self) -> None:
         self._ids = itertools.count(1)

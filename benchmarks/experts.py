@@ -2,8 +2,9 @@
 
     python benchmarks/experts.py [--rounds N] [--threads N] [--out FILE]
 
-The layer has 64 experts; each token is routed to 8 random ones. The hidden size is 1,024, and 512 in an expert.
-Quantization is in groups of 64. The variants alternate; figures are medians in milliseconds per call.
+The layer has 64 experts; each token is routed to 8 random ones. The hidden size is 1,024; the
+intermediate size of an expert is 512. Quantization is in groups of 64. The variants alternate; figures are medians in
+milliseconds per call.
 """
 
 import argparse
@@ -90,7 +91,7 @@ def _call(layer: Callable[[Tensor, Routing], Tensor], x: Tensor, routing: Routin
 
 
 def in_turns(runs: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, float]:
-    """Return name -> median of the values that a run returns. Runs alternate; the first round is not counted."""
+    """Call the functions alternately; return name -> median of the results, without the first round."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for round_idx in range(rounds + 1):
         for name, run in runs.items():

@@ -38,7 +38,7 @@ _TOKEN_BYTES = 4
 
 
 class _Entry:
-    """One prefix. Its pages follow those of its parent, which is the entry that it continues; the root has neither."""
+    """One prefix. It has only the pages after its parent, the entry that it continues. The root has no parent."""
 
     __slots__ = ("entry_id", "key", "num_children", "num_holds", "num_locks", "num_pages", "pages", "parent", "stats")
 
@@ -151,7 +151,7 @@ class WholePrefixTable(PrefixCache):
                 self._locked_pages -= len(step.pages)
 
     def evict(self, num_pages: int) -> PageIds:
-        """Evict the least recently used entries; entries that continue an entry are evicted before it."""
+        """Evict the least recently used entries. An entry is evicted only after the entries that continue it."""
         gone: list[_Entry] = []
         while sum(len(entry.pages) for entry in gone) < num_pages:
             ends = [entry for entry in self._table.values() if not entry.num_children and not entry.num_locks]

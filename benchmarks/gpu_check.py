@@ -191,7 +191,7 @@ def measure_steps(bench: Bench) -> list[Row]:
             rig = Rig(device_parts, 16, bench.shape.vocab_size)
             for case in cases:
                 if graphs and case.kind == "prefill":
-                    continue  # the result is the same as without graphs
+                    continue  # graphs are only captured for decode steps
                 if bench.has_time(f"{case} by {name}, graphs {graphs}"):
                     rows.append(_step_row(bench, rig, device_parts, case, ceilings, name, graphs))
         parts.loop.close()

@@ -59,7 +59,7 @@ def _matching(pattern: str) -> Judge:
     return lambda text: re.fullmatch(pattern, text, re.ASCII) is not None
 
 
-#: `format` -> function that returns whether a string has it; a ValueError means no.
+#: `format` -> function that returns whether a string has this format; ValueError counts as False.
 FORMATS: Final[Mapping[str, Judge]] = {
     **{name: _matching(pattern) for name, pattern in _PATTERNS.items()},
     "date": _is_date,
@@ -72,7 +72,7 @@ FORMATS: Final[Mapping[str, Judge]] = {
 
 
 def schema_judge(schema: Any) -> Judge:
-    """Return a judge that uses jsonschema with formats: draft 2020-12, unless the schema names another draft."""
+    """Return a judge that uses jsonschema and checks formats; the default draft is 2020-12."""
     checker = jsonschema.FormatChecker(formats=())
     for name, has_format in FORMATS.items():
         checker.checks(name, raises=(ValueError, re.error))(_of_strings(has_format))

@@ -133,7 +133,7 @@ def overheads(model: Path, overlap: bool, steps: int, rounds: int, backends: Seq
 
 
 def pair(engine: Engine, clock: StepClock, steps: int, i: int, asked: dict[str, Any]) -> tuple[float, float]:
-    """Return the median time in seconds of a free step and of a constrained one, from two consecutive runs."""
+    """Return the median time in seconds of a step without and of a step with a grammar, from two consecutive runs."""
     medians: dict[bool, float] = {}
     for is_bound in (False, True) if i % 2 else (True, False):
         seconds = step_seconds(engine, clock, steps, 2 * i + is_bound, **(asked if is_bound else {}))

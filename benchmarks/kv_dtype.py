@@ -114,7 +114,7 @@ def _fill(store: KVStore, layer_id: int) -> None:
 
 
 def _in_turns(runs: Mapping[str, Callable[[], None]], rounds: int) -> dict[str, float]:
-    """Return name -> shortest time of a run, in seconds. Runs alternate; the first round is not counted."""
+    """Call the functions alternately; return name -> shortest time in seconds, without the first round."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for round_idx in range(rounds + 1):
         for name, run in runs.items():

@@ -56,7 +56,7 @@ from graftlm.records import EngineStats
 RESULTS = Path(__file__).parent / "results"
 
 
-# -- What is left out --------------------------------------------------------------------------------------------------
+# -- Variants ----------------------------------------------------------------------------------------------------------
 
 
 class Restrained:
@@ -72,7 +72,7 @@ class Restrained:
             return await self._backend.generate(request)
 
     async def stream(self, request: GenerationRequest) -> AsyncGenerator[Generation, None]:
-        """Complete a prompt, and yield the completion as it grows; see Backend."""
+        """Complete a prompt, and yield the growing completion; see Backend."""
         async with self._turn:
             async for generation in self._backend.stream(request):
                 yield generation

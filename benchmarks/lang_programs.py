@@ -34,7 +34,7 @@ def think(s: ProgramState, instruction: str, problem: str) -> None:
 
 @function
 def judge(s: ProgramState, rubric: str, essay: str) -> None:
-    """Judge an essay by each dimension, and then as a whole."""
+    """Judge an essay by each dimension, and then the whole essay."""
     s += system(rubric)
     s += user(essay)
     forks = s.fork(len(DIMENSIONS))

@@ -59,7 +59,7 @@ QUALITY: Mapping[str, Mapping[str, Any]] = {
 
 
 def in_turns(runs: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, float]:
-    """Return name -> median of the values that a run returns. Runs alternate; the first round is not counted."""
+    """Call the functions alternately; return name -> median of the results, without the first round."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for round_idx in range(rounds + 1):
         for name, run in runs.items():

@@ -19,7 +19,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-import graftlm  # before torch, for its threads
+import graftlm  # before torch, because graftlm loads the OpenMP library
 from graftlm.contracts import LogitsProcessor
 from graftlm.execution.native_sampling import NativeSampling
 from graftlm.execution.sampler import Sampler
@@ -52,7 +52,7 @@ class Cell:
 
 
 def no_processor(name: str, options: Any, context: Any) -> LogitsProcessor:
-    """Create a logits processor; no request uses one."""
+    """Raise NotImplementedError, because no request uses a logits processor."""
     raise NotImplementedError(name)
 
 

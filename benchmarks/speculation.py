@@ -187,7 +187,7 @@ class Case:
 
 
 class Agents(Case):
-    """A workload of agents: each call contains the whole history, and a second run repeats the first one."""
+    """A workload of agents: the prompt of each call is the whole history, and a second run repeats the first one."""
 
     def __init__(self) -> None:
         super().__init__(lambda seed: [])
@@ -267,7 +267,7 @@ def main() -> None:
             Engine({"speculation": options.drafter, **sections}, plugins=plugins) as drafts,
         ):
             engines = {"plain": plain, "drafts": drafts}
-            measure(engines, CASES["random"], 1)  # warm
+            measure(engines, CASES["random"], 1)  # warm-up
             for name in options.only:
                 results[name] = measure(engines, CASES[name], options.rounds)
                 console.print(name, results[name])

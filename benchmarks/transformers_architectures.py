@@ -190,7 +190,7 @@ class Finding:
 
     @property
     def is_defect(self) -> bool:
-        """Whether tokens differ, or the architecture is refused and listed as served, or the other way round."""
+        """Whether the architecture is served or refused contrary to its `is_served`, or its tokens differ."""
         return (self.refusal is None) != self.architecture.is_served or (self.refusal is None and not self.is_equal)
 
     def row(self) -> str:

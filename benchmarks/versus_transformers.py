@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from graftlm import Engine, SamplingParams  # before torch, for its threads
+from graftlm import Engine, SamplingParams  # before torch, because graftlm loads the OpenMP library
 from graftlm.testing.tiny_models import write_tiny_checkpoint
 
 import torch  # isort: skip

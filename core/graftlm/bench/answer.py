@@ -9,7 +9,7 @@ __all__ = ["Answer"]
 
 
 class Answer:
-    """Records the events of an answer while they arrive.
+    """A recorder of one answer's events while they arrive.
 
     A chunk is the data of one read from the socket that contains at least one new token. Events of the same read arrive
     together, so the client cannot measure a gap between them. An event has a new token if it has text or a larger token

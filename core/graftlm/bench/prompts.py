@@ -20,7 +20,7 @@ class TokenPrompt:
     """A prompt as token ids, which the server uses unchanged.
 
     Attributes:
-        token_ids: array with type code "i", which needs less memory than a list; a long run has millions of ids.
+        token_ids: array with type code "i". It needs less memory than a list, and a long run has millions of ids.
     """
 
     token_ids: "array[int]"

@@ -27,7 +27,7 @@ class BenchSettings:
         api: the interface to use.
         model: the model's name in OpenAI's requests; None: the first model of the server.
         dataset: a JSONL file of prompts; None: random prompts.
-        num_prompts: number of requests; None: 200, or the size of the dataset.
+        num_prompts: number of requests; None: the size of the dataset, or 200 without a dataset.
         request_rate: arrivals per second; None: as fast as `concurrency` permits.
         burstiness: shape of the gamma distribution of the gaps between arrivals; 1 is a Poisson process.
         concurrency: maximum number of requests that run at the same time; None: no limit.

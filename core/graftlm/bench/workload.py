@@ -17,11 +17,11 @@ from graftlm.errors import ConfigError
 
 __all__ = ["Workload", "make_workload", "ordinary_token_ids"]
 
-#: The lowest token ids are often special tokens and single bytes; the highest ones are often further special tokens.
+#: The lowest token ids are often special tokens and single bytes; the highest token ids are often special tokens too.
 _NUM_LOW_IDS: Final = 300
 _HIGH_SHARE: Final = 1 / 16
 
-#: Short and frequent words. Most tokenizers have one token for each of them, together with the space before it.
+#: Short and frequent words. Most tokenizers have one token for each word with the space before it.
 _WORDS: Final = (
     "time year people way day man thing woman life child world school state family student group country problem hand "
     "part place case week company system program question work number night point home water room mother area money "

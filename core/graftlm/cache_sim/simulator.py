@@ -35,7 +35,7 @@ class Replay:
 
     Attributes:
         num_requests: number of requests in the trace.
-        bypassed_requests: number of requests that do not use the cache, because they need more than its capacity.
+        bypassed_requests: number of requests that do not use the cache, because they need more pages than it has.
         prompt_tokens: number of prompt tokens of all requests.
         hit_tokens: number of prompt tokens found in the cache.
         prompt_cost, hit_cost: prefill cost of the prompt tokens and of the hit tokens, as in `NodeStats.prefill_cost`.
@@ -85,7 +85,7 @@ class Simulator:
         block_tokens: number of tokens in a block of the trace.
         page_size: number of tokens in a page.
         in_flight: number of most recent requests whose pages stay locked. If a request needs more pages than are
-            evictable, the oldest of them are unlocked earlier.
+            evictable, the oldest requests are unlocked earlier.
         timer: returns the time in nanoseconds.
     """
 

@@ -204,7 +204,7 @@ class _Reader:
         return None
 
     def _renumber(self, ids: list[int], num_tokens: int) -> NDArray[np.int32]:
-        """Return the numbers of blocks with `num_tokens` tokens, int32 [blocks]."""
+        """Return the new ids of blocks that have `num_tokens` tokens in total, int32 [blocks]."""
         numbers, size = self._numbers, self.block_tokens
         last_tokens = num_tokens - (len(ids) - 1) * size
         renumbered = [numbers.setdefault((block, size), len(numbers)) for block in ids[:-1]]

@@ -36,7 +36,7 @@ class Size:
 
     @classmethod
     def of(cls, scale: float, context_len: int) -> "Size":
-        """Return the size for a factor for the number of requests, with lengths that fit into the model's context."""
+        """Return the size with `scale` as the factor for requests, and lengths that fit into the model's context."""
         return cls(scale, min(1.0, context_len / _FULL_CONTEXT))
 
     def count(self, full: int) -> int:

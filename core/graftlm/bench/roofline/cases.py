@@ -36,7 +36,7 @@ class Case:
         return self.num_requests * -(-self.seq_len // page_size)
 
     def plan(self, page_size: int, vocab_size: int) -> StepPlan:
-        """Return the step's plan: random tokens, greedy sampling, request b in row b with its own pages."""
+        """Return the step's plan, with random tokens and greedy sampling; request b has row b and its own pages."""
         count, end = self.num_requests, self.seq_len
         query_len = 1 if self.kind == "decode" else end
         num_tokens = count * query_len

@@ -106,7 +106,7 @@ def open_rig(config: EngineConfig, cases: Sequence[Case]) -> Iterator[Rig]:
         cases: the cases, at least one.
 
     Raises:
-        GraftlmError: the configuration, a plugin or the checkpoint is wrong; each has its own subclass.
+        GraftlmError: the configuration, a plugin or the checkpoint is wrong; the subclass depends on the cause.
     """
     page_size = config.cache.page_size
     num_tokens = max(case.num_pages(page_size) for case in cases) * page_size
