@@ -1,4 +1,4 @@
-"""A prefix cache for tests, with a clock, a strategy, a record of events, and new page ids."""
+"""A prefix cache for tests, with a clock, a strategy, a record of events, and a counter of page ids."""
 
 from collections.abc import Callable, Sequence
 

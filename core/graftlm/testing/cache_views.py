@@ -49,19 +49,19 @@ class LentArrays(PrefixCache):
         return result
 
     def lock(self, handle: PrefixHandle) -> None:
-        """Lock."""
+        """Lock a handle."""
         self._cache.lock(handle)
 
     def unlock(self, handle: PrefixHandle) -> None:
-        """Unlock."""
+        """Unlock a handle."""
         self._cache.unlock(handle)
 
     def evict(self, num_pages: int) -> PageIds:
-        """Evict."""
+        """Evict pages."""
         return self._cache.evict(num_pages)
 
     def reset(self) -> PageIds:
-        """Reset."""
+        """Reset the cache."""
         return self._cache.reset()
 
     @property
@@ -188,11 +188,11 @@ class BlockView(PrefixCache):
         )
 
     def lock(self, handle: PrefixHandle) -> None:
-        """Lock."""
+        """Lock a handle."""
         self._cache.lock(self._inner(handle))
 
     def unlock(self, handle: PrefixHandle) -> None:
-        """Unlock."""
+        """Unlock a handle."""
         self._cache.unlock(self._inner(handle))
 
     def evict(self, num_pages: int) -> PageIds:
@@ -200,7 +200,7 @@ class BlockView(PrefixCache):
         return self._blocks(_ordered(self._cache.evict(num_pages * self._block_pages), self._block_pages))
 
     def reset(self) -> PageIds:
-        """Reset."""
+        """Reset the cache."""
         return self._blocks(_ordered(self._cache.reset(), self._block_pages))
 
     @property
@@ -246,7 +246,7 @@ class BlockView(PrefixCache):
         return self._num_blocks(self._cache.pin(key, ttl_s), "the result of pin()")
 
     def unpin(self, key: PrefixKey) -> bool:
-        """Unpin."""
+        """Unpin a key."""
         return self._cache.unpin(key)
 
     def _num_blocks(self, num_pages: int, what: str) -> int:

@@ -50,7 +50,7 @@ class AllDrafts(DraftBudget):
 
 
 class ScriptedDrafter(Drafter):
-    """A drafter that knows the tokens to be sampled, and drafts right, wrong or invalid tokens as its scripts demand.
+    """A drafter that knows the tokens to be sampled. Its scripts select right, wrong or invalid drafts.
 
     Args:
         oracle: function that returns the next n tokens of a request.

@@ -189,7 +189,7 @@ def _draw(random: Random) -> EbnfGrammar:
 
 
 def _solid(expression: _Expression) -> _Expression:
-    """Return a variant of an expression that does not match the empty text, so that each repetition makes progress."""
+    """Return an expression after a prefix: it never matches the empty text, so each repetition makes progress."""
     return _Sequence((_Text("x"), expression))
 
 

@@ -117,7 +117,7 @@ class FakeCuda(TorchFunctionMode):
 
     @contextmanager
     def blocking(self, reason: str) -> Iterator[None]:
-        """Allow the host to wait in a context, for example during loading. Every number that it then reads is 1.
+        """Allow the host to wait in a context, for example during loading. Every number that the host then reads is 1.
 
         Args:
             reason: reason why waiting is allowed.

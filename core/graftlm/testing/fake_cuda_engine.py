@@ -159,7 +159,7 @@ class _Executor:
         self._error: BaseException | None = None
 
     def check(self) -> None:
-        """Raise the first error of a step again; the step loop has only handled it as a device's failure."""
+        """Raise the first error of a step again. The step loop handled it like a failure of the device."""
         if self._error is not None:
             raise self._error
 
