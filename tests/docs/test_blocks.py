@@ -16,6 +16,8 @@ from graftlm import Engine, set_default_backend
 from graftlm.cli.entry import app
 from graftlm.config import EngineConfig
 from graftlm.testing import Conformance, run_conformance
+from graftlm_grammar.ebnf import read_ebnf
+from graftlm_grammar.lark_ebnf import as_ebnf
 
 from .pages import BLOCKS, OTHERS, PAGES, ROOT, blocks_of, command_lines
 
@@ -52,11 +54,16 @@ MAY_SKIP = {
 }
 
 
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block.language == "lark"], ids=str)
+def test_every_lark_grammar_is_accepted(block):
+    assert "root" in read_ebnf(as_ebnf(block.text))
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_every_fence_has_a_language_that_is_tested(page):
     fences = re.findall(r"^ *```+(.*)$", PAGES[page].read_text(encoding="utf-8"), re.MULTILINE)
     assert len(fences) == 2 * len(blocks_of(page))
-    assert {block.language for block in blocks_of(page)} <= {"python", "py", "yaml", "json", "toml", "bash", "text"}
+    assert {block.language for block in blocks_of(page)} <= {"python", "py", "yaml", "json", "toml", "bash", "text", "lark"}
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """Translates specifications to Lark grammars for llguidance."""
 
+import json
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -8,6 +10,7 @@ from graftlm.errors import GrammarError
 from graftlm_grammar.choice import parse_choices
 from graftlm_grammar.ebnf_lark import ebnf_to_lark
 from graftlm_grammar.ebnf_regex import regex_text, rust_regex
+from graftlm_grammar.lark_ebnf import as_ebnf
 from graftlm_grammar.llguidance_schema import prepare_schema
 from graftlm_grammar.options import JsonOptions
 from graftlm_grammar.spec_text import reading_regex
@@ -17,6 +20,8 @@ __all__ = ["LarkGrammar", "spec_to_lark"]
 
 # By default, the library's masks allow only one tokenization of forced text, although its parser accepts others.
 _HEAD: Final = '%llguidance {"no_forcing": true}\n'
+# The library's own format, which guidance writes.
+_NATIVE: Final = re.compile(r"\s*%llguidance[ \t]*([^\n]*)")
 _ANY: Final = "(?s:.*)"
 
 
@@ -48,8 +53,26 @@ def spec_to_lark(spec: GrammarSpec, options: JsonOptions) -> LarkGrammar:
     if spec.kind is GrammarKind.CHOICE:
         return LarkGrammar(f"{_HEAD}start: /{'|'.join(map(regex_text, parse_choices(spec.text)))}/")
     if spec.kind is GrammarKind.EBNF:
-        return LarkGrammar(_HEAD + ebnf_to_lark(spec.text))
+        native = _NATIVE.match(spec.text)
+        if native:
+            return LarkGrammar(_native_head(native.group(1)) + spec.text[native.end() :])
+        return LarkGrammar(_HEAD + ebnf_to_lark(as_ebnf(spec.text)))
     return _Tag(parse_structural_tag(spec.text), options, spec.strict).grammar()
+
+
+def _native_head(options: str) -> str:
+    """Return the first line of a grammar in the library's format, with the option that graftlm needs.
+
+    Raises:
+        GrammarError: the options are not a JSON object.
+    """
+    try:
+        given = json.loads(options)
+    except ValueError:
+        given = None
+    if not isinstance(given, dict):
+        raise GrammarError(f"ebnf: expected a JSON object after %llguidance, got {options[:80]!r}")
+    return f"%llguidance {json.dumps(given | {'no_forcing': True})}"
 
 
 class _Tag:

@@ -28,6 +28,7 @@ from graftlm_grammar.endless import endless_rules, reachable_rules
 from graftlm_grammar.forced_tokens import find_forced_tokens
 from graftlm_grammar.json_schema import translate_schema
 from graftlm_grammar.large_counts import sound_counts
+from graftlm_grammar.lark_ebnf import as_ebnf
 from graftlm_grammar.mask_check import check_masks, unsound
 from graftlm_grammar.options import XGrammarOptions
 from graftlm_grammar.recursive_root import with_separate_root
@@ -123,7 +124,7 @@ class XGrammarBackend(GrammarBackend):
         elif kind is GrammarKind.CHOICE:
             ebnf = choices_to_ebnf(parse_choices(text))
         else:
-            ebnf = _finite_ebnf(text)
+            ebnf = _finite_ebnf(as_ebnf(text))
         if kind is GrammarKind.EBNF or _LARGE_COUNT.search(ebnf):  # only these can have a long shortest text
             check_shortest(read_ebnf(ebnf, MAX_COUNT), kind.value)
         return _checked(kind, lambda: xgrammar.Grammar.from_ebnf(rewrite(ebnf))), unenforced
