@@ -29,6 +29,8 @@ RUN_ELSEWHERE = {
 }
 PYTHON = [block for block in BLOCKS if block.language == "python"]
 RUNNABLE = sorted({block.page for block in PYTHON if block.needs is None} - set(RUN_ELSEWHERE))
+#: Languages whose blocks are run, loaded or parsed; text is not.
+LANGUAGES = {"bash", "json", "lark", "py", "python", "text", "toml", "yaml"}
 #: Sizes and seeds that limit a kit of the docs to a fraction of a second; all its tests still run.
 FEW = {
     "page_size": (4,),
@@ -63,7 +65,7 @@ def test_every_lark_grammar_is_accepted(block):
 def test_every_fence_has_a_language_that_is_tested(page):
     fences = re.findall(r"^ *```+(.*)$", PAGES[page].read_text(encoding="utf-8"), re.MULTILINE)
     assert len(fences) == 2 * len(blocks_of(page))
-    assert {block.language for block in blocks_of(page)} <= {"python", "py", "yaml", "json", "toml", "bash", "text", "lark"}
+    assert {block.language for block in blocks_of(page)} <= LANGUAGES
 
 
 @pytest.fixture
