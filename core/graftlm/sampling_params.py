@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from graftlm.errors import SamplingParamsError
+from graftlm.output_types import as_specification, is_output_type
 
 __all__ = ["GRAMMAR_FIELDS", "MAX_LOGPROBS", "MAX_TAG_CHARS", "SamplingParams"]
 
@@ -59,9 +60,11 @@ class SamplingParams:
             come from the prefix cache; with 0, the whole prompt is computed.
         logits_processors: processor name -> options; plugins provide the processors.
         json_schema: constrain the output to a JSON schema: a dict, true or false, JSON text, or a pydantic model class,
-            which is converted to a dict. Needs a grammar backend.
+            which is converted to a dict. Needs a grammar backend. With the extra `outlines`, `json_schema`, `regex`,
+            `ebnf` and `choice` also accept output types: terms of Outlines, dataclasses, enums, `Literal["a", "b"]`,
+            `list[int]`. Such a type is converted to the specification that fits, whichever of the fields has it.
         regex: constrain the output to a regular expression. Needs a grammar backend.
-        ebnf: constrain the output to a grammar in EBNF. Needs a grammar backend.
+        ebnf: constrain the output to a grammar in EBNF or in Lark's format. Needs a grammar backend.
         choice: constrain the output to one of several strings. Needs a grammar backend.
         structural_tag: constrain parts of the output; a trigger text starts each part. A dict or JSON text, as
             described in `graftlm.contracts.GrammarKind`. Needs a grammar backend.
@@ -105,10 +108,10 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     prompt_logprobs_start: int = 0
     logits_processors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    json_schema: Mapping[str, Any] | bool | str | type[Any] | None = None
-    regex: str | None = None
-    ebnf: str | None = None
-    choice: tuple[str, ...] | Sequence[str] | None = None
+    json_schema: Mapping[str, Any] | bool | str | type[Any] | Any | None = None
+    regex: str | Any | None = None
+    ebnf: str | Any | None = None
+    choice: tuple[str, ...] | Sequence[str] | Any | None = None
     structural_tag: Mapping[str, Any] | str | None = None
     reasoning_end: str | None = None
     reasoning_begin: str | None = None
@@ -121,9 +124,9 @@ class SamplingParams:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
-        to_schema = getattr(self.json_schema, "model_json_schema", None)
-        if to_schema is not None and isinstance(self.json_schema, type):
-            object.__setattr__(self, "json_schema", to_schema())
+        for name in ("json_schema", "regex", "ebnf", "choice"):
+            if is_output_type(getattr(self, name)):
+                _convert_type(self, name)
         if self.choice is not None and not isinstance(self.choice, str):
             object.__setattr__(self, "choice", tuple(self.choice))
         _check_mappings(self)
@@ -151,6 +154,15 @@ class SamplingParams:
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` as a tuple."""
         return tuple(self.stop)
+
+
+def _convert_type(p: SamplingParams, name: str) -> None:
+    """Replace an output type by the specification that it stands for, which may belong to another field."""
+    field_name, specification = as_specification(name, getattr(p, name))
+    if field_name != name and getattr(p, field_name) is not None:
+        raise SamplingParamsError(f"{name}: the type is a specification for {field_name}, which is also given")
+    object.__setattr__(p, name, None)
+    object.__setattr__(p, field_name, specification)
 
 
 def _check(ok: bool, name: str, value: object, expected: str) -> None:

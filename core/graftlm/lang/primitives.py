@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from graftlm.errors import RequestError, SamplingParamsError, UnsupportedFeatureError
 from graftlm.lang.choices import CHOICES_METHODS, CallableMethod, ChoicesMethod, token_length_normalized
@@ -12,6 +12,7 @@ from graftlm.lang.expressions import Sequence as ExprSequence
 from graftlm.lang.placeholder import Placeholder
 from graftlm.lang.reasoning import check_model_type
 from graftlm.lang.sampling import make_sampling
+from graftlm.output_types import as_specification, is_output_type
 
 __all__ = [
     "assistant",
@@ -31,6 +32,9 @@ __all__ = [
     "user_end",
     "video",
 ]
+
+#: The arguments of `gen` that constrain its text.
+_SPECIFICATIONS: Final = ("regex", "json_schema", "ebnf")
 
 
 def gen(
@@ -55,8 +59,9 @@ def gen(
     dtype: type | str | None = None,
     choices: Sequence[str] | None = None,
     choices_method: ChoicesMethod | Callable[..., Any] | str | None = None,
-    regex: str | None = None,
-    json_schema: str | Mapping[str, Any] | type[Any] | None = None,
+    regex: str | Any | None = None,
+    json_schema: str | Mapping[str, Any] | type[Any] | Any | None = None,
+    ebnf: str | Any | None = None,
 ) -> Expr:
     """Generate text with the model.
 
@@ -72,8 +77,9 @@ def gen(
         return_logprob, logprob_start_len, top_logprobs_num, return_text_in_logprobs: report log-probabilities in
             `s.get_meta_info(name)`, in the form of SGLang's /generate.
         dtype: int, float, str or bool: the text has the form of such a value; a str includes its quotes.
-        choices: see `select`. Sampling parameters are then ignored; `dtype`, `regex` and `json_schema` are refused.
-        regex, json_schema: a form that the text must match; a schema is a dict, its text, or a pydantic model class.
+        choices: see `select`. Sampling parameters are then ignored; `dtype` and the constraints below are refused.
+        regex, json_schema, ebnf: a constraint that the text must match: a regular expression; a schema as a dict, as
+            JSON text or as a pydantic model class; a grammar. Each also accepts output types, as in `SamplingParams`.
 
     Raises:
         SamplingParamsError: an argument has a wrong type or form. The backend checks ranges later.
@@ -85,7 +91,7 @@ def gen(
     if choices is not None:
         _check_only_choices(arguments)
         return select(name, choices, choices_method=method or token_length_normalized)
-    return Gen(name, make_sampling(arguments | {"json_schema": _schema_text(json_schema)}))
+    return Gen(name, make_sampling(_with_specifications(arguments)))
 
 
 def gen_int(
@@ -231,7 +237,7 @@ def video(path: object, num_frames: int = 0) -> NoReturn:
 
 
 def _check_only_choices(arguments: Mapping[str, Any]) -> None:
-    forms = [name for name in ("dtype", "regex", "json_schema") if arguments[name] is not None]
+    forms = [name for name in ("dtype", *_SPECIFICATIONS) if arguments[name] is not None]
     if forms:
         raise SamplingParamsError(f"gen takes choices or {', '.join(forms)}, got both; leave one of them out")
 
@@ -254,11 +260,21 @@ def _message(role: str, expr: Expr | str | None) -> Expr:
     return RoleBegin(role) + as_expr(expr) + RoleEnd(role)
 
 
-def _schema_text(schema: str | Mapping[str, Any] | type[Any] | None) -> str | None:
+def _with_specifications(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments of `gen` with output types converted, and with the schema as JSON text."""
+    converted = dict(arguments)
+    for name in _SPECIFICATIONS:
+        if is_output_type(arguments[name]):
+            field_name, specification = as_specification(name, arguments[name])
+            if field_name != name and arguments[field_name] is not None:
+                raise SamplingParamsError(f"{name}: the type is a specification for {field_name}, which is also given")
+            converted |= {name: None, field_name: specification}
+    return converted | {"json_schema": _schema_text(converted["json_schema"])}
+
+
+def _schema_text(schema: str | Mapping[str, Any] | None) -> str | None:
     if schema is None or isinstance(schema, str):
         return schema
-    to_schema = getattr(schema, "model_json_schema", None)
-    is_instance = to_schema is not None and not isinstance(schema, type | Placeholder)
-    if is_instance or (to_schema is None and not isinstance(schema, Mapping | Placeholder)):
+    if not isinstance(schema, Mapping | Placeholder):
         raise SamplingParamsError(f"json_schema must be a dict, its text or a pydantic model class, got {schema!r}")
-    return json.dumps(schema if to_schema is None else to_schema())
+    return json.dumps(schema)

@@ -52,6 +52,7 @@ class Sampling:
     dtype: str | None = None
     regex: str | None = None
     json_schema: str | None = None
+    ebnf: str | None = None
 
     def over(self, defaults: Self) -> Self:
         """Return a copy in which each field that is None has its value in `defaults`."""
@@ -66,13 +67,13 @@ class Sampling:
         """Return the same parameters with `dtype` replaced by its regular expression.
 
         Raises:
-            SamplingParamsError: `dtype` is combined with `regex` or `json_schema`.
+            SamplingParamsError: `dtype` is combined with `regex`, `json_schema` or `ebnf`.
         """
         if self.dtype is None:
             return self
-        if self.regex is not None or self.json_schema is not None:
+        if any(specification is not None for specification in (self.regex, self.json_schema, self.ebnf)):
             raise SamplingParamsError(
-                f"dtype {self.dtype!r} cannot be combined with regex or json_schema; leave one of them out"
+                f"dtype {self.dtype!r} cannot be combined with regex, json_schema or ebnf; leave one of them out"
             )
         stop = (self.stop or ()) + (_NUMBER_STOPS if self.dtype in _NUMBERS else ())
         return type(self)(**(self.given() | {"dtype": None, "regex": DTYPE_PATTERNS[self.dtype], "stop": stop or None}))

@@ -22,7 +22,7 @@ __all__ = ["EngineBackend", "InProcessEngine"]
 #: Fields of Sampling that SamplingParams has under the same name.
 _SAME: Final = (
     "max_tokens", "min_tokens", "n", "stop", "stop_token_ids", "temperature", "top_p", "min_p", "frequency_penalty",
-    "presence_penalty", "ignore_eos", "regex", "json_schema",
+    "presence_penalty", "ignore_eos", "regex", "json_schema", "ebnf",
 )  # fmt: skip
 
 

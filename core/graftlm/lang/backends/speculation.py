@@ -30,7 +30,7 @@ __all__ = ["SpeculativeBackend"]
 
 #: A `gen` with one of these parameters makes a separate call, because its answer is not part of another completion.
 _NEEDS_CALL: Final = (
-    "regex", "json_schema", "return_logprob", "stop_token_ids", "stop_regex", "min_tokens", "ignore_eos",
+    "regex", "json_schema", "ebnf", "return_logprob", "stop_token_ids", "stop_regex", "min_tokens", "ignore_eos",
 )  # fmt: skip
 
 #: Penalties depend on the tokens that the same call has generated before, so a separate call would give another text.
