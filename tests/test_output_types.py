@@ -16,7 +16,7 @@ from outlines.types import CFG, Choice, JsonSchema, Regex, exactly, integer, isb
 from typing_extensions import TypedDict
 
 from graftlm import Engine, SamplingParams, gen
-from graftlm.errors import GrammarError, InvalidPromptError, SamplingParamsError
+from graftlm.errors import GrammarError, InvalidPromptError, ProgramError, SamplingParamsError
 from graftlm.lang import EngineBackend, function
 from graftlm.outlines import from_engine
 
@@ -133,7 +133,7 @@ def test_other_values_are_refused_by_the_language(engine):
     def program(s):
         s += "Text: " + gen("x", regex="a", json_schema=SCHEMA)
 
-    with pytest.raises(SamplingParamsError, match="at most one of"):
+    with pytest.raises(ProgramError, match="at most one of"):
         program.run(backend=EngineBackend(engine))["x"]
 
 
