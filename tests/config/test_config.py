@@ -42,6 +42,7 @@ def test_defaults_are_the_documented_ones():
     assert EngineConfig().model_dump() == {
         "model": {
             "path": "demo",
+            "download": False,
             "dtype": "auto",
             "device": "auto",
             "architecture": "auto",

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from graftlm.assembly.draft_checkpoint import draft_model_options, option_path, read_draft_checkpoint, unfit_draft_model
-from graftlm.checkpoint import load_model_config, resolve_checkpoint
-from graftlm.checkpoint.location import is_gguf
+from graftlm.checkpoint import cached_snapshot, is_gguf, is_hub_name, load_model_config, resolve_checkpoint
 from graftlm.checkpoint.safetensors_files import SafetensorsFiles
 from graftlm.config import EngineConfig, KeyPath, Problem, origin_of
 from graftlm.contracts import Options
@@ -13,7 +12,7 @@ from graftlm.errors import AdapterError, ConfigError, ModelError, PluginError
 from graftlm.lora.peft_config import read_peft_config
 from graftlm.registry import AUTO, Registry, probe_platform, selections
 
-__all__ = ["check_files", "check_machine"]
+__all__ = ["check_files", "check_machine", "must_download"]
 
 _ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
@@ -52,8 +51,16 @@ def _files(config: EngineConfig, registry: Registry) -> list[Problem]:
     return [*_checkpoint(config), *_draft_model(config, registry), *_adapters(config)]
 
 
+def must_download(config: EngineConfig) -> bool:
+    """Return whether the checkpoint is only available after a download, which the start does."""
+    path = config.model.path
+    return config.model.download and is_hub_name(path) and cached_snapshot(path) is None
+
+
 def _checkpoint(config: EngineConfig) -> Iterator[Problem]:
     where = ("model", "path")
+    if must_download(config):
+        return
     try:
         path = resolve_checkpoint(config.model.path)
         model_config = load_model_config(path)

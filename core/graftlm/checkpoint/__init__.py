@@ -3,7 +3,14 @@
 torch is imported only when tensors are read, so that a command line can read a configuration without it.
 """
 
-from graftlm.checkpoint.location import checkpoint_files, is_gguf, resolve_checkpoint
+from graftlm.checkpoint.download import download_model
+from graftlm.checkpoint.location import (
+    cached_snapshot,
+    checkpoint_files,
+    is_gguf,
+    is_hub_name,
+    resolve_checkpoint,
+)
 from graftlm.checkpoint.model_config import DTYPES, load_model_config, torch_dtype
 from graftlm.checkpoint.progress import watch_reading
 from graftlm.checkpoint.safetensors_files import read_tensors
@@ -14,11 +21,14 @@ from graftlm.checkpoint.weights import iter_weights
 
 __all__ = [
     "DTYPES",
+    "cached_snapshot",
     "check_same_model",
     "check_same_vocabulary",
     "check_sizes",
     "checkpoint_files",
+    "download_model",
     "is_gguf",
+    "is_hub_name",
     "iter_weights",
     "load_model_config",
     "read_tensors",

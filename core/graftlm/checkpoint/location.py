@@ -7,7 +7,7 @@ from graftlm.checkpoint.json_files import listed, listing
 from graftlm.errors import CheckpointError
 from graftlm.shortening import shortened
 
-__all__ = ["checkpoint_files", "is_gguf", "resolve_checkpoint"]
+__all__ = ["cached_snapshot", "checkpoint_files", "is_gguf", "is_hub_name", "resolve_checkpoint"]
 
 _SHOWN_CHARS = 200
 _DEMO = "demo"
@@ -36,15 +36,15 @@ def resolve_checkpoint(path: str, setting: str = "model.path") -> Path:
         place = demo_checkpoint()
     else:
         place = _expanded(path, setting)
-        if not place.exists() and _HUB_NAME.fullmatch(path):
-            place = _cached_snapshot(path) or place
+        if is_hub_name(path):
+            place = cached_snapshot(path) or place
     if place.is_file():
         return _checked_file(place, setting)
     if not place.is_dir():
         raise CheckpointError(
             f"No checkpoint at {path!r}: looked for the folder {place.absolute()}. {setting} must be 'demo', a folder "
             f"with config.json and model.safetensors, a .gguf file, or the name of a model in the local Hugging Face "
-            f"cache; download it with `hf download NAME`"
+            f"cache; download it with `hf download NAME`, or set model.download"
         )
     if not (place / "config.json").is_file():
         gguf_files = sorted(place.glob(f"*{_GGUF}"))
@@ -53,15 +53,21 @@ def resolve_checkpoint(path: str, setting: str = "model.path") -> Path:
     return place
 
 
-def _cached_snapshot(name: str) -> Path | None:
-    """Return the folder of a hub's model in the local cache; None if the cache does not have it."""
+def is_hub_name(path: str) -> bool:
+    """Return whether `model.path` has the form of a hub's model, organisation/model, and is no local path."""
+    return _HUB_NAME.fullmatch(path) is not None and not Path(path).exists()
+
+
+def cached_snapshot(name: str) -> Path | None:
+    """Return the folder of a hub's model in the local cache, which may lack files; None if there is no such folder."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
         return Path(snapshot_download(name, local_files_only=True))
-    except LocalEntryNotFoundError:
-        return None
+    except LocalEntryNotFoundError as error:
+        incomplete = getattr(error, "snapshot_path", None)  # set if the folder lacks files, even unnecessary ones
+        return None if incomplete is None else Path(incomplete)
 
 
 def _expanded(path: str, setting: str) -> Path:

@@ -117,6 +117,11 @@ class ModelSettings(Section):
         default="demo",
         description="A checkpoint folder in Hugging Face layout, a .gguf file, or `demo`, the bundled model.",
     )
+    download: bool = Field(
+        default=False,
+        description="Whether a start downloads the model if `path` is its name on the Hugging Face hub, such as "
+        "`Qwen/Qwen3-8B`. Only files that the local cache lacks are downloaded.",
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto",
         description="Dtype of weights and KV cache; `auto`: the checkpoint's, if the device supports it.",

@@ -12,6 +12,7 @@ from graftlm.assembly.adapter_loading import AdapterLoader
 from graftlm.assembly.assemble import assemble
 from graftlm.assembly.engine_parts import EngineParts
 from graftlm.assembly.target import detect_platform
+from graftlm.checkpoint import download_model
 from graftlm.config import EngineConfig
 from graftlm.contracts import ModelConfig, PrefixKey
 from graftlm.engine.engine_thread import EngineThread
@@ -61,6 +62,8 @@ class Engine:
         **fields: Any,
     ) -> None:
         config = EngineConfig.load(source, overrides, **fields)
+        if config.model.download:
+            download_model(config.model.path, with_code=config.model.trust_remote_code)
         platform = detect_platform(config)
         registry = Registry.load(config.plugins, plugins, platform)
         self._parts: EngineParts = assemble(config, registry, platform)

@@ -17,7 +17,8 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from graftlm.assembly.machine_check import check_files, check_machine
+from graftlm.assembly.machine_check import check_files, check_machine, must_download
+from graftlm.checkpoint import download_model
 from graftlm.config import EngineConfig
 from graftlm.errors import ConfigError, PluginLoadError
 from graftlm.logs import configure_logging
@@ -76,6 +77,8 @@ def serve(
     findings = check(config, registry)
     for warning in findings.warnings:
         logger.warning("%s", warning)
+    if config.model.download and not findings.errors:
+        download_model(config.model.path, with_code=config.model.trust_remote_code)
     # Without this check, another process would find these errors later, and the messages would lack the line number in
     # the configuration.
     errors = findings.errors + check_files(config, registry)
@@ -104,6 +107,9 @@ def dry_run(config: EngineConfig) -> list[str]:
     listener = _bind(config)
     url = _url(listener)
     listener.close()
+    if must_download(config):
+        plan = f"model: {config.model.path} is not in the local cache; the start downloads it"
+        return [plan, f"address: {url} is free"]
     platform = detect_platform(config)
     lines = plan_start(config, Registry.load(config.plugins, (), platform), platform)
     return [*lines, f"address: {url} is free", *(f"warning: {warning}" for warning in findings.warnings)]
