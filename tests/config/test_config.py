@@ -72,7 +72,7 @@ def test_defaults_are_the_documented_ones():
             "mix_chunks": True,
             "overlap": True,
         },
-        "speculation": {"drafter": {"name": None, "options": {}}, "max_drafts": 15},
+        "speculation": {"drafter": {"name": None, "options": {}}, "first": (), "max_drafts": 15},
         "lora": {"adapters": {}, "enabled": None, "max_loaded": 8, "max_rank": 64, "target_modules": None},
         "execution": {"graphs": "auto", "graph_batch_sizes": None},
         "memory": {"kv_tokens": None, "window_tokens": None, "kv_fraction": 0.8, "kv_dtype": "auto"},
@@ -467,6 +467,21 @@ def test_a_config_error_is_a_graftlm_error_and_a_value_error():
         EngineConfig(nope=1)
     with pytest.raises(ValueError, match="nope"):
         EngineConfig(nope=1)
+
+
+@pytest.mark.parametrize(
+    ("speculation", "message"),
+    [
+        ({"first": ["radix"]}, "but drafter is null; set drafter to the last drafter's name"),
+        ({"first": ["radix"], "drafter": "auto"}, "but drafter is auto; set drafter to the last drafter's name"),
+        ({"first": ["a", "b", "a"], "drafter": "c"}, "names of different drafters, and not that of drafter, got a"),
+        ({"first": ["c"], "drafter": "c"}, "names of different drafters, and not that of drafter, got c"),
+        ({"first": ["auto"], "drafter": "c"}, "names of different drafters, and not that of drafter, got auto"),
+    ],
+)
+def test_the_order_of_drafters_is_checked(speculation, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        EngineConfig(speculation=speculation)
 
 
 def test_docs_list_every_field_with_its_default():

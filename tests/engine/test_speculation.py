@@ -8,6 +8,7 @@ import pytest
 import graftlm_speculation
 from graftlm import Engine, Provider, SamplingParams, hookimpl
 from graftlm.contracts import Draft, Drafter, LogitsProcessor
+from graftlm.errors import ConfigError
 
 PROMPTS = (
     [{"role": "user", "content": "What is the capital of France?"}],
@@ -152,6 +153,25 @@ def test_output_is_that_of_plain_decoding(drafter, cache, page_size, chunk, over
     prompts = [prompt for prompt in PROMPTS for _ in PARAMS]
     params = [one for _ in PROMPTS for one in PARAMS]
     assert_same(drafter, prompts, params, rounds=1 if drafter == "replay" else 2, **sections)
+
+
+def test_the_first_drafters_are_called_before_the_last():
+    plugin, params = Plugin(), SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    (plain,), *_ = run(plugin, None, PROMPTS[:2], params)
+    plugin.texts = texts_of(plain)[:1]
+    drafts = {}
+    for first, last in (("replay", "suffix"), ("suffix", "replay")):
+        with Engine(
+            {"speculation": {"first": [first], "drafter": last}}, plugins=[plugin, graftlm_speculation]
+        ) as engine:
+            assert facts(engine.generate(PROMPTS[:2], params)) == facts(plain)
+            drafts[first] = engine.stats().drafts
+    assert list(drafts["replay"]) == ["replay", "suffix"]
+    assert list(drafts["suffix"]) == ["suffix", "replay"]
+    assert drafts["replay"]["replay"] > drafts["suffix"]["replay"]
+    assert drafts["replay"]["suffix"] < drafts["suffix"]["suffix"]
+    with pytest.raises(ConfigError, match=r"speculation\.first\.path: is required"):
+        Engine({"speculation": {"first": ["draft_model"], "drafter": "suffix"}}, plugins=[graftlm_speculation])
 
 
 def test_output_is_that_of_plain_decoding_with_adapters(adapters):

@@ -46,7 +46,10 @@ def make_drafters(
     on_stage: Callable[[str], None],
     watcher: Callable[[str], None] | None,
 ) -> AssembledDrafters:
-    """Create the configured drafters: none, one, or with "auto" all available drafters that need no options.
+    """Create the configured drafters.
+
+    These are the drafters in `speculation.first` and then `speculation.drafter`. "auto" stands for all available
+    drafters that need no options.
 
     Memory of draft models is allocated here, before the engine's KV memory is sized from the remaining memory.
 
@@ -66,6 +69,9 @@ def make_drafters(
         return load_draft_model(config, registry, target, chosen, path, kv_tokens, watcher)
 
     context = DrafterContext(assembled.continuation, target.model_config.vocab_size, load)
+    for name in settings.first:
+        provider = registry.provider("drafter", name)
+        assembled.by_name[name] = registry.create("drafter", provider, {}, context, config.origins)
     for provider in _providers(registry, settings.drafter.name):
         assembled.by_name[provider.name] = registry.create(
             "drafter", provider, settings.drafter.options, context, config.origins

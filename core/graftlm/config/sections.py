@@ -241,11 +241,31 @@ class SpeculationSettings(Section):
     shorthand = "drafter"
 
     drafter: DrafterSettings = DrafterSettings()
+    first: tuple[Name, ...] = Field(
+        default=(),
+        description="Drafters that are called before `drafter`, in this order and with default options. A drafter is "
+        "called for the requests for which those before it have no draft.",
+    )
     max_drafts: Annotated[int, Field(ge=1, le=64), BeforeValidator(_refuse_bool)] = Field(
         default=15,
         description="Maximum number of tokens that are drafted for a request in one step. Fewer are drafted, or none, "
         "where verifying them takes longer than it saves.",
     )
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
+        if not self.first:
+            return self
+        if self.drafter.name in (None, "auto"):
+            raise ValueError(
+                f"first lists drafters that are called before another one, but drafter is "
+                f"{self.drafter.name or 'null'}; set drafter to the last drafter's name"
+            )
+        names = [*self.first, self.drafter.name]
+        repeated = next((name for name in names if names.count(name) > 1 or name in ("auto", "none")), None)
+        if repeated is not None:
+            raise ValueError(f"first: expected names of different drafters, and not that of drafter, got {repeated}")
+        return self
 
 
 class GrammarSettings(Section):

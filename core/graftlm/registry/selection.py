@@ -41,7 +41,7 @@ def selections(config: EngineConfig) -> list[Selection]:
         Selection(family, name, {} if family.options_path is None else _at(config, family.options_path))
         for family in FAMILIES.values()
         if family.name_path is not None and (name := _at(config, family.name_path)) is not None
-    ] + [*_storage(config), *_grammar_fallbacks(config)]
+    ] + [*_storage(config), *_grammar_fallbacks(config), *_first_drafters(config)]
 
 
 def _storage(config: EngineConfig) -> list[Selection]:
@@ -62,6 +62,11 @@ def _grammar_fallbacks(config: EngineConfig) -> list[Selection]:
         return []
     family = replace(FAMILIES["grammar"], name_path="grammar.options.fallback", options_path=None)
     return [Selection(family, name, {}) for name in names if isinstance(name, str)]
+
+
+def _first_drafters(config: EngineConfig) -> list[Selection]:
+    family = replace(FAMILIES["drafter"], name_path="speculation.first", options_path="speculation.first")
+    return [Selection(family, name, {}) for name in config.speculation.first]
 
 
 def check(config: EngineConfig, registry: Registry) -> Findings:
