@@ -29,6 +29,9 @@ __all__ = ["deselected"]
 #: Up to this number of test files run in one process, because starting workers would take longer than they would save.
 _MOST_FILES_OF_ONE_PROCESS = 16
 
+#: Number of new objects after which the garbage collector looks for garbage. Python's default is 700.
+_COLLECT_AFTER = 5000
+
 #: Whether this run has exempted objects from the garbage collector.
 _FROZEN = pytest.StashKey[bool]()
 
@@ -65,6 +68,7 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(_COLLECT_AFTER, *gc.get_threshold()[1:])
         gc.enable()
 
 
@@ -133,11 +137,16 @@ def _uncovering(items: Sequence[pytest.Item]) -> set[pytest.Item]:
 
 
 def _late(items: Sequence[pytest.Item]) -> set[pytest.Item]:
-    """Return the cases of tests marked `few` in which a parameter's value is not one of the first N."""
+    """Return the cases of tests marked `few` in which a parameter's value is not one of the first N.
+
+    The mark of a class may name parameters that some of its tests do not have.
+    """
     gone: set[pytest.Item] = set()
     for group in _cases(items, "few"):
         (marker,) = islice(group[0].iter_markers("few"), 1)
         for name, num in marker.kwargs.items():
+            if name not in group[0].callspec.params:
+                continue
             values = list(dict.fromkeys(_key(item.callspec.params[name]) for item in group))
             late = set(values[num:])
             gone.update(item for item in group if _key(item.callspec.params[name]) in late)

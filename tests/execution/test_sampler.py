@@ -147,6 +147,7 @@ def hf_probabilities(logits, temperature=1.0, top_k=None, top_p=1.0, min_p=0.0):
     return warpers(None, logits[None])[0].softmax(dim=0)
 
 
+@pytest.mark.covering(strength=1)  # test_native_sampling.py compares the draws of both
 @pytest.mark.parametrize("params", DISTRIBUTIONS)
 def test_tokens_have_the_distribution_of_hugging_faces_warpers(params):
     num_draws = 64 * 300

@@ -78,6 +78,7 @@ def test_outputs_are_valid_with_chunks_and_retractions(backend, overlap, page_si
     assert stats.owned_pages == stats.locked_pages == 0
 
 
+@pytest.mark.few(backend=1)  # the first test has all backends
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_outputs_are_valid_with_several_completions(backend):
     prompts, params = requests(backend, 6, n=4)
@@ -87,7 +88,7 @@ def test_outputs_are_valid_with_several_completions(backend):
     assert any(len({completion.text for completion in output.completions}) > 1 for output in outputs)
 
 
-@pytest.mark.covering(strength=1)
+@pytest.mark.few(backend=1)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_stop_string_within_a_json_string_ends_the_output(backend, overlap):
@@ -102,7 +103,7 @@ def test_a_stop_string_within_a_json_string_ends_the_output(backend, overlap):
     assert_valid([output for output, _ in others], [asked for _, asked in others], least_ended=0)
 
 
-@pytest.mark.covering(strength=1)
+@pytest.mark.few(backend=1)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("overlap", [False, True])
 def test_aborted_requests_do_not_affect_their_neighbours(backend, overlap):

@@ -145,7 +145,9 @@ def test_after_a_compiling_process_died_the_next_one_compiles(tmp_path):
     assert list(expected.parent.iterdir()) == [expected]
 
 
-def test_processes_that_need_a_kernel_at_the_same_time_compile_it_once(tmp_path):
+@pytest.mark.few(num_processes=1)
+@pytest.mark.parametrize("num_processes", [2, 3])
+def test_processes_that_need_a_kernel_at_the_same_time_compile_it_once(tmp_path, num_processes):
     program = (
         "import sys, ctypes, pathlib\n"
         "from graftlm.runtime.kernel_events import KernelWatch, watching\n"
@@ -156,14 +158,14 @@ def test_processes_that_need_a_kernel_at_the_same_time_compile_it_once(tmp_path)
         "print(ctypes.CDLL(str(path)).answer(), path.name, len(watch.compiled))\n"
     )
     command = [sys.executable, "-c", program, str(source(tmp_path)), str(tmp_path / "cache")]
-    processes = [Popen(command, stdin=PIPE, stdout=PIPE, text=True) for _ in range(3)]
+    processes = [Popen(command, stdin=PIPE, stdout=PIPE, text=True) for _ in range(num_processes)]
     for process in processes:
         process.stdin.write("go\n")
         process.stdin.flush()
     outputs = [process.communicate(timeout=60)[0].split() for process in processes]
     assert {answer for answer, *_ in outputs} == {"42"}
     assert len({name for _, name, _ in outputs}) == 1
-    assert sorted(compiled for *_, compiled in outputs) == ["0", "0", "1"]
+    assert sorted(compiled for *_, compiled in outputs) == ["0"] * (num_processes - 1) + ["1"]
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 

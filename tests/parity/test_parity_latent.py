@@ -38,7 +38,7 @@ def workload(checkpoint):
     return get
 
 
-@pytest.mark.covering
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize(("page_size", "chunk", "cache", "overlap", "scarce", "kernel"), CASES)
 @pytest.mark.parametrize("model", MODELS)
 def test_greedy_tokens_equal_transformers(

@@ -1,8 +1,12 @@
 """The publisher of cache events keeps a limited number of batches for slow subscribers."""
 
+import socket
+
 import numpy as np
+import pytest
 import zmq
 
+from graftlm.errors import ConfigError
 from graftlm.processes.kv_events import TOPIC, KVEventPublisher
 from graftlm.records import CacheEvent
 
@@ -33,3 +37,12 @@ def test_at_most_a_few_hundred_batches_are_kept_for_a_slow_subscriber(tmp_path):
     assert 1 <= num_read < 1000
     subscriber.close(linger=0)
     publisher._socket.close(linger=0)
+
+
+def test_an_address_in_use_is_an_error_of_the_configuration():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        endpoint = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=f"^server.kv_events: cannot publish on {endpoint}: "):
+            KVEventPublisher(endpoint, "replica")

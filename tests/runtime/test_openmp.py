@@ -35,6 +35,7 @@ installed = pytest.mark.skipif(
 
 
 @installed
+@pytest.mark.full  # the last test has the same report
 def test_pytorch_uses_the_installed_runtime():
     assert report("import graftlm, torch", GRAFTLM_OPENMP="") == ["True", "True"]
 

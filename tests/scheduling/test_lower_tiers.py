@@ -135,7 +135,7 @@ def play(crowd, steps):
     assert crowd.kv.usage.owned == crowd.kv.usage.locked == 0
 
 
-@pytest.mark.covering
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("policy", ["write_through", "write_through_selective", "write_back"])
 @pytest.mark.parametrize("page_size", [1, 4, 8])

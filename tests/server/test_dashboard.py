@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import expect, sync_playwright
 
 from graftlm.server.dashboard import PAGE_PATHS
-from graftlm.testing.server_process import ServerProcess, wait_until
+from graftlm.testing.server_process import wait_until
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 CHROMIUM_ARGS = [
@@ -21,21 +21,18 @@ CHROMIUM_ARGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-ADMIN = {"Authorization": "Bearer admin"}
+USER_KEY, ADMIN_KEY = "s3cret-of-users", "s3cret-of-admins"  # of `keyed_server`
+ADMIN = {"Authorization": f"Bearer {ADMIN_KEY}"}
 SERIES = ["prompt_tokens_per_s", "cached_tokens_per_s", "generated_tokens_per_s", "running_requests", "queued_requests"]
 MARKUP = "<img src onerror=alert(1)>"
 
 
 @pytest.fixture(scope="module")
-def locked():
+def locked(keyed_server):
     """A server with keys. Its tree contains only the prompts of these tests."""
-    config = {
-        "model": "demo",
-        "memory": {"kv_tokens": 4096},
-        "server": {"api_key": "key", "admin_api_key": "admin"},
-    }
-    with ServerProcess(config, environment={"OMP_NUM_THREADS": "1"}) as server:
-        yield server
+    with httpx2.Client(base_url=keyed_server.url, headers=ADMIN, timeout=30) as client:
+        assert client.post("/flush_cache").status_code == 200
+    return keyed_server
 
 
 @pytest.fixture(scope="module")
@@ -65,12 +62,12 @@ class TestRoutes:
         ("method", "path", "key", "status"),
         [
             ("GET", "/dashboard/state", None, 401),
-            ("GET", "/dashboard/state", "key", 200),
+            ("GET", "/dashboard/state", USER_KEY, 200),
             ("POST", "/dashboard/tree", None, 401),
-            ("POST", "/dashboard/tree", "key", 403),
-            ("POST", "/dashboard/tree", "admin", 200),
-            ("GET", "/dashboard/tree", "admin", 405),
-            ("GET", "/dashboard/../engine.py", "admin", 404),
+            ("POST", "/dashboard/tree", USER_KEY, 403),
+            ("POST", "/dashboard/tree", ADMIN_KEY, 200),
+            ("GET", "/dashboard/tree", ADMIN_KEY, 405),
+            ("GET", "/dashboard/../engine.py", ADMIN_KEY, 404),
         ],
     )
     def test_figures_require_a_key_and_prompts_the_admin_key(self, locked, method, path, key, status):
@@ -157,7 +154,7 @@ def is_elsewhere(url, server):
 @pytest.fixture
 def page(watched, locked):
     """The page, opened with the admin key."""
-    watched.add_init_script("sessionStorage.setItem('graftlm-api-key', 'admin')")
+    watched.add_init_script(f"sessionStorage.setItem('graftlm-api-key', '{ADMIN_KEY}')")
     watched.goto(locked.url)
     expect(watched.locator("#health")).to_have_text("ready")
     return watched
@@ -256,7 +253,7 @@ class TestPage:
         watched.add_init_script("Object.defineProperty(document, 'hidden', {get: () => !window.isShown})")
         asked = []
         watched.on("request", lambda request: asked.append(request.url) if "/dashboard/state" in request.url else None)
-        watched.add_init_script("sessionStorage.setItem('graftlm-api-key', 'admin')")
+        watched.add_init_script(f"sessionStorage.setItem('graftlm-api-key', '{ADMIN_KEY}')")
         watched.goto(locked.url)
         expect(watched.locator("#charts figure")).to_have_count(5)
         assert watched.evaluate("fetch('health').then((answer) => answer.status)") == 200
@@ -283,7 +280,7 @@ class TestKey:
         watched.goto(locked.url)
         dialog = watched.get_by_role("dialog")
         expect(dialog).to_contain_text("The server asks for a key.")
-        for key, answer in [("wrong", "does not accept"), ("admin", None)]:
+        for key, answer in [("wrong", "does not accept"), (ADMIN_KEY, None)]:
             watched.get_by_label("API key", exact=True).locator("visible=true").last.fill(key)
             watched.keyboard.press("Enter")
             if answer:
@@ -305,7 +302,7 @@ class TestKey:
         expect(dialog).to_be_visible()
 
     def test_a_clients_key_shows_everything_except_the_tree(self, watched, locked):
-        watched.add_init_script("sessionStorage.setItem('graftlm-api-key', 'key')")
+        watched.add_init_script(f"sessionStorage.setItem('graftlm-api-key', '{USER_KEY}')")
         watched.goto(locked.url)
         expect(watched.locator("#health")).to_have_text("ready")
         expect(watched.locator("#tree-detail")).to_contain_text("admin key")

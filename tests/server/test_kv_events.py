@@ -108,6 +108,7 @@ def test_every_replica_has_its_own_address(address, index, expected):
     assert replica_endpoint(address, index) == expected
 
 
+@pytest.mark.full  # tests/processes/test_kv_events.py binds it, test_start.py has an error of the scheduler
 def test_an_address_in_use_ends_the_start_with_a_clear_error():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

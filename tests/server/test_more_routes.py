@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from graftlm.demo import demo_checkpoint
+from graftlm.server.openai import classification
 from graftlm.testing.server_process import ServerProcess
-from graftlm.testing.thinking_checkpoint import write_thinking_checkpoint
 from graftlm.testing.tiny_models import write_tiny_checkpoint
 
 CALLS = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
@@ -22,19 +22,6 @@ def post(server, path, status=200, **body):
     answer = httpx2.post(server.url + path, json=body, timeout=60)
     assert answer.status_code == status, answer.text
     return answer.json() if status == 200 else answer.json()["error"]
-
-
-@pytest.fixture(scope="module")
-def thinker(tmp_path_factory):
-    """Serve a model whose reasoning has tags; other checkpoints may be loaded from its folder."""
-    folder = tmp_path_factory.mktemp("checkpoints")
-    write_thinking_checkpoint(folder / "thinker")
-    shutil.copytree(demo_checkpoint(), folder / "other")
-    server = {"open_admin": True, "checkpoint_roots": [str(folder)], "profile_dir": str(folder / "profiles")}
-    config = {"model": str(folder / "thinker"), "memory": {"kv_tokens": 8192}, "server": server}
-    with ServerProcess(config, environment={"OMP_NUM_THREADS": "1"}) as it:
-        it.folder = folder
-        yield it
 
 
 def test_encode_gives_the_vectors_of_embeddings(server):
@@ -53,14 +40,29 @@ def test_encode_refuses_what_is_no_text(server, body):
     assert post(server, "/encode", 400, **body)["message"]
 
 
-@pytest.mark.parametrize("num_labels", [3, pytest.param(1, marks=pytest.mark.full)])
-def test_classes_have_probabilities(tmp_path, num_labels):
-    path = write_tiny_checkpoint(tmp_path, "qwen3", 5, num_labels=num_labels, tokenizer=True)
+def test_one_class_has_a_probability(head_server):
+    check_probabilities(head_server, 1)
+
+
+@pytest.mark.full  # the next test has the probabilities, and the previous one the route
+def test_several_classes_have_probabilities(tmp_path):
+    path = write_tiny_checkpoint(tmp_path, "qwen3", 5, num_labels=3, tokenizer=True)
     config = {"model": str(path), "memory": {"kv_tokens": 1024}, "server": {"served_model_name": "tiny"}}
     with ServerProcess(config, environment={"OMP_NUM_THREADS": "1"}) as server:
-        raw = [entry["embedding"] for entry in post(server, "/classify", text=["a fox", "a dog"])]
-        answer = post(server, "/v1/classify", input=["a fox", "a dog"], model="tiny")
-        scores = post(server, "/v1/classify", input="a fox", use_activation=False)["data"][0]
+        check_probabilities(server, 3)
+
+
+def test_the_probabilities_of_several_classes_are_their_softmax():
+    expected = np.exp([1, 2, 4]) / np.exp([1, 2, 4]).sum()
+    for shift in (0, 1000, -1000):  # the exponential function of large scores would overflow
+        found = classification._probabilities(np.array([1, 2, 4], dtype=np.float32) + shift)
+        np.testing.assert_allclose(found, expected, rtol=1e-3)
+
+
+def check_probabilities(server, num_labels):
+    raw = [entry["embedding"] for entry in post(server, "/classify", text=["a fox", "a dog"])]
+    answer = post(server, "/v1/classify", input=["a fox", "a dog"], model="tiny")
+    scores = post(server, "/v1/classify", input="a fox", use_activation=False)["data"][0]
     powers = np.exp(raw)
     expected = powers / (1 + powers) if num_labels == 1 else powers / powers.sum(axis=1, keepdims=True)
     np.testing.assert_allclose([entry["probs"] for entry in answer["data"]], expected, rtol=1e-3)
@@ -92,39 +94,46 @@ def test_calls_are_read_from_a_text(server, name):
     ],
 )
 @pytest.mark.parametrize("name", [None, "qwen3"])
-def test_reasoning_is_separated_from_a_text(thinker, text, reasoning, rest, name):
-    answer = post(thinker, "/separate_reasoning", text=text, reasoning_parser=name)
+def test_reasoning_is_separated_from_a_text(thinking_server, text, reasoning, rest, name):
+    answer = post(thinking_server, "/separate_reasoning", text=text, reasoning_parser=name)
     assert {key: value.strip() for key, value in answer.items()} == {"reasoning_text": reasoning, "text": rest}
 
 
-def test_another_format_is_refused_by_name(server, thinker):
+def test_another_format_is_refused_by_name(server, thinking_server):
     error = post(server, "/parse_function_call", 400, text="a", tools=TOOLS, tool_call_parser="mistral")
     assert (error["param"], "'hermes'" in error["message"]) == ("tool_call_parser", True)
-    error = post(thinker, "/separate_reasoning", 400, text="a", reasoning_parser="step3")
+    error = post(thinking_server, "/separate_reasoning", 400, text="a", reasoning_parser="step3")
     assert (error["param"], "'think'" in error["message"]) == ("reasoning_parser", True)
     assert post(server, "/separate_reasoning", 400, text="a")["param"] == "reasoning_parser"
 
 
-def test_the_weights_have_the_name_and_the_path_of_the_last_update(thinker):
+def test_the_weights_have_the_name_and_the_path_of_the_last_update(thinking_server):
     def info():
-        return httpx2.get(thinker.url + "/get_model_info").json()
+        return httpx2.get(thinking_server.url + "/get_model_info").json()
 
-    assert info()["model_path"] == str(thinker.folder / "thinker")
-    answer = post(thinker, "/update_weight_version", new_version="step-1", abort_all_requests=False)
+    def load(path):
+        post(thinking_server, "/update_weights_from_disk", model_path=str(path))
+
+    own, other = thinking_server.model, thinking_server.checkpoints / "other"
+    shutil.copytree(demo_checkpoint(), other, dirs_exist_ok=True)
+    assert info()["model_path"] == str(own)
+    answer = post(thinking_server, "/update_weight_version", new_version="step-1", abort_all_requests=False)
     assert (answer["success"], answer["new_version"], info()["weight_version"]) == (True, "step-1", "step-1")
-    assert post(thinker, "/generate", text="One")["meta_info"]["weight_version"] == "step-1"
-    other = str(thinker.folder / "other")
-    post(thinker, "/update_weights_from_disk", model_path=other)
-    assert (info()["model_path"], info()["weight_version"]) == (other, "step-1")
+    assert post(thinking_server, "/generate", text="One")["meta_info"]["weight_version"] == "step-1"
+    load(other)
+    try:
+        assert (info()["model_path"], info()["weight_version"]) == (str(other), "step-1")
+    finally:
+        load(own)
 
 
-def test_a_get_profiles_too_but_not_for_a_page(thinker):
+def test_a_get_profiles_too_but_not_for_a_page(thinking_server):
     foreign = {"Origin": "http://elsewhere.example"}
     for path in ("/start_profile", "/stop_profile"):
-        assert httpx2.get(thinker.url + path, headers=foreign).status_code == 403
-    assert httpx2.get(thinker.url + "/start_profile", timeout=60).status_code == 200
-    post(thinker, "/generate", text="One", sampling_params={"max_new_tokens": 2})
-    assert httpx2.get(thinker.url + "/stop_profile", timeout=60).json()["files"]
+        assert httpx2.get(thinking_server.url + path, headers=foreign).status_code == 403
+    assert httpx2.get(thinking_server.url + "/start_profile", timeout=60).status_code == 200
+    post(thinking_server, "/generate", text="One", sampling_params={"max_new_tokens": 2})
+    assert httpx2.get(thinking_server.url + "/stop_profile", timeout=60).json()["files"]
 
 
 @pytest.mark.parametrize(

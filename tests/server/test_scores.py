@@ -5,30 +5,19 @@ import numpy as np
 import pytest
 
 from graftlm import Engine
-from graftlm.testing.server_process import ServerProcess
-from graftlm.testing.tiny_models import write_tiny_checkpoint
 
 LABELS = [300, 301]
 DOCUMENTS = ["the sea", "flour", "a sack of flour"]
 
 
 @pytest.fixture(scope="module")
-def reranker(tmp_path_factory):
-    path = tmp_path_factory.mktemp("reranker")
-    return write_tiny_checkpoint(path, "qwen3", 5, num_labels=1, tokenizer=True)
+def head(head_server):
+    return head_server
 
 
 @pytest.fixture(scope="module")
-def head(reranker):
-    """Run a server of a checkpoint whose head has one output."""
-    config = {"model": str(reranker), "memory": {"kv_tokens": 1024}, "server": {"served_model_name": "tiny"}}
-    with ServerProcess(config, environment={"OMP_NUM_THREADS": "1"}) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def expected(reranker):
-    with Engine(model=str(reranker), memory={"kv_tokens": 1024}) as engine:
+def expected(head):
+    with Engine(model=str(head.model), memory={"kv_tokens": 1024}) as engine:
         return np.array(engine.score("a river", DOCUMENTS))[:, 0]
 
 
@@ -63,7 +52,7 @@ def test_softmax_over_one_number_is_refused(head):
     assert ("softmax is always 1" in error["message"], error["param"]) == (True, "apply_softmax")
 
 
-def test_classify_returns_the_outputs_of_the_head(head, reranker):
+def test_classify_returns_the_outputs_of_the_head(head):
     answer = ask(head, "/classify", text="a river", rid="mine")
     assert answer["meta_info"]["id"] == "mine"
     assert (len(answer["embedding"]), answer["label"]) == (1, "LABEL_0")

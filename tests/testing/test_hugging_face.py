@@ -9,6 +9,7 @@ from graftlm.testing.hugging_face import HuggingFaceModel
 MODELS = ["demo", "llama-mha-untied-rope3", "gemma2", "gemma3", "qwen2", "deepseek_v2", "gpt_oss", "mixtral", "phi3"]
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("length", [1, 40])
 def test_tokens_equal_those_of_generate(checkpoint, name, length):

@@ -5,6 +5,7 @@ from graftlm.errors import InvariantError
 from graftlm.testing import CacheRig, NaiveCache, PrefixCacheConformance
 
 
+@pytest.mark.few(page_size=2)
 class TestNaiveCache(PrefixCacheConformance):
     def create(self, context: CacheContext) -> PrefixCache:
         return NaiveCache(context)

@@ -76,6 +76,7 @@ class KVEventPublisher:
         try:
             self._socket.bind(endpoint)
         except zmq.ZMQError as error:
+            self._socket.close(linger=0)
             raise ConfigError(
                 f"server.kv_events: cannot publish on {endpoint}: {error}. Set another address."
             ) from error

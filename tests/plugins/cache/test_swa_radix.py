@@ -20,6 +20,7 @@ def make_rig(reach_pages: int) -> CacheRig:
     return CacheRig(lambda context: create(replace(context, window=FakeWindows(reach_pages))), 1)
 
 
+@pytest.mark.few(page_size=2)
 class TestSWARadixCacheWithEveryWindowPage(PrefixCacheConformance):
     def create(self, context: CacheContext) -> PrefixCache:
         return create(replace(context, window=FakeWindows(3)))

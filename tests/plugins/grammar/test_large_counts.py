@@ -62,6 +62,7 @@ def assert_masks_are_right(backend, kind, text, num_checked=4):
             return
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("chars", CLASSES)
 def test_masks_are_right_for_a_repeated_class(backend, chars, count):

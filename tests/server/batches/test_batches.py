@@ -1,11 +1,14 @@
 """Files and batches with OpenAI's own client, against a real server."""
 
 import json
+import time
 
 import httpx2
 import openai
 import pytest
 
+from graftlm.errors import ConfigError
+from graftlm.server.batches.folder import BatchFolder
 from graftlm.testing.server_process import ServerProcess, wait_until
 
 CHAT = "/v1/chat/completions"
@@ -227,16 +230,30 @@ def test_without_a_folder_the_setting_is_named(thinking_server):
     assert "server.files.path" in answer.json()["error"]["message"]
 
 
-def test_a_folder_has_one_server_and_files_have_sizes(tmp_path):
-    folder = {"path": str(tmp_path / "files"), "max_file_bytes": 100, "max_bytes": 150}
-    config = {"model": "demo", "memory": {"kv_tokens": 4096}}
-    with ServerProcess(config | {"server": {"files": folder}}, environment={"OMP_NUM_THREADS": "1"}) as server:
-        with pytest.raises(RuntimeError, match="another server uses"):
-            ServerProcess(config | {"server": {"files": folder}}, environment={"OMP_NUM_THREADS": "1"})
+def test_a_folder_in_use_is_an_error_of_the_configuration(tmp_path):
+    first = BatchFolder(tmp_path / "files", time.time)
+    with pytest.raises(ConfigError, match=r"server\.files\.path: another server uses .*/files\. Name another folder"):
+        BatchFolder(tmp_path / "files", time.time)
+    first.close()
+    BatchFolder(tmp_path / "files", time.time).close()
 
-        def upload_bytes(count):
-            files = {"file": ("a.jsonl", b"x" * count)}
-            return httpx2.post(server.url + "/v1/files", files=files, data={"purpose": "batch"}).status_code
 
-        assert upload_bytes(1 << 20) == 413
-        assert [upload_bytes(80) for _ in range(3)] == [200, 200, 400]
+@pytest.mark.full  # the previous test locks a folder twice, without the start of a second server
+def test_a_folder_has_one_server(keyed_server):
+    with pytest.raises(RuntimeError, match="another server uses"):
+        ServerProcess(keyed_server.config, environment={"OMP_NUM_THREADS": "1"})
+
+
+def test_a_file_and_the_folder_have_limits(keyed_server):
+    key = {"Authorization": "Bearer s3cret-of-users"}
+
+    def upload_bytes(count):
+        files = {"file": ("a.jsonl", b"x" * count)}
+        return httpx2.post(keyed_server.url + "/v1/files", files=files, data={"purpose": "batch"}, headers=key)
+
+    refused = upload_bytes(1 << 20)
+    assert (refused.status_code, "server.files.max_file_bytes" in refused.text) == (413, True)
+    answers = [upload_bytes(80) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 200, 400]
+    for answer in answers[:2]:
+        httpx2.delete(f"{keyed_server.url}/v1/files/{answer.json()['id']}", headers=key).raise_for_status()
