@@ -109,6 +109,7 @@ def test_a_refused_grammar_is_reported_by_its_field(server, path, body, param, s
 SLOW = {"regex": "(a?){1000}a{1000}"}
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("path", "body", "param"),

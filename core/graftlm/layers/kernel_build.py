@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import functools
 import logging
 import os
 import shutil
@@ -133,8 +134,9 @@ def _find_or_compile(
     executable = shutil.which(compiler)
     if executable is None:
         raise KernelBuildError(f"no C++ compiler {compiler!r} found. Install g++, or set `compiler` to one's path.")
-    version = _run([executable, "--version"]).stdout
     try:
+        file = os.stat(executable)
+        version = _compiler_version(executable, file.st_ino, file.st_size, file.st_mtime_ns)
         library = cache_dir / f"{source.stem}-{kernel_key(source, [include_dir], options, version)}.so"
         _make_private(cache_dir)
         flaw = _flaw(library)
@@ -151,6 +153,12 @@ def _find_or_compile(
     except OSError as error:
         raise KernelBuildError(f"cannot use the kernel cache {cache_dir}: {error}. Set `kernel_cache_dir`.") from error
     return library, True
+
+
+@functools.lru_cache(maxsize=16)
+def _compiler_version(executable: str, inode: int, size: int, mtime_ns: int) -> str:
+    """Return the output of a compiler's `--version`. Every kernel of a start needs it; a changed file has a new key."""
+    return _run([executable, "--version"]).stdout
 
 
 def _flaw(library: Path) -> str | None:

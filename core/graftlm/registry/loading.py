@@ -1,5 +1,6 @@
 """Finds plugins, imports them and registers their hooks; a plugin that fails is recorded with its error."""
 
+import functools
 import importlib
 import logging
 import re
@@ -123,7 +124,9 @@ class PluginLoader:
 
     def load_installed(self) -> None:
         """Load the entry points of installed distributions, in an order that is the same in all processes."""
-        found = [(_plugin_of_entry_point(point), point) for point in metadata.entry_points(group=ENTRY_POINT_GROUP)]
+        points = metadata.entry_points(group=ENTRY_POINT_GROUP)
+        owner = functools.cache(_name_and_version)  # each read of a distribution's name parses its metadata
+        found = [(_plugin_of_entry_point(point, owner), point) for point in points]
         for plugin, point in sorted(found, key=lambda pair: (pair[0].distribution, pair[0].name, pair[1].value)):
             self._load_or_record(plugin, point.load)
 
@@ -262,10 +265,17 @@ def _imported(plugin: Plugin, import_object: Callable[[], object]) -> object:
         ) from error
 
 
-def _plugin_of_entry_point(point: metadata.EntryPoint) -> Plugin:
+def _name_and_version(distribution: metadata.Distribution) -> tuple[str, str]:
+    fields = distribution.metadata
+    return fields["Name"], fields["Version"]
+
+
+def _plugin_of_entry_point(
+    point: metadata.EntryPoint, owner: Callable[[metadata.Distribution], tuple[str, str]]
+) -> Plugin:
     if point.dist is None:
         return Plugin(point.name, point.module, point.module)
-    return Plugin(point.name, point.module, point.dist.name, point.dist.version)
+    return Plugin(point.name, point.module, *owner(point.dist))
 
 
 def _plugin_of_module(name: str, distribution: metadata.Distribution | None) -> Plugin:
