@@ -101,6 +101,7 @@ def test_defaults_are_the_documented_ones():
             "profile_dir": "profiles",
             "kv_events": None,
             "record_trace": None,
+            "metrics_aliases": (),
             "clip_max_tokens": False,
             "files": {"path": None, "max_file_bytes": 2**29, "max_bytes": 2**34},
             "batches": {"max_running": 16, "max_running_beside": 0, "priority": -1000, "max_requests": 50000},
@@ -133,6 +134,8 @@ def test_defaults_are_the_documented_ones():
         ({"plugins": {"modules": ["a", "b"]}}, "plugins.modules", ["a", "b"]),
         ({"scheduling": {"overlap": "false"}}, "scheduling.overlap", False),
         ({"memory": {"kv_tokens": 4096.0}}, "memory.kv_tokens", 4096),
+        ({"server": {"metrics_aliases": "vllm"}}, "server.metrics_aliases", ["vllm"]),
+        ({"server": {"metrics_aliases": ["vllm", "sglang"]}}, "server.metrics_aliases", ["vllm", "sglang"]),
     ],
 )
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Access to routes and to checkpoint paths, tested on all routes of the application."""
 
 import os
+import time
 from unittest.mock import AsyncMock, Mock
 
 import pytest
@@ -9,6 +10,7 @@ from graftlm.config import EngineConfig
 from graftlm.processes.replicas import ReplicaSet
 from graftlm.server.app import create_app
 from graftlm.server.batches import make_batch_router
+from graftlm.server.dashboard import History
 from graftlm.server.dashboard import make_router as make_dashboard_router
 from graftlm.server.errors import ApiError
 from graftlm.server.metrics import ServerMetrics
@@ -50,7 +52,8 @@ def application(**server):
     manager = Mock(config=EngineConfig(server=server), replicas=ReplicaSet(["scheduler-0"], can_recover=False))
     manager.calls.call_schedulers = AsyncMock(return_value=[])
     batches = make_batch_router(Mock(), manager.config)
-    routers = [make_metrics_router(ServerMetrics()), make_dashboard_router(manager), batches]
+    history = History(manager.replicas.replicas, time.monotonic)
+    routers = [make_metrics_router(ServerMetrics()), make_dashboard_router(manager, history), batches]
     return create_app(manager, extra_routers=routers)
 
 

@@ -81,11 +81,17 @@ def _check_not_empty(values: tuple[int, ...]) -> tuple[int, ...]:
     return values
 
 
+def _listed(value: Any) -> Any:
+    """Accept one name for a list of one."""
+    return (value,) if isinstance(value, str) else value
+
+
 Int = Annotated[int, BeforeValidator(_refuse_bool)]
 Float = Annotated[float, BeforeValidator(_refuse_bool)]
 PositiveFloat = Annotated[float, Field(gt=0), BeforeValidator(_refuse_bool)]
 PositiveInt = Annotated[int, Field(ge=1), BeforeValidator(_refuse_bool)]
 Name = Annotated[str, Field(min_length=1)]
+MetricsAlias = Literal["vllm", "sglang"]
 Options = Annotated[
     dict[str, Any], Field(description="Options of the selected provider; `graftlm config schema` lists them.")
 ]
@@ -574,6 +580,14 @@ class ServerSettings(Section):
         default=None,
         description="A file to which every finished request is appended, hashed and without text, for `graftlm "
         "cache-sim`; null: none.",
+    )
+    metrics_aliases: Annotated[
+        tuple[MetricsAlias, ...],
+        BeforeValidator(_listed, json_schema_input_type=MetricsAlias | tuple[MetricsAlias, ...]),
+    ] = Field(
+        default=(),
+        description="Servers under whose names `/metrics` also reports the metrics, so that their dashboards work: "
+        "`vllm`, `sglang`, or a list of both.",
     )
     response_store: ResponseStoreSettings = ResponseStoreSettings()
     files: FileSettings = FileSettings()

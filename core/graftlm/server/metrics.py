@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from graftlm.outputs import GatheredOutput
 from graftlm.processes.replicas import Replica, ReplicaSet
+from graftlm.processes.request_metrics import RequestMetrics
 from graftlm.processes.step_metrics import STEP_BUCKETS_S, STEP_HISTOGRAMS
 from graftlm.records import EngineStats, TierStats
 
@@ -84,6 +85,7 @@ class ServerMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._others: list[RequestMetrics] = []
         self._first = self._histogram(
             "time_to_first_token_seconds", "From a request's arrival to its first token.", _REQUEST_BUCKETS_S
         )
@@ -102,9 +104,15 @@ class ServerMetrics:
         """Include the reports of these replicas in the metrics from now on."""
         self.registry.register(_ReplicaCollector(replicas.replicas))
 
+    def forward(self, others: Iterable[RequestMetrics]) -> None:
+        """Pass every measurement to these parts too, from now on."""
+        self._others += others
+
     def first_token(self, seconds: float) -> None:
         """Record the time from a request's arrival in the server to its first token."""
         self._first.observe(seconds)
+        for other in self._others:
+            other.first_token(seconds)
 
     def more_tokens(self, seconds: float, num_tokens: int) -> None:
         """Record later tokens of a request.
@@ -116,6 +124,8 @@ class ServerMetrics:
         each = seconds / num_tokens
         for _ in range(num_tokens):
             self._gap.observe(each)
+        for other in self._others:
+            other.more_tokens(seconds, num_tokens)
 
     def finished(self, output: GatheredOutput, seconds: float, outcome: str) -> None:
         """Record the end of a prompt.
@@ -128,11 +138,16 @@ class ServerMetrics:
         self._whole.observe(seconds)
         if output.timings.queue_s is not None:
             self._queue.observe(output.timings.queue_s)
+        for other in self._others:
+            other.finished(output, seconds, outcome)
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
         """Return all metrics in the format that an Accept header requests, and their content type."""
         if "application/openmetrics-text" in accept:
-            body: bytes = openmetrics.generate_latest(self.registry)  # type: ignore[no-untyped-call]
+            # With the default escaping, samples have "_" where the names of aliases have ":".
+            body: bytes = openmetrics.generate_latest(  # type: ignore[no-untyped-call]
+                self.registry, escaping=openmetrics.ALLOWUTF8
+            )
             return body, openmetrics.CONTENT_TYPE_LATEST
         return exposition.generate_latest(self.registry), exposition.CONTENT_TYPE_PLAIN_0_0_4
 

@@ -31,11 +31,13 @@ from graftlm.server import openai
 from graftlm.server.app import create_app, create_local_app
 from graftlm.server.batches import make_batch_router, make_batch_service
 from graftlm.server.connections import ConnectionLimits, ConnectionTable
+from graftlm.server.dashboard import History
 from graftlm.server.dashboard import make_router as make_dashboard_router
 from graftlm.server.file_limit import connections_under, num_open_files, raise_file_limit
 from graftlm.server.http_protocol import HttpProtocol
 from graftlm.server.metrics import ServerMetrics
 from graftlm.server.metrics import make_router as make_metrics_router
+from graftlm.server.metrics_aliases import AliasSource, add_aliases
 
 __all__ = ["dry_run", "serve"]
 
@@ -213,12 +215,16 @@ class _Service:
 
     async def _serve(self, launcher: Launcher, manager: TokenizerManager, metrics: ServerMetrics) -> int:
         metrics.watch(manager.replicas)
+        history = History(manager.replicas.replicas, time.monotonic)
+        metrics.forward(
+            add_aliases(self._config.server.metrics_aliases, _alias_source(manager, history), metrics.registry)
+        )
         listener = _bind(self._config)
         api = openai.make_router(manager)
         batches = make_batch_service(manager, create_local_app(api))
         routers = [
             make_metrics_router(metrics),
-            make_dashboard_router(manager),
+            make_dashboard_router(manager, history),
             make_batch_router(batches, self._config),
         ]
         table = ConnectionTable(_connection_limits(self._config))
@@ -289,6 +295,16 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Do nothing. This method is never called, because no signal handlers are installed."""
+
+
+def _alias_source(manager: TokenizerManager, history: History) -> AliasSource:
+    return AliasSource(
+        model_name=manager.model.name,
+        context_len=manager.model.context_len,
+        page_size=manager.config.cache.page_size,
+        replicas=manager.replicas.replicas,
+        latest=lambda: history.latest,
+    )
 
 
 def _connection_limits(config: EngineConfig) -> ConnectionLimits:

@@ -23,9 +23,12 @@ __all__ = ["make_router"]
 _MAX_NODES: Final = 300
 
 
-def make_router(manager: TokenizerManager) -> APIRouter:
-    """Return a router for the page and its data. The data routes are not a public interface."""
-    history = History(manager.replicas.replicas, time.monotonic)
+def make_router(manager: TokenizerManager, history: History) -> APIRouter:
+    """Return a router for the page and its data. The data routes are not a public interface.
+
+    Args:
+        history: the load. It takes its points while the application runs.
+    """
     tree = TreeReader(manager, time.monotonic, _MAX_NODES)
     about = _about(manager)
 
