@@ -108,6 +108,7 @@ def test_defaults_are_the_documented_ones():
             "response_store": {"kind": "memory", "path": None, "max_responses": 1000, "max_bytes": 268435456},
             "log_format": "text",
             "log_level": "info",
+            "log_interval_s": 10.0,
         },
         "plugins": {"modules": (), "disabled": (), "prefer": {}},
         "debug": False,

@@ -598,6 +598,11 @@ class ServerSettings(Section):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="Lowest level of logged messages."
     )
+    log_interval_s: Float = Field(
+        default=10.0,
+        ge=0,
+        description="Seconds between log lines with the load, written only while there are requests; 0: none.",
+    )
 
 
 class PluginSettings(Section):

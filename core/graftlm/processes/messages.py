@@ -228,11 +228,13 @@ class Load(Message, frozen=True, kw_only=True):
 
     Attributes:
         histograms: name -> (counts by bucket, sum of all observed values).
+        prefill_tokens: number of prompt tokens that steps have computed.
     """
 
     process: str
     stats: EngineStats
     histograms: dict[str, tuple[list[int], float]]
+    prefill_tokens: int = 0
 
 
 ToScheduler: TypeAlias = LoadTokenizer | Generate | Abort | Call | UseDetokenizer | Shutdown

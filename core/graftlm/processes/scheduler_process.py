@@ -275,4 +275,10 @@ class SchedulerProcess:
             return
         self._next_load_s = now + _LOAD_INTERVAL_S
         self._reported_idle = idle
-        self._to_main.send(Load(process=self._name, stats=self._loop.stats(), histograms=self._metrics.snapshot()))
+        load = Load(
+            process=self._name,
+            stats=self._loop.stats(),
+            histograms=self._metrics.snapshot(),
+            prefill_tokens=self._metrics.prefill_tokens,
+        )
+        self._to_main.send(load)

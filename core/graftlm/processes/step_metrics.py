@@ -1,4 +1,4 @@
-"""Histograms of the steps' durations, which are sent to the main process."""
+"""Measurements of the steps, which are sent to the main process."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -44,14 +44,20 @@ class Histogram:
 
 
 class StepMetrics:
-    """Observes the steps of one scheduler process."""
+    """Observes the steps of one scheduler process.
+
+    Attributes:
+        prefill_tokens: number of prompt tokens that the steps have computed.
+    """
 
     def __init__(self) -> None:
+        self.prefill_tokens = 0
         self._host = Histogram(STEP_BUCKETS_S)
         self._model = Histogram(STEP_BUCKETS_S)
 
     def observe(self, record: StepRecord) -> None:
-        """Add the durations of a step to the histograms."""
+        """Add a step to the histograms and to the count of tokens."""
+        self.prefill_tokens += record.num_prefill_tokens
         self._host.observe(record.host_s)
         self._model.observe(record.model_s)
 

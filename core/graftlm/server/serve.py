@@ -35,6 +35,7 @@ from graftlm.server.dashboard import History
 from graftlm.server.dashboard import make_router as make_dashboard_router
 from graftlm.server.file_limit import connections_under, num_open_files, raise_file_limit
 from graftlm.server.http_protocol import HttpProtocol
+from graftlm.server.load_log import LoadLog
 from graftlm.server.metrics import ServerMetrics
 from graftlm.server.metrics import make_router as make_metrics_router
 from graftlm.server.metrics_aliases import AliasSource, add_aliases
@@ -229,7 +230,10 @@ class _Service:
         ]
         table = ConnectionTable(_connection_limits(self._config))
         server = _Server(_uvicorn_config(create_app(manager, api=api, extra_routers=routers), table))
-        sweeping = asyncio.create_task(table.run())
+        tasks = [asyncio.create_task(table.run())]
+        if self._config.server.log_interval_s > 0:
+            log = LoadLog(manager.replicas.replicas, time.monotonic, self._config.server.log_interval_s)
+            tasks.append(asyncio.create_task(log.run()))
         serving = asyncio.ensure_future(server.serve(sockets=[listener]))
         url = _url(listener)
         while not server.started and not serving.done():
@@ -251,7 +255,8 @@ class _Service:
         await serving
         if not server.lifespan.shutdown_event.is_set():  # uvicorn skips this at a forced exit
             await server.lifespan.shutdown()
-        sweeping.cancel()
+        for task in tasks:
+            task.cancel()
         return status
 
     async def _wait_for_end(self, launcher: Launcher) -> int:

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from graftlm.processes.messages import Load
 from graftlm.processes.replicas import Replica
-from graftlm.records import EngineStats
 
 __all__ = ["TokenCounters", "TokenSums"]
 
@@ -14,6 +14,7 @@ class TokenSums(NamedTuple):
 
     Attributes:
         time_s: reading of the clock, in seconds.
+        prefill_tokens: number of prompt tokens that steps computed, including tokens that were computed again.
         jump_forward_tokens, accepted_tokens: numbers of `generated_tokens` that a grammar forced, and of those that
             were drafted.
         drafted_tokens: number of drafted tokens that a step verified.
@@ -22,6 +23,7 @@ class TokenSums(NamedTuple):
     time_s: float
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    prefill_tokens: int = 0
     generated_tokens: int = 0
     jump_forward_tokens: int = 0
     drafted_tokens: int = 0
@@ -67,7 +69,7 @@ class TokenCounters:
     def __init__(self, replicas: Sequence[Replica], clock: Callable[[], float]) -> None:
         self._replicas = replicas
         self._clock = clock
-        self._counted: dict[str, EngineStats] = {}
+        self._counted: dict[str, Load] = {}
         self._sums = TokenSums(clock())
 
     def read(self) -> TokenSums:
@@ -77,21 +79,23 @@ class TokenCounters:
             if replica.load is None:
                 self._counted.pop(replica.name, None)
                 continue
-            stats, before = replica.load.stats, self._counted.get(replica.name)
-            if before is not None and stats.steps < before.steps:
+            load, before = replica.load, self._counted.get(replica.name)
+            if before is not None and load.stats.steps < before.stats.steps:
                 before = None
             earlier = (0,) * len(sums) if before is None else _counts(before)
-            sums = [total + now - old for total, now, old in zip(sums, _counts(stats), earlier, strict=True)]
-            self._counted[replica.name] = stats
+            sums = [total + now - old for total, now, old in zip(sums, _counts(load), earlier, strict=True)]
+            self._counted[replica.name] = load
         self._sums = TokenSums(self._clock(), *sums)
         return self._sums
 
 
-def _counts(stats: EngineStats) -> tuple[int, ...]:
+def _counts(load: Load) -> tuple[int, ...]:
     """Return the counters in the order of `TokenSums`."""
+    stats = load.stats
     return (
         stats.prompt_tokens,
         stats.cached_tokens,
+        load.prefill_tokens,
         stats.generated_tokens,
         stats.jump_forward_tokens,
         sum(drafted for drafted, _ in stats.drafts.values()),
