@@ -24,6 +24,7 @@ CHROMIUM_ARGS = [
 USER_KEY, ADMIN_KEY = "s3cret-of-users", "s3cret-of-admins"  # of `keyed_server`
 ADMIN = {"Authorization": f"Bearer {ADMIN_KEY}"}
 SERIES = ["prompt_tokens_per_s", "cached_tokens_per_s", "generated_tokens_per_s", "running_requests", "queued_requests"]
+LATENCIES = ["first_token_p50_s", "first_token_p95_s", "inter_token_p50_s", "inter_token_p95_s"]
 MARKUP = "<img src onerror=alert(1)>"
 
 
@@ -92,6 +93,20 @@ class TestRoutes:
         assert points[0] not in later
         assert points[1] in later
 
+    def test_points_have_the_latencies_of_recent_requests(self, admin):
+        body = {"prompt": "One, two,", "max_tokens": 30, "ignore_eos": True}
+        assert admin.post("/v1/completions", json=body).status_code == 200
+
+        def latest():
+            state = read(admin, "/dashboard/state")
+            point = dict(zip(state["fields"], state["points"][-1], strict=True))
+            return [point[name] for name in LATENCIES]
+
+        wait_until(lambda: None not in latest(), 10, "a point with latencies")
+        first, slow_first, gap, slow_gap = latest()
+        assert 0 < first <= slow_first < 30
+        assert 0 < gap <= slow_gap < 30
+
     def test_the_state_has_the_model_and_the_replicas(self, admin):
         state = read(admin, "/dashboard/state")
         assert state["about"]["model"] == "demo"
@@ -132,8 +147,8 @@ def browser():
 
 @pytest.fixture
 def watched(browser, locked):
-    """A page of 1300 by 900 pixels that is not loaded yet. Errors and requests to other origins fail the test."""
-    context = browser.new_context(viewport={"width": 1300, "height": 900})
+    """A page of 1300 by 1200 pixels that is not loaded yet. Errors and requests to other origins fail the test."""
+    context = browser.new_context(viewport={"width": 1300, "height": 1200})
     context.set_default_timeout(15_000)
     page = context.new_page()
     complaints = []
@@ -229,6 +244,15 @@ class TestPage:
         expect(page.locator("path.layer")).to_have_count(4)
         expect(page.get_by_role("img", name=re.compile("KV pages: owned 0, locked 0, evictable .*"))).to_be_visible()
 
+    def test_latencies_have_curves_and_their_legends_show_times(self, page):
+        ask(page, "Which day comes after Thursday?")
+        for name in LATENCIES:
+            expect(page.locator(f'path.line[data-series="{name}"]').last).to_be_attached()
+            expect(page.locator(f'li[data-series="{name}"] b')).to_have_text(re.compile(r"^[\d.]+ m?s$"))
+        for title in ("Time to first token", "Time between tokens"):
+            chart = page.get_by_role("img", name=re.compile(f"^{title}: median [\\d.]+ m?s, 95th percentile"))
+            expect(chart).to_be_visible()
+
     def test_the_keyboard_selects_a_point_of_a_curve(self, page):
         chart = page.get_by_role("img", name=re.compile("^Requests"))
         expect(page.locator('path.line[data-series="running_requests"]').last).to_be_attached()
@@ -255,7 +279,7 @@ class TestPage:
         watched.on("request", lambda request: asked.append(request.url) if "/dashboard/state" in request.url else None)
         watched.add_init_script(f"sessionStorage.setItem('graftlm-api-key', '{ADMIN_KEY}')")
         watched.goto(locked.url)
-        expect(watched.locator("#charts figure")).to_have_count(5)
+        expect(watched.locator("#charts figure")).to_have_count(7)
         assert watched.evaluate("fetch('health').then((answer) => answer.status)") == 200
         assert asked == []
         watched.evaluate("window.isShown = true; document.dispatchEvent(new Event('visibilitychange'))")

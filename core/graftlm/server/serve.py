@@ -217,6 +217,7 @@ class _Service:
     async def _serve(self, launcher: Launcher, manager: TokenizerManager, metrics: ServerMetrics) -> int:
         metrics.watch(manager.replicas)
         history = History(manager.replicas.replicas, time.monotonic)
+        metrics.forward([history.latencies])
         metrics.forward(
             add_aliases(self._config.server.metrics_aliases, _alias_source(manager, history), metrics.registry)
         )

@@ -132,3 +132,18 @@ def test_points_after_a_time_can_be_requested(history, clock):
         tick(history, clock)
     assert [point.time_s for point in history.after(103.0)] == [104.0, 105.0]
     assert history.after(105.0) == []
+
+
+def test_latencies_are_percentiles_of_the_last_10_seconds(history, clock):
+    assert tick(history, clock).first_token_p50_s is None
+    for seconds in (0.1, 0.2, 0.3, 4.0):
+        history.latencies.first_token(seconds)
+    history.latencies.more_tokens(0.08, 4)
+    history.latencies.more_tokens(0.5, 1)
+    for _ in range(10):
+        point = tick(history, clock)
+        assert point.first_token_p50_s == pytest.approx(0.2, rel=0.05)
+        assert point.first_token_p95_s == pytest.approx(4.0, rel=0.05)
+        assert point.inter_token_p50_s == pytest.approx(0.02, rel=0.05)
+        assert point.inter_token_p95_s == pytest.approx(0.5, rel=0.05)
+    assert tick(history, clock).inter_token_p95_s is None

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from graftlm.processes.replicas import Replica
+from graftlm.server.dashboard.latencies import RecentLatencies
 from graftlm.server.token_sums import TokenCounters, TokenSums
 
 __all__ = ["History", "Point"]
@@ -16,6 +17,8 @@ _NUM_POINTS: Final = 300
 _RATE_WINDOW: Final = 2
 #: Number of points over which shares and means are computed. A shorter time contains too few prompts.
 _LONG_WINDOW: Final = 30
+#: Number of points over which percentiles of latencies are computed.
+_LATENCY_WINDOW: Final = 10
 
 
 class Point(NamedTuple):
@@ -27,6 +30,9 @@ class Point(NamedTuple):
             there were no prompts.
         tokens_per_step: mean number of tokens that a request's decode step yielded in the last 30 s, above 1 with
             speculation or jump-forward; None if nothing was generated.
+        first_token_p50_s, first_token_p95_s: median and 95th percentile of the times to the first token in the last
+            10 s, in seconds; None if there was no first token.
+        inter_token_p50_s, inter_token_p95_s: the same of the times between two tokens of a request.
         accept_len, accept_rate: the values of `TokenSums` for the last 30 s; None if nothing was drafted.
     """
 
@@ -38,6 +44,10 @@ class Point(NamedTuple):
     tokens_per_step: float | None
     accept_len: float | None
     accept_rate: float | None
+    first_token_p50_s: float | None
+    first_token_p95_s: float | None
+    inter_token_p50_s: float | None
+    inter_token_p95_s: float | None
     running_requests: int
     queued_requests: int
     free_pages: int
@@ -51,9 +61,13 @@ class History:
 
     Args:
         clock: a monotonic clock, in seconds.
+
+    Attributes:
+        latencies: measures the requests; the caller connects it to them.
     """
 
     def __init__(self, replicas: Sequence[Replica], clock: Callable[[], float]) -> None:
+        self.latencies = RecentLatencies(_LATENCY_WINDOW)
         self._replicas = replicas
         self._counters = TokenCounters(replicas, clock)
         self._sums: deque[TokenSums] = deque([self._counters.read()], maxlen=_LONG_WINDOW + 1)
@@ -71,6 +85,9 @@ class History:
         recent = sums.since(self._sums[max(-_RATE_WINDOW, -len(self._sums))])
         longer = sums.since(self._sums[0])
         self._sums.append(sums)
+        self.latencies.end_interval()
+        first_tokens = self.latencies.first_tokens.percentiles(0.5, 0.95)
+        gaps = self.latencies.gaps.percentiles(0.5, 0.95)
         seconds = max(recent.time_s, 1e-3)
         reports = [replica.load.stats for replica in self._replicas if replica.load is not None]
         point = Point(
@@ -82,6 +99,10 @@ class History:
             tokens_per_step=_tokens_per_step(longer),
             accept_len=longer.accept_len,
             accept_rate=longer.accept_rate,
+            first_token_p50_s=first_tokens[0],
+            first_token_p95_s=first_tokens[1],
+            inter_token_p50_s=gaps[0],
+            inter_token_p95_s=gaps[1],
             running_requests=sum(stats.running_requests for stats in reports),
             queued_requests=sum(stats.waiting_requests for stats in reports),
             free_pages=sum(stats.free_pages for stats in reports),

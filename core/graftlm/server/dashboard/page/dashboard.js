@@ -3,7 +3,7 @@
 import { ApiError, askForKey, requestJson } from "./api.js";
 import { Chart } from "./chart.js";
 import { Chat } from "./chat.js";
-import { byId, count, duration, element, percent, ratio } from "./elements.js";
+import { byId, count, duration, element, latency, percent, ratio } from "./elements.js";
 import { openReplicas, showReplicas } from "./replicas.js";
 import { Tree } from "./tree.js";
 
@@ -21,6 +21,28 @@ const charts = [
       { name: "cached_tokens_per_s", label: "of it cached", colour: "teal" },
       { name: "generated_tokens_per_s", label: "generated", colour: "orange" },
     ],
+  }),
+  new Chart({
+    title: "Time to first token",
+    unit: "over 10 s",
+    series: [
+      { name: "first_token_p50_s", label: "median", colour: "blue" },
+      { name: "first_token_p95_s", label: "95th percentile", colour: "orange" },
+    ],
+    top: 0.01,
+    format: latency,
+    formatTick: latency,
+  }),
+  new Chart({
+    title: "Time between tokens",
+    unit: "of a request, over 10 s",
+    series: [
+      { name: "inter_token_p50_s", label: "median", colour: "blue" },
+      { name: "inter_token_p95_s", label: "95th percentile", colour: "orange" },
+    ],
+    top: 0.002,
+    format: latency,
+    formatTick: latency,
   }),
   new Chart({
     title: "Requests",

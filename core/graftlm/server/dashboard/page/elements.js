@@ -46,6 +46,11 @@ export function ratio(value) {
   return value.toFixed(2);
 }
 
+/** Return a latency in seconds as text: 1.6 ms, 38 ms, 1.2 s. */
+export function latency(seconds) {
+  return seconds < 0.01 ? `${(seconds * 1000).toFixed(1)} ms` : duration(seconds);
+}
+
 /** Return a duration in seconds as text: 38 ms, 1.2 s, 3 min, 2 h. */
 export function duration(seconds) {
   if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
