@@ -205,7 +205,7 @@ class Intake:
             namespace=self.namespace(options.cache_salt, options.adapter),
             priority=options.priority,
             deadline_s=None if options.timeout_s is None else now + options.timeout_s,
-            stop_watch=self._make_stop_watch(params) if params.stop_strings else None,
+            stop_watch=self._make_stop_watch(params) if params.stop_strings or params.stop_patterns else None,
             grammar=None if spec is None else self._grammar(spec, params, prompt_token_ids, now),
             pooling=pooling,
             adapter=self.find_adapter(options.adapter),

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from graftlm.errors import SamplingParamsError
 from graftlm.output_types import as_specification, is_output_type
+from graftlm.stop_patterns import MAX_STATES, PatternError, compile_pattern
 
 __all__ = ["GRAMMAR_FIELDS", "MAX_LOGPROBS", "MAX_TAG_CHARS", "SamplingParams"]
 
@@ -43,8 +44,13 @@ class SamplingParams:
             prompt or output (CTRL, arXiv:1909.05858).
         logit_bias: token id -> number that is added to its logit.
         stop: strings that end the output; the text ends before the match.
+        stop_regex: regular expressions in the syntax of Python's `re`; the output ends where one first matches, and the
+            text ends before the match. A match is complete at its first possible end, so `a+` stops at the first "a".
+            Matching takes linear time, so lookaround and references to groups are refused. Anchors for the end of a
+            text or word, and expressions that match the empty text, are refused too. A match removes at most 4,096
+            characters.
         stop_token_ids: token ids that end the output, in addition to the model's.
-        include_stop: whether the matched stop string is kept in the text.
+        include_stop: whether the match of a stop string, expression or token is kept in the text.
         ignore_eos: whether generation continues after the model's end-of-sequence tokens. With a grammar, these tokens
             still end a complete output.
         skip_special_tokens: whether special tokens are omitted from the text.
@@ -98,6 +104,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     stop: tuple[str, ...] | Sequence[str] | str = ()
+    stop_regex: tuple[str, ...] | Sequence[str] | str = ()
     stop_token_ids: tuple[int, ...] | Sequence[int] = ()
     include_stop: bool = False
     ignore_eos: bool = False
@@ -123,6 +130,8 @@ class SamplingParams:
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         object.__setattr__(self, "stop", stop)
+        patterns = (self.stop_regex,) if isinstance(self.stop_regex, str) else tuple(self.stop_regex or ())
+        object.__setattr__(self, "stop_regex", patterns)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
         for name in ("json_schema", "regex", "ebnf", "choice"):
             if is_output_type(getattr(self, name)):
@@ -154,6 +163,11 @@ class SamplingParams:
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` as a tuple."""
         return tuple(self.stop)
+
+    @property
+    def stop_patterns(self) -> tuple[str, ...]:
+        """`stop_regex` as a tuple."""
+        return tuple(self.stop_regex)
 
 
 def _convert_type(p: SamplingParams, name: str) -> None:
@@ -233,8 +247,24 @@ def _check_mappings(p: SamplingParams) -> None:
 def _check_stops(p: SamplingParams) -> None:
     for text in p.stop_strings:
         _check(isinstance(text, str) and text != "", "stop", text, "a non-empty string, or a list of them")
+    _check_patterns(p)
     for token in p.stop_token_ids:
         _check(_is_int(token) and token >= 0, "stop_token_ids", token, "token ids")
+
+
+def _check_patterns(p: SamplingParams) -> None:
+    num_states = 0
+    for pattern in p.stop_patterns:
+        _check(isinstance(pattern, str), "stop_regex", pattern, "a regular expression, or a list of them")
+        try:
+            num_states += compile_pattern(pattern).num_states
+        except PatternError as error:
+            raise SamplingParamsError(f"stop_regex: {pattern!r:.200} {error}") from None
+    if num_states > MAX_STATES:
+        raise SamplingParamsError(
+            f"stop_regex: the expressions need {num_states} states together, at most {MAX_STATES} are possible; "
+            "shorten them, or lower their repetition counts"
+        )
 
 
 def _check_grammar(p: SamplingParams) -> None:

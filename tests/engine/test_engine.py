@@ -1,6 +1,7 @@
 """The in-process engine from the user's side."""
 
 import asyncio
+import dataclasses
 import gc
 import itertools
 import threading
@@ -126,6 +127,41 @@ def test_a_stop_string_ends_the_text_even_across_tokens(engine, stop, include, t
     assert output.finish_reason is FinishReason.STOP
     assert output.matched_stop in params.stop_strings
     assert list(engine.stream(CHAT, params))[-1].text == text
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fields", "text"),
+    [
+        ("P[a-z]r", {}, "The capital of France is "),
+        ("is P[a-z]", {}, "The capital of France "),
+        (["x+y", "o[a-z] F.*c"], {}, "The capital "),
+        ("(?i)OF france", {"include_stop": True}, "The capital of France"),
+        (r"\w+ is", {"stop": "Paris"}, "The capital of "),
+        (r"\w+ is", {"stop": "France"}, "The capital of "),
+        ("Fr.*s", {"stop": "zzz", "n": 2}, "The capital of "),
+        ("^The [a-z]{3}", {"include_stop": True, "speculation": False}, "The cap"),
+    ],
+)
+def test_a_stop_regex_ends_the_text_even_across_tokens(engine, pattern, fields, text):
+    params = SamplingParams(temperature=0, max_tokens=24, stop_regex=pattern, **fields)
+    (output,) = engine.generate([CHAT], params)
+    for completion in output.completions:
+        assert completion.text == text
+        assert completion.finish_reason is FinishReason.STOP
+        assert completion.matched_stop in params.stop_strings + params.stop_patterns
+    streamed = [o.completions[0].text for o in engine.stream(CHAT, params)]
+    assert streamed[-1] == text
+    assert all(text.startswith(piece) for piece in streamed)
+
+
+def test_a_stop_regex_has_no_effect_before_min_tokens(engine):
+    (plain,) = engine.generate([CHAT], GREEDY)
+    params = dataclasses.replace(GREEDY, stop_regex="[a-zA-Z]", min_tokens=4)
+    (output,) = engine.generate([CHAT], params)
+    assert 4 <= len(output.token_ids) < len(plain.token_ids)
+    assert output.finish_reason is FinishReason.STOP
+    assert output.text.startswith("The cap")
+    assert plain.text.startswith(output.text)
 
 
 def test_streamed_text_never_contains_part_of_a_stop_string(engine):

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import threading
 
 import httpx2
@@ -127,6 +128,21 @@ class TestAnswer:
         answer = generate(text=PROMPT, sampling_params=GREEDY | {"stop_token_ids": [first]})
         assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": first}
         assert answer["text"] == ""
+
+    @pytest.mark.parametrize("keep", [False, True])
+    @pytest.mark.parametrize("pattern", ["[A-Z][a-z]{2}", ["zz+", "[a-z][.,]"]])
+    def test_a_stop_regex_ends_the_text(self, client, generate, pattern, keep):
+        params = GREEDY | {"max_new_tokens": 40}
+        whole = generate(text=PROMPT, sampling_params=params)["text"]
+        params |= {"stop_regex": pattern, "no_stop_trim": keep}
+        used = pattern if isinstance(pattern, str) else pattern[1]
+        match = re.search(used, whole)
+        answer = generate(text=PROMPT, sampling_params=params)
+        assert answer["text"] == whole[: match.end() if keep else match.start()]
+        assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": used}
+        texts = [event["text"] for event in events(client, text=PROMPT, sampling_params=params)]
+        assert texts[-1] == answer["text"]
+        assert all(answer["text"].startswith(text) for text in texts)
 
     def test_no_stop_trim_keeps_the_stop_string(self, generate):
         text = generate(text=PROMPT)["text"]
@@ -387,8 +403,15 @@ class TestRefusals:
             ({"input_ids": [10**30]}, "input_ids"),
             ({"input_ids": [-1]}, "input_ids"),
             ({"text": "a", "sampling_params": {"max_tokens": 5}}, "'max_tokens'; did you mean 'max_new_tokens'"),
-            ({"text": "a", "sampling_params": {"stop_regex": "x"}}, "stop_regex"),
-            ({"text": "a", "sampling_params": {"stop_regex": "x"}}, "not supported"),
+            ({"text": "a", "sampling_params": {"stop_regex": "("}}, "stop_regex: '(' is not a regular expression"),
+            ({"text": "a", "sampling_params": {"stop_regex": ["x", "a$"]}}, "stop_regex: 'a$' has $, which depends"),
+            ({"text": "a", "sampling_params": {"stop_regex": "a*"}}, "matches the empty text"),
+            ({"text": "a", "sampling_params": {"stop_regex": r"(a)\1"}}, "has references to groups"),
+            ({"text": "a", "sampling_params": {"stop_regex": ["a{300}", "b{300}"]}}, "need 604 states together"),
+            ({"text": "a", "sampling_params": {"stop_regex": ["a"] * 17}}, "16"),
+            ({"text": "a", "sampling_params": {"stop_regex": "a" * 1025}}, "1024"),
+            ({"text": "a", "sampling_params": {"stop_regex": 5}}, "stop_regex"),
+            ({"text": "a", "sampling_params": {"beam_width": 4}}, "not supported"),
             ({"text": "a", "sampling_params": {"temperature": -1}}, "temperature"),
             ({"text": "a", "sampling_params": {"temperature": 10**400}}, "temperature"),
             ({"text": "a", "sampling_params": {"top_k": 0}}, "top_k"),

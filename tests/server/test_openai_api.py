@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import re
 
 import numpy as np
 import openai
@@ -160,6 +161,30 @@ def test_a_stop_string_ends_an_answer_before_itself(client):
         model="demo", messages=CHAT, temperature=0, stop=stop, extra_body={"include_stop_str_in_output": True}
     )
     assert kept.choices[0].message.content == whole[: whole.index(stop) + len(stop)]
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_stop_regex_ends_an_answer(client, keep):
+    whole = client.chat.completions.create(model="demo", messages=CHAT, temperature=0).choices[0].message.content
+    start = whole.index(whole[5:8])
+    extra = {"stop_regex": ["zz+", f"{re.escape(whole[5:7])}."], "no_stop_trim": keep}
+    fields = {"model": "demo", "messages": CHAT, "temperature": 0, "extra_body": extra}
+    choice = client.chat.completions.create(**fields).choices[0]
+    assert choice.message.content == whole[: start + 3 if keep else start]
+    assert choice.finish_reason == "stop"
+    chunks = client.chat.completions.create(**fields, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == choice.message.content
+
+
+def test_a_stop_regex_ends_a_completion_and_an_invalid_one_is_refused(server):
+    fields = {"prompt": "One, two,", "temperature": 0, "max_tokens": 30}
+    whole = post(server, "/v1/completions", **fields).json()["choices"][0]["text"]
+    pattern = f"{re.escape(whole[4:6])}[^$]"
+    (choice,) = post(server, "/v1/completions", stop_regex=pattern, **fields).json()["choices"]
+    assert choice["text"] == whole[: re.search(pattern, whole).start()]
+    refused = requests.post(server.url + "/v1/completions", json=fields | {"stop_regex": "a("}, timeout=30)
+    assert refused.status_code == 400
+    assert "stop_regex: 'a(' is not a regular expression" in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])

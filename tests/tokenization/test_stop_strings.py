@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from graftlm.tokenization import StopStrings
 
 
-def _stream(stops, pieces, include_stop=False):
-    strings = StopStrings(stops, include_stop)
+def _stream(stops, pieces, include_stop=False, patterns=()):
+    strings = StopStrings(stops, include_stop, patterns)
     shown = []
     for piece in pieces:
         match = strings.push(piece)
@@ -41,6 +41,47 @@ def _first_match(text, stops):
 )
 def test_text_is_emitted_up_to_the_first_complete_match(stops, pieces, shown, matched):
     assert _stream(stops, pieces) == (shown, matched)
+
+
+@pytest.mark.parametrize(
+    ("stops", "patterns", "pieces", "shown", "matched"),
+    [
+        ([], [r"\d{3}"], ["a 12", "3 b"], ["a ", ""], r"\d{3}"),
+        ([], [r"\d{3}"], ["a 12", "x"], ["a ", "12x", ""], None),
+        ([], [r"\d{3}"], ["a 12"], ["a ", "12"], None),
+        (["12"], [r"\d{3}"], ["a 1", "23"], ["a ", ""], "12"),
+        (["123"], [r"\d{3}"], ["a123"], ["a"], "123"),
+        (["23"], [r"1.3"], ["a123"], ["a1"], "23"),
+        (["x1234"], [r"\d{3}"], ["ax12", "34"], ["a", "x"], r"\d{3}"),
+        ([], ["bc", "abcd?"], ["ab", "cd"], ["", "a"], "bc"),
+    ],
+)
+def test_patterns_end_the_text_like_strings(stops, patterns, pieces, shown, matched):
+    assert _stream(stops, pieces, patterns=patterns) == (shown, matched)
+
+
+@settings(deadline=None)
+@given(
+    patterns=st.lists(st.sampled_from(["ab+c", "[bc]{2}a", "c.c", "(a|ab)c"]), min_size=1, max_size=3),
+    stops=st.lists(st.text("ab", min_size=1, max_size=4), max_size=2),
+    pieces=st.lists(st.text("abc", max_size=4), max_size=8),
+    include_stop=st.booleans(),
+)
+def test_with_patterns_the_result_does_not_depend_on_the_pieces(patterns, stops, pieces, include_stop):
+    shown, matched = _stream(stops, pieces, include_stop, patterns)
+    whole, matched_in_whole = _stream(stops, ["".join(pieces)], include_stop, patterns)
+    assert ("".join(shown), matched) == ("".join(whole), matched_in_whole)
+
+
+def test_a_pattern_that_matches_while_unarmed_is_text():
+    strings = StopStrings([], patterns=["a+b"])
+    assert strings.push("xaab", armed=False).matched is None
+    match = strings.push("yab")
+    assert (match.text, match.matched) == ("aaby", "a+b")
+
+
+def test_the_match_of_a_pattern_can_be_kept():
+    assert _stream([], ["a 12", "34"], include_stop=True, patterns=[r"\d+4"]) == (["a ", "1234"], r"\d+4")
 
 
 def test_the_match_can_be_kept():

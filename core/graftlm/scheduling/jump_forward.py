@@ -170,7 +170,9 @@ class JumpForward:
         return self._decode(window.context + token_ids)[len(window.before) + len(window.text) :]
 
     def _may_stop(self, request: Request, text: str) -> bool:
-        """Return whether forced text completes a stop string, possibly together with the text before it."""
+        """Return whether forced text, together with the text before it, may complete a stop string or pattern."""
+        if request.params.stop_patterns:
+            return True  # a pattern has no longest match, so it would have to be searched in the whole text
         stops = request.params.stop_strings
         if not stops:
             return False

@@ -2,9 +2,9 @@
 
 from typing import Annotated, TypeAlias
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
-from graftlm.server.wire import NUMBER, UNICODE, WHOLE, Text
+from graftlm.server.wire import NUMBER, UNICODE, WHOLE, Text, one_or_many
 
 __all__ = [
     "CacheSalt",
@@ -14,6 +14,7 @@ __all__ = [
     "Priority",
     "RequestId",
     "Seed",
+    "StopPatterns",
     "Temperature",
     "TimeoutS",
     "TopK",
@@ -38,6 +39,15 @@ TopK: TypeAlias = Annotated[
 Seed: TypeAlias = Annotated[
     Annotated[int, Field(ge=-(2**63), le=2**63 - 1), WHOLE] | None,
     Field(description="Makes sampling reproducible, whatever other requests are in the batch."),
+]
+_StopPattern = Annotated[str, Field(min_length=1, max_length=1024), UNICODE]
+StopPatterns: TypeAlias = Annotated[
+    Annotated[
+        Annotated[_StopPattern, Tag("one")] | Annotated[list[_StopPattern], Field(max_length=16), Tag("many")],
+        Discriminator(one_or_many),
+    ]
+    | None,
+    Field(description="Regular expressions; the output ends where one first matches."),
 ]
 LogitBias: TypeAlias = Annotated[
     dict[Annotated[int, Field(strict=False, ge=0)], Annotated[float, Field(ge=-100, le=100), NUMBER]] | None,

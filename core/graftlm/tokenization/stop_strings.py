@@ -1,7 +1,10 @@
-"""Finds stop strings in a growing text."""
+"""Finds stop strings and stop patterns in a growing text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
+
+from graftlm.stop_patterns import PatternTracker, compile_pattern
 
 __all__ = ["StopMatch", "StopStrings"]
 
@@ -12,27 +15,57 @@ class StopMatch:
 
     Attributes:
         text: new text that cannot become part of a match.
-        matched: the stop string that ended the text, or None.
+        matched: the stop string or pattern that ended the text, or None.
     """
 
     text: str
     matched: str | None
 
 
+class _Search(Protocol):
+    """The search of one string or pattern."""
+
+    @property
+    def pattern(self) -> str:
+        """The string or the pattern."""
+        ...
+
+    @property
+    def held_len(self) -> int:
+        """Number of characters at the end of the text that may be the start of a match."""
+        ...
+
+    @property
+    def match_len(self) -> int:
+        """Number of characters of the match that has just been completed."""
+        ...
+
+    def advance(self, character: str) -> bool:
+        """Add a character to the text. Returns: whether a match ends with it."""
+        ...
+
+
 class StopStrings:
-    """Searches several strings in one growing text.
+    """Searches several strings and patterns in one growing text.
 
     The match that is complete first is used. If several are complete at the same character, the first in the list is
-    used. The result does not depend on how the text is cut into pieces. Text that may be the start of a match is held
-    back.
+    used; strings come before patterns. The result does not depend on how the text is cut into pieces. Text that may be
+    the start of a match is held back.
 
     One automaton per string (Knuth, Morris and Pratt, SIAM J. Comput. 6(2), 1977) makes the cost per character
-    independent of the strings' lengths.
+    independent of the strings' lengths. `graftlm.stop_patterns` has the automata of patterns.
     """
 
-    def __init__(self, stops: Sequence[str], include_stop: bool = False) -> None:
-        """Create a search for `stops`, which are not empty; `include_stop` keeps the matched string in the text."""
-        self._trackers = [_Tracker(stop) for stop in stops]
+    def __init__(self, stops: Sequence[str], include_stop: bool = False, patterns: Sequence[str] = ()) -> None:
+        """Create a search.
+
+        Args:
+            stops: strings that are not empty.
+            include_stop: whether the match is kept in the text.
+            patterns: valid patterns for `compile_pattern`.
+        """
+        self._trackers: list[_Search] = [_Tracker(stop) for stop in stops]
+        self._trackers += [PatternTracker(compile_pattern(pattern)) for pattern in patterns]
         self._include_stop = include_stop
         self._held = ""
 
@@ -41,7 +74,7 @@ class StopStrings:
 
         Args:
             text: continuation of the text that was pushed before.
-            armed: whether a string that is completed by this text is a match; if not, it is normal text.
+            armed: whether a match that is completed by this text counts; if not, it is normal text.
 
         Returns: the text that is final now. Text after a match is dropped, and `push` must not be called afterwards.
         """
@@ -49,16 +82,17 @@ class StopStrings:
             return StopMatch(text, None)
         whole = self._held + text
         for end, character in enumerate(text, start=len(self._held) + 1):
-            complete = [tracker.pattern for tracker in self._trackers if tracker.advance(character)]
+            complete = [tracker for tracker in self._trackers if tracker.advance(character)]
             if complete and armed:
                 self._held = ""
-                return StopMatch(whole[: end if self._include_stop else end - len(complete[0])], complete[0])
-        safe = len(whole) - max(tracker.matched_len for tracker in self._trackers)
+                size = end if self._include_stop else end - complete[0].match_len
+                return StopMatch(whole[:size], complete[0].pattern)
+        safe = len(whole) - max(tracker.held_len for tracker in self._trackers)
         self._held = whole[safe:]
         return StopMatch(whole[:safe], None)
 
     def finish(self) -> str:
-        """End the text. Returns: the text that was held back; it contains no complete stop string."""
+        """End the text. Returns: the text that was held back, which contains no match."""
         held, self._held = self._held, ""
         return held
 
@@ -66,21 +100,22 @@ class StopStrings:
 class _Tracker:
     """Tracks the longest prefix of one string with which the text ends."""
 
-    __slots__ = ("_fallback", "matched_len", "pattern")
+    __slots__ = ("_fallback", "held_len", "match_len", "pattern")
 
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern
-        self.matched_len = 0  # length of the longest proper prefix of the pattern with which the text ends
+        self.match_len = len(pattern)
+        self.held_len = 0  # length of the longest proper prefix of the pattern with which the text ends
         self._fallback = _borders(pattern)
 
     def advance(self, character: str) -> bool:
         """Add a character to the text. Returns: whether the text now ends with the whole pattern."""
-        size = self.matched_len
+        size = self.held_len
         while size and self.pattern[size] != character:
             size = self._fallback[size]
         size += self.pattern[size] == character
         complete = size == len(self.pattern)
-        self.matched_len = self._fallback[size] if complete else size
+        self.held_len = self._fallback[size] if complete else size
         return complete
 
 

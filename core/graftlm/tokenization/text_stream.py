@@ -1,4 +1,4 @@
-"""Decodes one completion's tokens incrementally, up to a stop string."""
+"""Decodes one completion's tokens incrementally, up to a stop string or pattern."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class TextUpdate:
 
     Attributes:
         text: new text of the completion.
-        matched: the stop string that ended the completion, or None.
+        matched: the stop string or pattern that ended the completion, or None.
         num_tokens: number of pushed tokens that belong to the completion: all tokens, or those up to and including the
             token that completed the match.
     """
@@ -30,19 +30,20 @@ class TextStream:
     """The text of one completion, as returned to users.
 
     A stop string that is complete before `min_tokens` tokens does not end the completion and remains in the text. Text
-    is held back while it ends inside a character or may be the start of a stop string; `finish` returns it.
+    is held back while it ends inside a character or may be the start of a stop string; `finish` returns it. The same
+    applies to stop patterns.
     """
 
     def __init__(self, tokenizer: TokenDecoder, params: SamplingParams) -> None:
         self._detokenizer = Detokenizer(tokenizer, params.skip_special_tokens)
-        self._stops = StopStrings(params.stop_strings, params.include_stop)
+        self._stops = StopStrings(params.stop_strings, params.include_stop, params.stop_patterns)
         self._min_tokens = params.min_tokens
         self._num_tokens = 0
         self._matched: str | None = None
 
     @property
     def matched(self) -> str | None:
-        """The stop string that ended the completion, or None."""
+        """The stop string or pattern that ended the completion, or None."""
         return self._matched
 
     def push(self, token_ids: Sequence[int] | TokenIds) -> TextUpdate:
@@ -74,20 +75,20 @@ class TextStream:
 
 
 class StopStringWatch:
-    """Finds the token that completes a stop string. Used by the scheduler, which needs no text."""
+    """Finds the token that completes a stop string or pattern. Used by the scheduler, which needs no text."""
 
     def __init__(self, tokenizer: TokenDecoder, params: SamplingParams) -> None:
         self._stream = TextStream(tokenizer, params)
 
     def push(self, token_ids: Sequence[int] | TokenIds) -> str | None:
-        """Add tokens. Returns: the stop string that they completed, or None."""
+        """Add tokens. Returns: the stop string or pattern that they completed, or None."""
         return self._stream.push(token_ids).matched
 
     def jump(self, num_dropped: int, token_ids: Sequence[int], text: str) -> str | None:
-        """Replace the latest tokens. Returns: the stop string that `text` completes, or None."""
+        """Replace the latest tokens. Returns: the stop string or pattern that `text` completes, or None."""
         return self._stream.jump(num_dropped, token_ids, text).matched
 
     @property
     def matched(self) -> str | None:
-        """The stop string that ended the completion, or None."""
+        """The stop string or pattern that ended the completion, or None."""
         return self._stream.matched

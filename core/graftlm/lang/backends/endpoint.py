@@ -18,7 +18,7 @@ from graftlm.lang.backends.finished_call import run_unless_in_loop
 from graftlm.lang.backends.http import HttpClient
 from graftlm.lang.backends.request_limit import RequestLimit
 from graftlm.lang.backends.scoring import ScoringBatch
-from graftlm.lang.backends.stop_regex import complete_until_match, stream_until_match
+from graftlm.lang.backends.stop_regex import complete_until_match, keeps_matches, stream_until_match
 from graftlm.lang.backends.token_answers import cached_tokens_of, prompt_token_ids, scored_logprobs, tokenized
 from graftlm.lang.chat_template import ChatTemplate, check_template_name, find_template, jinja_renderer
 from graftlm.lang.choices import ChoiceScore
@@ -80,7 +80,7 @@ class RuntimeEndpoint:
 
     async def generate(self, request: GenerationRequest) -> list[Generation]:
         """Complete a prompt; see Backend."""
-        if request.sampling.stop_regex and not self._has_stop_regex:
+        if not self._supports(request):
             return await complete_until_match(self._stream, request)
         try:
             answers = await self._answers(_body(request), request.sampling.n or 1)
@@ -91,7 +91,7 @@ class RuntimeEndpoint:
 
     async def stream(self, request: GenerationRequest) -> AsyncGenerator[Generation, None]:
         """Complete a prompt; yields the growing completion; see Backend."""
-        if self._has_stop_regex or not request.sampling.stop_regex:
+        if self._supports(request):
             try:
                 async with aclosing(self._stream(request)) as generations:
                     async for generation in generations:
@@ -102,6 +102,10 @@ class RuntimeEndpoint:
         async with aclosing(stream_until_match(self._stream, request)) as generations:
             async for generation in generations:
                 yield generation
+
+    def _supports(self, request: GenerationRequest) -> bool:
+        """Return whether the server may end the text at `stop_regex` itself."""
+        return not request.sampling.stop_regex or (self._has_stop_regex and keeps_matches(request.sampling))
 
     def _note_refusal(self, request: GenerationRequest, error: RequestError) -> None:
         """Record that the server lacks `stop_regex`, if this is why it refused a request; else raise the error."""
@@ -270,6 +274,8 @@ def _body(request: GenerationRequest) -> dict[str, Any]:
     given = request.sampling.given()
     top_level: dict[str, Any] = {name: given.pop(name) for name in _TOP_LEVEL if name in given}
     sampling = {_RENAMED.get(name, name): value for name, value in given.items()}
+    if request.sampling.stop_regex:
+        sampling["no_stop_trim"] = True  # the language keeps the match
     return {"text": request.prompt, "sampling_params": sampling, **top_level}
 
 

@@ -11,7 +11,12 @@ from graftlm.lang.backend import Generation, GenerationRequest
 from graftlm.lang.backends.meta_info import meta_info
 from graftlm.lang.backends.request_limit import RequestLimit
 from graftlm.lang.backends.scoring import ScoringBatch
-from graftlm.lang.backends.stop_regex import complete_until_match, stream_until_match
+from graftlm.lang.backends.stop_regex import (
+    complete_until_match,
+    is_engine_supported,
+    keeps_matches,
+    stream_until_match,
+)
 from graftlm.lang.chat_template import ChatTemplate
 from graftlm.lang.choices import ChoiceScore
 from graftlm.lang.sampling import Sampling
@@ -94,7 +99,7 @@ class EngineBackend:
 
     async def generate(self, request: GenerationRequest) -> list[Generation]:
         """Complete a prompt; see Backend."""
-        if request.sampling.stop_regex:
+        if not _is_supported(request.sampling):
             return await complete_until_match(self.stream, request)
         params = _params(request.sampling)
         if (n := params.n) > self._max_requests:
@@ -107,7 +112,7 @@ class EngineBackend:
 
     async def stream(self, request: GenerationRequest) -> AsyncGenerator[Generation, None]:
         """Complete a prompt; yields the growing completion; see Backend."""
-        if request.sampling.stop_regex:
+        if not _is_supported(request.sampling):
             async with aclosing(stream_until_match(self.stream, request)) as generations:
                 async for generation in generations:
                     yield generation
@@ -204,6 +209,11 @@ async def _started(
     return await anext(outputs), outputs
 
 
+def _is_supported(sampling: Sampling) -> bool:
+    """Return whether the engine ends the text at `stop_regex` itself."""
+    return not sampling.stop_regex or (keeps_matches(sampling) and is_engine_supported(sampling))
+
+
 def _params(sampling: Sampling) -> SamplingParams:
     """Return the engine's parameters.
 
@@ -223,6 +233,8 @@ def _params(sampling: Sampling) -> SamplingParams:
             fields["prompt_logprobs"] = fields["logprobs"]
             # As in SGLang, the token at logprob_start_len itself is reported without a log-probability.
             fields["prompt_logprobs_start"] = sampling.logprob_start_len + 1
+    if sampling.stop_regex:
+        fields |= {"stop_regex": sampling.stop_regex, "include_stop": True}
     return SamplingParams(**fields)
 
 

@@ -1,4 +1,4 @@
-"""Ends completions at regular expressions, for engines and servers that only support stop strings."""
+"""Ends completions at regular expressions that an engine or a server does not support."""
 
 import asyncio
 import re
@@ -7,11 +7,26 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from graftlm.lang.backend import Generation, GenerationRequest
+from graftlm.lang.sampling import Sampling
+from graftlm.stop_patterns import PatternError, compile_pattern
 
-__all__ = ["complete_until_match", "stream_until_match"]
+__all__ = ["complete_until_match", "is_engine_supported", "keeps_matches", "stream_until_match"]
 
 #: A backend's method that streams one completion.
 Stream = Callable[[GenerationRequest], AsyncGenerator[Generation, None]]
+
+
+def keeps_matches(sampling: Sampling) -> bool:
+    """Return whether a backend that keeps every match in the text keeps only those of `stop_regex`."""
+    return not sampling.stop and not sampling.stop_token_ids
+
+
+def is_engine_supported(sampling: Sampling) -> bool:
+    """Return whether engines support all of `stop_regex`."""
+    try:
+        return all(compile_pattern(pattern) for pattern in sampling.stop_regex or ())
+    except PatternError:
+        return False
 
 
 async def stream_until_match(stream: Stream, request: GenerationRequest) -> AsyncGenerator[Generation, None]:

@@ -7,6 +7,7 @@ from pydantic import ConfigDict, Discriminator, Field, Tag
 from graftlm.contracts import MAX_CHOICES
 from graftlm.intake import MAX_TTL_S
 from graftlm.sampling_params import MAX_LOGPROBS
+from graftlm.server.shared_fields import StopPatterns
 from graftlm.server.wire import (
     NUMBER,
     UNICODE,
@@ -92,13 +93,16 @@ class SamplingRequest(WireModel):
         description="Applied to the logits of tokens in prompt and output; a value above 1 makes them less likely.",
     )
     stop: _Stops | None = Field(default=None, description="Strings that end the output.")
+    stop_regex: StopPatterns = None
     stop_token_ids: TokenIdList | None = Field(default=None, description="Tokens that end the output.")
     ignore_eos: bool | None = Field(default=False, description="Do not stop at the end-of-sequence token.")
     skip_special_tokens: bool | None = Field(default=True, description="Leave special tokens out of the text.")
     spaces_between_special_tokens: bool | None = Field(
         default=True, description="Accepted without effect: the tokenizer determines the spaces."
     )
-    no_stop_trim: bool | None = Field(default=False, description="Keep the stop string or token in the text.")
+    no_stop_trim: bool | None = Field(
+        default=False, description="Keep the match of a stop string, expression or token in the text."
+    )
     n: Annotated[int, Field(ge=1, le=128), WHOLE] | None = Field(default=1, description="Completions per prompt.")
     json_schema: SchemaField | None = Field(
         default=None, description="A JSON schema that the output has to follow, as text or as an object."

@@ -36,6 +36,7 @@ _SAME: Final = (
     "repetition_penalty",
     "min_tokens",
     "stop",
+    "stop_regex",
     "stop_token_ids",
     "logit_bias",
     "logits_processors",

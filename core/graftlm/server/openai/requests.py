@@ -22,6 +22,7 @@ from graftlm.server.shared_fields import (
     Priority,
     RequestId,
     Seed,
+    StopPatterns,
     Temperature,
     TimeoutS,
     TopK,
@@ -194,6 +195,7 @@ class SamplingFields(OpenAIModel):
     top_p: TopP = 1.0
     n: Annotated[int, Field(ge=1, le=128), WHOLE] | None = Field(default=1, description="Answers per prompt.")
     stop: _Stops | None = Field(default=None, description="Strings that end the output.")
+    stop_regex: StopPatterns = None
     seed: Seed = None
     frequency_penalty: _Penalty | None = Field(
         default=0.0, description="Subtracted from a token's logit for each of its occurrences in the output."
@@ -221,7 +223,9 @@ class SamplingFields(OpenAIModel):
         default=0, description="Fewest tokens to generate: stop tokens and stop strings have no effect before."
     )
     stop_token_ids: TokenIdList | None = Field(default=None, description="Tokens that end the output.")
-    include_stop_str_in_output: bool | None = Field(default=False, description="Keep the stop string in the text.")
+    include_stop_str_in_output: bool | None = Field(
+        default=False, description="Keep the match of a stop string, expression or token in the text."
+    )
     ignore_eos: bool | None = Field(default=False, description="Do not stop at the end-of-sequence token.")
     skip_special_tokens: bool | None = Field(default=True, description="Leave special tokens out of the text.")
     json_schema: SchemaField | None = Field(
