@@ -122,8 +122,8 @@ class Intake:
             GrammarError: a JSON schema, regular expression or grammar cannot be enforced in full.
             UnsupportedFeatureError: this engine lacks a logits processor, grammars or a grammar backend.
         """
-        for name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
-            for token_id in ids:
+        for name in ("logit_bias", "stop_token_ids", "logprob_token_ids"):
+            for token_id in getattr(params, name):
                 if token_id >= self.limits.vocab_size:
                     size = self.limits.vocab_size
                     raise SamplingParamsError(f"{name}: token id {token_id} is outside the vocabulary of {size} tokens")

@@ -56,12 +56,14 @@ class PromptLogprobSpan:
         start: index of the first token whose logits are used, among the step's T tokens.
         targets: int64 [n], the next token of each position.
         num_top: number of most likely tokens to report.
+        requested: further tokens whose log-probabilities to report at each position.
     """
 
     row: int
     start: int
     targets: NDArray[np.int64]
     num_top: int
+    requested: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,15 +213,23 @@ class LogprobTable:
         token_logprobs: float32 [n].
         top_ids: int32 [n, k], most likely first.
         top_logprobs: float32 [n, k].
+        requested: float32 [n, m], of the tokens that each row's request names; columns past a request's tokens are
+            without meaning. None if no request names tokens.
     """
 
     token_logprobs: NDArray[np.float32]
     top_ids: NDArray[np.int32]
     top_logprobs: NDArray[np.float32]
+    requested: NDArray[np.float32] | None = None
 
     def rows(self, start: int, end: int) -> "LogprobTable":
         """Return the table of the tokens start : end; its arrays are views."""
-        return LogprobTable(self.token_logprobs[start:end], self.top_ids[start:end], self.top_logprobs[start:end])
+        return LogprobTable(
+            self.token_logprobs[start:end],
+            self.top_ids[start:end],
+            self.top_logprobs[start:end],
+            None if self.requested is None else self.requested[start:end],
+        )
 
 
 class StepResult(msgspec.Struct, frozen=True, eq=False):

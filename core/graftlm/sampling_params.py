@@ -8,10 +8,12 @@ from graftlm.errors import SamplingParamsError
 from graftlm.output_types import as_specification, is_output_type
 from graftlm.stop_patterns import MAX_STATES, PatternError, compile_pattern
 
-__all__ = ["GRAMMAR_FIELDS", "MAX_LOGPROBS", "MAX_TAG_CHARS", "SamplingParams"]
+__all__ = ["GRAMMAR_FIELDS", "MAX_LOGPROBS", "MAX_LOGPROB_IDS", "MAX_TAG_CHARS", "SamplingParams"]
 
 #: Maximum number of most likely tokens that are reported per token.
 MAX_LOGPROBS: Final = 20
+#: Maximum number of `logprob_token_ids`.
+MAX_LOGPROB_IDS: Final = 256
 _MAX_SEED: Final = 2**63 - 1
 _MAX_COUNT: Final = 2**31 - 1
 #: Maximum length of the tags around reasoning.
@@ -64,6 +66,8 @@ class SamplingParams:
         prompt_logprobs_start: index of the first prompt token whose log-probability is reported; past the end, none is
             reported. A token's log-probability needs the logits of the token before it. Only tokens before that one may
             come from the prefix cache; with 0, the whole prompt is computed.
+        logprob_token_ids: token ids whose log-probabilities are reported wherever `logprobs` or `prompt_logprobs`
+            reports some, in `TokenLogprob.requested`.
         logits_processors: processor name -> options; plugins provide the processors.
         json_schema: constrain the output to a JSON schema: a dict, true or false, JSON text, or a pydantic model class,
             which is converted to a dict. Needs a grammar backend. With the extra `outlines`, `json_schema`, `regex`,
@@ -114,6 +118,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     prompt_logprobs_start: int = 0
+    logprob_token_ids: tuple[int, ...] | Sequence[int] = ()
     logits_processors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     json_schema: Mapping[str, Any] | bool | str | type[Any] | Any | None = None
     regex: str | Any | None = None
@@ -133,6 +138,7 @@ class SamplingParams:
         patterns = (self.stop_regex,) if isinstance(self.stop_regex, str) else tuple(self.stop_regex or ())
         object.__setattr__(self, "stop_regex", patterns)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        object.__setattr__(self, "logprob_token_ids", tuple(self.logprob_token_ids or ()))
         for name in ("json_schema", "regex", "ebnf", "choice"):
             if is_output_type(getattr(self, name)):
                 _convert_type(self, name)
@@ -142,6 +148,7 @@ class SamplingParams:
         _check_lengths(self)
         _check_numbers(self)
         _check_stops(self)
+        _check_logprob_ids(self)
         _check_grammar(self)
 
     @property
@@ -250,6 +257,16 @@ def _check_stops(p: SamplingParams) -> None:
     _check_patterns(p)
     for token in p.stop_token_ids:
         _check(_is_int(token) and token >= 0, "stop_token_ids", token, "token ids")
+
+
+def _check_logprob_ids(p: SamplingParams) -> None:
+    ids = p.logprob_token_ids
+    for token in ids:
+        _check(_is_int(token) and token >= 0, "logprob_token_ids", token, "token ids")
+    if len(ids) > MAX_LOGPROB_IDS:
+        raise SamplingParamsError(f"logprob_token_ids: at most {MAX_LOGPROB_IDS} are possible, got {len(ids)}")
+    if ids and p.logprobs is None and p.prompt_logprobs is None:
+        raise SamplingParamsError("logprob_token_ids need logprobs or prompt_logprobs; set one of them, to 0 or more")
 
 
 def _check_patterns(p: SamplingParams) -> None:

@@ -62,11 +62,13 @@ class TokenLogprob:
 
     Attributes:
         top: pairs (token id, log-probability) of the most likely tokens, most likely first.
+        requested: log-probabilities of `SamplingParams.logprob_token_ids` in place of this token, in their order.
     """
 
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    requested: tuple[float, ...] = ()
 
 
 #: One entry per prompt token; the first entry is None, because the first token has no predecessor.

@@ -206,6 +206,49 @@ def test_logprobs_are_those_of_the_unmodified_model(engine, checkpoint):
         assert [token for token, _ in entry.top] == row.topk(3).indices.tolist()
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("drafter", [None, "auto"])
+def test_requested_tokens_have_the_logprobs_of_transformers(checkpoint, overlap, drafter):
+    """Requests with and without requested tokens share the batch, and some are retracted because memory is short."""
+    oracle = HuggingFaceModel(checkpoint("demo"))
+    wanted = [(), (300,), (5, 301, 5, 0), tuple(range(256)), ()]
+    prompts = [f"{i}, two, three, two, three, two," for i in range(len(wanted))]
+    shared = {"temperature": 0.7, "max_tokens": 24, "ignore_eos": True, "prompt_logprobs": 0}
+    params = [
+        SamplingParams(seed=i, logprobs=i % 2, logprob_token_ids=ids, n=1 + i % 2, **shared)
+        for i, ids in enumerate(wanted)
+    ]
+    config = {"scheduling": {"overlap": overlap}, "memory": {"kv_tokens": 128}, "speculation": drafter}
+    with Engine(model="demo", debug=True, **config) as engine:
+        ids = [engine.tokenizer.encode(prompt).tolist() for prompt in prompts]
+        outputs = engine.generate(ids, params)
+        assert engine.stats().retractions > 0
+        plain = engine.generate(ids[:1], SamplingParams(temperature=0, max_tokens=2, logprobs=0))
+    assert plain[0].logprobs[0].requested == ()
+    for prompt, output, asked in zip(ids, outputs, wanted, strict=True):
+        for completion in output.completions:
+            expected = oracle.logits(prompt + list(completion.token_ids)).log_softmax(-1)
+            entries = [*output.prompt_logprobs[1:], *completion.logprobs]
+            assert len(entries) == len(prompt) - 1 + len(completion.token_ids)
+            for entry, row in zip(entries, expected, strict=False):
+                assert entry.requested == pytest.approx(row[list(asked)].tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"logprob_token_ids": [1]}, "need logprobs or prompt_logprobs"),
+        ({"logprob_token_ids": [-1], "logprobs": 0}, "logprob_token_ids must be token ids"),
+        ({"logprob_token_ids": ["a"], "logprobs": 0}, "logprob_token_ids must be token ids"),
+        ({"logprob_token_ids": range(257), "logprobs": 0}, "at most 256 are possible, got 257"),
+        ({"logprob_token_ids": [10**6], "logprobs": 0}, "logprob_token_ids: token id 1000000 is outside"),
+    ],
+)
+def test_wrong_requested_tokens_are_refused(engine, fields, says):
+    with pytest.raises(RequestError, match=says):
+        engine.generate(["a"], SamplingParams(**fields))
+
+
 def test_completions_of_one_prompt_share_its_prompt_logprobs(engine):
     prompt = engine.tokenizer.encode("Report: three completions of one prompt").tolist()
     engine.flush_cache()

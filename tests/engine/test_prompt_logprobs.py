@@ -8,6 +8,8 @@ from graftlm.testing.hugging_face import HuggingFaceModel
 
 STARTS = [0, 1, 2, 32, 97, 119, 120, 500]
 LENGTH = 120
+#: One list of `logprob_token_ids` for each start.
+REQUESTED = [(), (5,), (7, 5, 7), (249, 3), (), (9, 8, 7, 6), (4,), (1, 2)]
 
 #: (model, page size, chunk, overlap); every pair of values occurs once.
 CASES = [
@@ -42,14 +44,17 @@ def test_prompt_logprobs_equal_transformers_from_any_start(checkpoint, expected,
         model=str(checkpoint(model)), cache={"page_size": page_size}, scheduling=options, memory={"kv_tokens": 2048}
     ) as engine:
         params = [
-            SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=2, prompt_logprobs_start=start)
-            for start in STARTS
+            SamplingParams(
+                temperature=0, max_tokens=2, prompt_logprobs=2, prompt_logprobs_start=start, logprob_token_ids=ids
+            )
+            for start, ids in zip(STARTS, REQUESTED, strict=True)
         ]
         cold = [engine.generate([prompt], p)[0] for p in params[3:4]]  # nothing is cached
         warm = engine.generate([prompt] * len(params), params)  # together, some from the cache
         plain = engine.generate([prompt] * 3, SamplingParams(temperature=0, max_tokens=2))
     assert cold[0].usage.cached_tokens == 0
-    for start, output in zip([STARTS[3], *STARTS], [*cold, *warm], strict=True):
+    all_ids = [REQUESTED[3], *REQUESTED]
+    for start, ids, output in zip([STARTS[3], *STARTS], all_ids, [*cold, *warm], strict=True):
         first = min(max(start, 1), LENGTH)
         assert output.prompt_logprobs[:first] == (None,) * first
         assert len(output.prompt_logprobs) == LENGTH
@@ -57,6 +62,7 @@ def test_prompt_logprobs_equal_transformers_from_any_start(checkpoint, expected,
             assert entry.token_id == prompt[position]
             assert entry.logprob == pytest.approx(logprobs[position - 1, prompt[position]].item(), abs=1e-4)
             assert [i for i, _ in entry.top] == logprobs[position - 1].topk(2).indices.tolist()
+            assert entry.requested == pytest.approx(logprobs[position - 1, list(ids)].tolist(), abs=1e-4)
         assert output.token_ids == plain[0].token_ids
     reusable = [min(max(start - 1, 0), LENGTH - 1) // page_size * page_size for start in STARTS]
     assert [output.usage.cached_tokens for output in warm] == reusable

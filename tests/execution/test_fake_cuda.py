@@ -202,6 +202,7 @@ SAMPLING = {
     "filters": SamplingParams(temperature=0.7, top_k=20, top_p=0.9, min_p=0.1, seed=5),
     "penalties": SamplingParams(repetition_penalty=1.2, frequency_penalty=0.3, presence_penalty=0.1),
     "logprobs": SamplingParams(temperature=0.0, logprobs=3, prompt_logprobs=2),
+    "requested logprobs": SamplingParams(temperature=0.0, logprobs=0, prompt_logprobs=0, logprob_token_ids=[7, 5]),
     "edits": SamplingParams(temperature=0.0, logit_bias={1: 2.0, 9: -1.0}, min_tokens=3),
     "edits and noise": SamplingParams(temperature=0.5, logit_bias={1: 2.0}, min_tokens=2),
 }

@@ -277,6 +277,35 @@ class TestLogprobs:
         assert [[rival[1] for rival in top] for top in meta["output_top_logprobs"]] == tops
         assert len(meta["input_top_logprobs"]) == len(meta["input_token_logprobs"])
 
+    def test_requested_tokens_have_logprobs_at_every_position(self, client, generate, engine):
+        wanted = [300, 7, 300]
+        params = SamplingParams(temperature=0, max_tokens=8, logprobs=0, prompt_logprobs=0, logprob_token_ids=wanted)
+        (expected,) = engine.generate(PROMPT, params)
+        body = {"text": PROMPT, "return_logprob": True, "logprob_start_len": 0, "token_ids_logprob": wanted}
+        meta = generate(**body)["meta_info"]
+        inputs, outputs = meta["input_token_ids_logprobs"], meta["output_token_ids_logprobs"]
+        assert inputs[0] is None
+        assert len(inputs) == len(meta["input_token_logprobs"])
+        assert len(outputs) == len(meta["output_token_logprobs"])
+        entries = [*expected.prompt_logprobs[1:], *expected.logprobs]
+        for found, entry in zip([*inputs[1:], *outputs], entries, strict=True):
+            assert [token_id for _, token_id, _ in found] == wanted
+            assert [value for value, _, _ in found] == pytest.approx(list(entry.requested), abs=1e-3)
+        assert "output_top_logprobs" not in meta
+        last = events(client, **body)[-1]["meta_info"]
+        assert [[e[1] for e in row] for row in last["output_token_ids_logprobs"]] == [wanted] * len(outputs)
+        text = generate(**body | {"return_text_in_logprobs": True})["meta_info"]["output_token_ids_logprobs"][0][0][2]
+        assert text == engine.tokenizer.decode([300])
+
+    def test_each_prompt_may_request_its_own_tokens(self, generate):
+        answers = generate(text=["a", "b", "c"], return_logprob=True, token_ids_logprob=[[5], None, [6, 7]])
+        ids = [
+            None if (rows := answer["meta_info"].get("output_token_ids_logprobs")) is None else [e[1] for e in rows[0]]
+            for answer in answers
+        ]
+        assert ids == [[5], None, [6, 7]]
+        assert "output_token_ids_logprobs" not in generate(text="a", token_ids_logprob=[5])["meta_info"]
+
     def test_by_default_only_output_tokens_have_logprobs(self, generate):
         meta = generate(text=PROMPT, return_logprob=True)["meta_info"]
         assert meta["input_token_logprobs"] == []
@@ -438,6 +467,16 @@ class TestRefusals:
             ({"text": "a", "lora_id": "x"}, "not supported"),
             ({"text": "a", "return_hidden_states": True}, "not supported"),
             ({"text": "a", "top_logprobs_num": 21}, "top_logprobs_num"),
+            (
+                {"text": "a", "return_logprob": True, "token_ids_logprob": [10**6]},
+                "logprob_token_ids: token id 1000000",
+            ),
+            ({"text": "a", "return_logprob": True, "token_ids_logprob": [1] * 257}, "token_ids_logprob"),
+            ({"text": "a", "return_logprob": True, "token_ids_logprob": ["a"]}, "token_ids_logprob"),
+            (
+                {"text": ["a", "b"], "return_logprob": True, "token_ids_logprob": [[1]]},
+                "token_ids_logprob: got 1 entries",
+            ),
             ({"text": "a", "streaming": True}, "'streaming'; did you mean 'stream'"),
         ],
     )

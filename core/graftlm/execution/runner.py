@@ -11,7 +11,7 @@ from graftlm.execution.batch import BatchBuilder, to_device
 from graftlm.execution.block_mover import BlockMover
 from graftlm.execution.draft_samples import DraftSamples
 from graftlm.execution.graphs import ReplayedSteps
-from graftlm.execution.logprobs import TokenLogprobs, token_logprobs
+from graftlm.execution.logprobs import TokenLogprobs, padded_ids, token_logprobs
 from graftlm.execution.readback import Readback, readback_from
 from graftlm.execution.readouts import read_out
 from graftlm.execution.sampler import NOT_FINITE, Sampled, Sampler
@@ -184,7 +184,11 @@ class ModelRunner:
         targets = np.concatenate([span.targets for span in spans])
         logits = self._model.logits(hidden[to_device(idx, self._device)])
         num_top = max(span.num_top for span in spans)
-        return _fetch(token_logprobs(logits, to_device(targets, self._device), num_top), readback)
+        ids = padded_ids([span.requested for span in spans])
+        requested = None
+        if ids is not None:
+            requested = to_device(np.repeat(ids, [len(span.targets) for span in spans], axis=0), self._device)
+        return _fetch(token_logprobs(logits, to_device(targets, self._device), num_top, requested), readback)
 
     def _pooled(self, spans: tuple[PoolSpan, ...], hidden: Tensor, readback: Readback) -> tuple[Tensor, ...]:
         """Compute the vectors of all pooling spans, and start one copy of them to the host."""
@@ -211,12 +215,12 @@ def _fetch_sampled(sampled: Sampled, readback: Readback) -> _SampledOnHost:
 
 
 def _fetch(found: TokenLogprobs, readback: Readback) -> TokenLogprobs:
-    parts = (found.token_logprobs, found.top_ids.to(torch.int32), found.top_logprobs)
-    return TokenLogprobs(*[readback.fetch(part) for part in parts])
+    return found._replace(top_ids=found.top_ids.to(torch.int32)).each(readback.fetch)
 
 
 def _table(found: TokenLogprobs) -> LogprobTable:
-    return LogprobTable(found.token_logprobs.numpy(), found.top_ids.numpy(), found.top_logprobs.numpy())
+    requested = None if found.requested is None else found.requested.numpy()
+    return LogprobTable(found.token_logprobs.numpy(), found.top_ids.numpy(), found.top_logprobs.numpy(), requested)
 
 
 def _split(found: TokenLogprobs, lens: tuple[int, ...]) -> tuple[LogprobTable, ...]:

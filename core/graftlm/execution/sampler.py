@@ -12,7 +12,7 @@ from graftlm.errors import RequestError
 from graftlm.execution.batch import to_device
 from graftlm.execution.device_rows import put_rows, take_rows
 from graftlm.execution.draft_samples import DraftSamples
-from graftlm.execution.logprobs import TokenLogprobs, token_logprobs
+from graftlm.execution.logprobs import TokenLogprobs, padded_ids, token_logprobs
 from graftlm.execution.native_masks import NativeMasks
 from graftlm.execution.native_sampling import DrawSettings, NativeSampling
 from graftlm.execution.noise import exponential, noise_keys
@@ -95,6 +95,7 @@ class Sampler:
         self._seed = np.zeros(num_rows, dtype=np.uint64)
         self._returns_logprobs = np.zeros(num_rows, dtype=np.bool_)
         self._num_top = np.zeros(num_rows, dtype=np.int64)
+        self._logprob_ids: dict[int, tuple[int, ...]] = {}  # row -> tokens whose log-probabilities it reports
         self._needs_full_sampling = np.zeros(num_rows, dtype=np.bool_)  # whether a row may need more than argmax
         self._argmax_rows: NDArray[np.int32] | None = None  # latest `rows` that needed only argmax; `set_row` resets it
 
@@ -113,6 +114,9 @@ class Sampler:
         self._seed[row] = setup.seed
         self._returns_logprobs[row] = params.logprobs is not None
         self._num_top[row] = params.logprobs or 0
+        self._logprob_ids.pop(row, None)
+        if params.logprob_token_ids and params.logprobs is not None:
+            self._logprob_ids[row] = tuple(params.logprob_token_ids)
         self._needs_full_sampling[row] = _needs_full_sampling(params)
         self._penalties.set_row(setup)
         self._failures.pop(row, None)
@@ -239,8 +243,14 @@ class Sampler:
         if len(local) == 0:
             return None
         num_top = int(self._num_top[rows[local]].max())
-        found = token_logprobs(take_rows(logits, local), take_rows(token_ids, local), num_top)
-        return TokenLogprobs(*[put_rows(part.new_zeros(len(rows), *part.shape[1:]), local, part) for part in found])
+        requested = self._requested(rows[local]) if self._logprob_ids else None
+        found = token_logprobs(take_rows(logits, local), take_rows(token_ids, local), num_top, requested)
+        return found.each(lambda part: put_rows(part.new_zeros(len(rows), *part.shape[1:]), local, part))
+
+    def _requested(self, rows: NDArray[np.int64]) -> Tensor | None:
+        """Return the tokens whose log-probabilities rows report, int64 [n, m]; None if no row names tokens."""
+        ids = padded_ids([self._logprob_ids.get(row, ()) for row in rows.tolist()])
+        return None if ids is None else to_device(ids, self._device)
 
 
 def _needs_full_sampling(params: SamplingParams) -> bool:

@@ -70,7 +70,8 @@ class Committer:
                 continue
             logprobs: tuple[TokenLogprob, ...] = ()
             if table is not None and request.params.logprobs is not None:
-                logprobs = (_read_logprob(table, i, token_ids[i], request.params.logprobs),)
+                num_ids = len(request.params.logprob_token_ids)
+                logprobs = (_read_logprob(table, i, token_ids[i], request.params.logprobs, num_ids),)
             self._commit_token(request, token_ids[i], logprobs, now)
 
     def _commit_drafted(self, step: StepInFlight, result: StepResult) -> None:
@@ -117,7 +118,8 @@ class Committer:
                 self._fail_untrusted(request, error)
                 return
             if result.logprobs is not None and request.params.logprobs is not None:
-                logprobs.append(_read_logprob(result.logprobs, i, token_id, request.params.logprobs))
+                num_top, num_ids = request.params.logprobs, len(request.params.logprob_token_ids)
+                logprobs.append(_read_logprob(result.logprobs, i, token_id, num_top, num_ids))
             request.append(token_id)
             committed.append(token_id)
             if i < last:
@@ -175,7 +177,8 @@ class Committer:
             if request.status is _FINISHED:
                 continue
             targets = span.targets.tolist()
-            logprobs = tuple([_read_logprob(table, i, targets[i], span.num_top) for i in range(len(targets))])
+            num_ids = len(span.requested)
+            logprobs = tuple([_read_logprob(table, i, targets[i], span.num_top, num_ids) for i in range(len(targets))])
             request.num_reads_reported += len(logprobs)
             self._live.updates.append(RequestUpdate.of(request, prompt_logprobs=logprobs))
 
@@ -225,6 +228,8 @@ def _finish_after(request: Request, token_id: int) -> Finish | None:
     return None
 
 
-def _read_logprob(table: LogprobTable, i: int, token_id: int, num_top: int) -> TokenLogprob:
+def _read_logprob(table: LogprobTable, i: int, token_id: int, num_top: int, num_ids: int) -> TokenLogprob:
+    """Return row `i` of a table, with `num_top` most likely tokens and `num_ids` tokens that the request names."""
     top = zip(table.top_ids[i, :num_top].tolist(), table.top_logprobs[i, :num_top].tolist(), strict=True)
-    return TokenLogprob(token_id, float(table.token_logprobs[i]), tuple(top))
+    requested = () if table.requested is None else tuple(table.requested[i, :num_ids].tolist())
+    return TokenLogprob(token_id, float(table.token_logprobs[i]), tuple(top), requested)

@@ -310,4 +310,5 @@ def _prompt_span(chunk: Chunk, start: int) -> PromptLogprobSpan:
         start=start,
         targets=chunk.request.prompt_token_ids[first + 1 : last + 1].astype(np.int64),
         num_top=chunk.request.params.prompt_logprobs or 0,
+        requested=tuple(chunk.request.params.logprob_token_ids),
     )

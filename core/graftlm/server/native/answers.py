@@ -45,7 +45,8 @@ class AnswerWriter:
         self._seconds = seconds
         self._token_text = token_text
         self._input: dict[str, Any] | None = None
-        self._outputs = [_OutputLogprobs(self._entry) for _ in range(prompt.params.n)]
+        self._token_ids = tuple(prompt.params.logprob_token_ids)
+        self._outputs = [_OutputLogprobs(self._entry, self._token_ids) for _ in range(prompt.params.n)]
 
     @property
     def has_token_texts(self) -> bool:
@@ -110,6 +111,11 @@ class AnswerWriter:
                 self._input["input_top_logprobs"] = [
                     None if logprob is None else [self._entry(*pair) for pair in logprob.top] for _, logprob in known
                 ]
+            if self._token_ids:
+                self._input["input_token_ids_logprobs"] = [
+                    None if logprob is None else _requested(logprob, self._token_ids, self._entry)
+                    for _, logprob in known
+                ]
         return self._input
 
     def _entry(self, token_id: int, logprob: float | None) -> _Entry:
@@ -119,8 +125,10 @@ class AnswerWriter:
 class _OutputLogprobs:
     """The log-probabilities of one completion. Every answer contains all of them, but each is converted only once."""
 
-    def __init__(self, entry: Callable[[int, float | None], _Entry]) -> None:
+    def __init__(self, entry: Callable[[int, float | None], _Entry], token_ids: tuple[int, ...]) -> None:
         self._entry = entry
+        self._token_ids = token_ids
+        self._requested: list[list[_Entry]] = []
         self._sampled: list[_Entry] = []
         self._top: list[list[_Entry]] = []
 
@@ -134,8 +142,23 @@ class _OutputLogprobs:
         for logprob in logprobs[len(self._sampled) :]:
             self._sampled.append(self._entry(logprob.token_id, logprob.logprob))
             self._top.append([self._entry(*pair) for pair in logprob.top])
-        known = {"output_token_logprobs": self._sampled, "output_token_logprobs_length": len(self._sampled)}
-        return known | ({"output_top_logprobs": self._top} if num_top else {})
+            self._requested.append(_requested(logprob, self._token_ids, self._entry))
+        known: dict[str, Any] = {
+            "output_token_logprobs": self._sampled,
+            "output_token_logprobs_length": len(self._sampled),
+        }
+        if num_top:
+            known["output_top_logprobs"] = self._top
+        if self._token_ids:
+            known["output_token_ids_logprobs"] = self._requested
+        return known
+
+
+def _requested(
+    logprob: TokenLogprob, token_ids: tuple[int, ...], entry: Callable[[int, float | None], _Entry]
+) -> list[_Entry]:
+    """Return the entries of the tokens that the request names, in its order."""
+    return [entry(*pair) for pair in zip(token_ids, logprob.requested, strict=True)]
 
 
 def _finish_reason(completion: Completion, num_tokens: int | None) -> dict[str, Any] | None:

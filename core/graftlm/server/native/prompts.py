@@ -71,6 +71,7 @@ def split_request(body: GenerateRequest) -> list[NativePrompt]:
         per_prompt(body.return_logprob, "return_logprob"),
         per_prompt(body.logprob_start_len, "logprob_start_len"),
         per_prompt(body.top_logprobs_num, "top_logprobs_num"),
+        per_prompt.of_lists(body.token_ids_logprob, "token_ids_logprob"),
         strict=True,
     )
     salts = zip(per_prompt(body.cache_salt, "cache_salt"), per_prompt(body.extra_key, "extra_key"), strict=True)
@@ -114,6 +115,12 @@ class _PerPrompt:
             )
         return list(value)
 
+    def of_lists(self, value: Sequence[Any] | None, name: str) -> list[Sequence[int] | None]:
+        """Convert a field whose value for one prompt is a list of numbers."""
+        if value and not isinstance(value[0], int):
+            return self(value, name)
+        return [value] * self.num_prompts
+
 
 def _request_ids(body: GenerateRequest, per_prompt: _PerPrompt) -> list[str | None]:
     if isinstance(body.rid, str) and is_list(body):
@@ -128,11 +135,11 @@ def _request_ids(body: GenerateRequest, per_prompt: _PerPrompt) -> list[str | No
 def _prompt(
     prompt: str | TokenIds,
     sampling: SamplingRequest,
-    logprob_fields: tuple[bool | None, int | None, int | None],
+    logprob_fields: tuple[bool | None, int | None, int | None, Sequence[int] | None],
     request_id: str | None,
     options: RequestOptions,
 ) -> NativePrompt:
-    return_logprob, start, num_top = logprob_fields
+    return_logprob, start, num_top, token_ids = logprob_fields
     if not return_logprob or start is None or start < 0:
         start = None
     fields = _sampling_fields(sampling)
@@ -141,6 +148,7 @@ def _prompt(
         fields["max_tokens"] = 1
     if return_logprob:
         fields["logprobs"] = num_top or 0
+        fields["logprob_token_ids"] = tuple(token_ids or ())
     if start is not None:
         fields["prompt_logprobs"] = num_top or 0
         fields["prompt_logprobs_start"] = start + 1  # the first entry of the answer has no log-probability

@@ -1,14 +1,15 @@
 """The bodies of requests to the native API, with SGLang's field names."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from graftlm.contracts import MAX_CHOICES
 from graftlm.intake import MAX_TTL_S
-from graftlm.sampling_params import MAX_LOGPROBS
+from graftlm.sampling_params import MAX_LOGPROB_IDS, MAX_LOGPROBS
 from graftlm.server.shared_fields import StopPatterns
 from graftlm.server.wire import (
+    MAX_PROMPTS,
     NUMBER,
     UNICODE,
     WHOLE,
@@ -53,6 +54,20 @@ _StopString = Annotated[str, Field(min_length=1, max_length=1024), UNICODE]
 _Stops = Annotated[
     Annotated[_StopString, Tag("one")] | Annotated[list[_StopString], Field(max_length=64), Tag("many")],
     Discriminator(one_or_many),
+]
+
+
+def _shape_of_ids(value: Any) -> str:
+    """Return the tag for a list of token ids, or for a list of such lists. The first element decides."""
+    first = value[0] if isinstance(value, list) and value else 0
+    return "many" if first is None or isinstance(first, list) else "one"
+
+
+_LogprobIdList = Annotated[TokenIdList, Field(max_length=MAX_LOGPROB_IDS)]
+_LogprobIds = Annotated[
+    Annotated[_LogprobIdList, Tag("one")]
+    | Annotated[list[_LogprobIdList | None], Field(fail_fast=True, max_length=MAX_PROMPTS), Tag("many")],
+    Discriminator(_shape_of_ids),
 ]
 
 
@@ -184,6 +199,11 @@ class GenerateRequest(WireModel):
     )
     top_logprobs_num: OneOrMany[Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE]] | None = Field(
         default=0, description="Also report this number of the most likely tokens at each position."
+    )
+    token_ids_logprob: _LogprobIds | None = Field(
+        default=None,
+        description="With `return_logprob`: token ids whose log-probabilities are reported at each position. One list "
+        "for all prompts, or a list with one list per prompt.",
     )
     return_text_in_logprobs: bool | None = Field(
         default=False, description="Add the text of each token to the log-probabilities."

@@ -87,6 +87,10 @@ class MetaInfo(_Body):
         default=None, description="The most likely tokens at each position of the prompt."
     )
     output_top_logprobs: list[list[_Entry]] | None = Field(default=None, description="The same for the output.")
+    input_token_ids_logprobs: list[list[_Entry] | None] | None = Field(
+        default=None, description="The tokens of `token_ids_logprob` at each position of the prompt."
+    )
+    output_token_ids_logprobs: list[list[_Entry]] | None = Field(default=None, description="The same for the output.")
 
 
 class AnswerBody(_Body):
