@@ -27,6 +27,10 @@ class Mover(Protocol):
         """Make copies and wait until they are done."""
         ...
 
+    def free(self) -> None:
+        """Drop all references to host memory."""
+        ...
+
     def close(self) -> None:
         """Release buffers and streams."""
         ...
@@ -174,6 +178,32 @@ class StepLoop:
         finally:
             if not keep_memory:
                 self._restart_memory()
+
+    def release_memory(self, release: Callable[[], None]) -> None:
+        """Empty the KV memory on all tiers, and release it on the thread that runs the steps. Call `settle` first.
+
+        Effects: running requests are put back into the queue. The caller delivers the updates that `settle` returned,
+            and does not call `step` until `resume_memory` has returned.
+
+        Args:
+            release: function that releases the memory of keys and values.
+        """
+        try:
+            self.scheduler.release_memory()
+        except Exception as error:
+            self._recover(error)
+        self.run_on_device(release)
+        if self._mover is not None:
+            self._mover.free()
+
+    def resume_memory(self) -> None:
+        """Create the prefix cache again after `release_memory`, if it was closed. The memory must be allocated again.
+
+        Raises:
+            Exception: any error of the cache's provider; this method may then be called again.
+        """
+        if not self.scheduler.kv.has_cache:
+            self.scheduler.kv.restart(self._make_cache)
 
     def _restart_memory(self) -> None:
         try:

@@ -23,6 +23,10 @@ ADMIN = {
     "/update_weights_from_tensor": b"",
     "/get_weights_by_name": b'{"name": "a"}',
     "/update_weight_version": b'{"new_version": "a"}',
+    "/release_memory_occupation": b"",
+    "/resume_memory_occupation": b"",
+    "/sleep": b"",
+    "/wake_up": b"",
     "/load_lora_adapter": b'{"lora_name": "a", "lora_path": "/a"}',
     "/unload_lora_adapter": b'{"lora_name": "a"}',
 }

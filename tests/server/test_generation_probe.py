@@ -16,7 +16,7 @@ class FakeManager:
         self.go = asyncio.Event()
         self.num_started = 0
         self.error = None
-        self.health = SimpleNamespace(paused=False)
+        self.health = SimpleNamespace(paused=False, sleeping=False, problems=())
         self.model = SimpleNamespace(generates=True)
         self.replicas = SimpleNamespace(replicas=[])
 
@@ -91,3 +91,5 @@ async def test_a_pause_is_reported_immediately(manager, clock):
     assert await probe.problem() is None
     manager.health.paused = True
     assert await probe.problem() == "generation is paused"
+    manager.health.sleeping, manager.health.problems = True, ("the server sleeps",)
+    assert await probe.problem() == "the server sleeps"

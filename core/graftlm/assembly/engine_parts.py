@@ -1,5 +1,6 @@
 """The parts of an assembled engine."""
 
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -12,6 +13,7 @@ from graftlm.assembly.served_weights import NewWeights, ServedWeights
 from graftlm.config import EngineConfig
 from graftlm.contracts import ModelConfig
 from graftlm.errors import RequestError
+from graftlm.execution.released_tensors import return_free_memory
 from graftlm.intake import Intake
 from graftlm.pooling.sentence_embedding import EmbeddingDefaults
 from graftlm.step_loop import StepLoop
@@ -83,14 +85,67 @@ class EngineParts:
 
         Raises:
             RequestError: flush_cache is False, but the cache has lower tiers: the names of their blocks depend on the
-                weights.
+                weights. Or the memory of the weights is released.
             EngineError: copying failed halfway.
         """
+        if self.device_parts.kv.is_released:
+            self.loop.change_model(lambda: self.weights.replace(new), keep_memory=True)
+            return
         if not flush_cache and self.loop.scheduler.kv.tiers is not None:
             raise RequestError(
                 "flush_cache must be true: otherwise the cache's lower tiers would keep blocks of the old weights"
             )
         self.loop.change_model(lambda: self.weights.replace(new), keep_memory=not flush_cache)
+
+    @property
+    def can_run(self) -> bool:
+        """Whether steps can run: no memory is released, and no weights are missing."""
+        return not self.device_parts.kv.is_released and not self.weights.is_released and self.weights.lacking is None
+
+    def release_memory(self, tags: Collection[str], *, keep_weights: bool) -> None:
+        """Release memory until `resume_memory`. Call `loop.settle` first, and no step in the meantime.
+
+        Memory that is already released stays so. Running requests are put back into the queue.
+
+        Args:
+            tags: "kv_cache": keys and values, with the prefix cache's host memory; "weights": the model's parameters.
+            keep_weights: whether `resume_memory` restores the weights; False: they are dropped, also if they are
+                released already.
+
+        Raises:
+            GraftlmError: the weights cannot be released; nothing is released.
+        """
+        if "weights" in tags:
+            if keep_weights:
+                self.weights.check_release()
+            self.loop.run_on_device(lambda: self.weights.release(keep=keep_weights))
+        kv = self.device_parts.kv
+        if "kv_cache" in tags and not kv.is_released:
+            self.weights.graphs.hold()
+            self.loop.release_memory(kv.release)
+        self.loop.run_on_device(return_free_memory)
+
+    def resume_memory(self, tags: Collection[str]) -> None:
+        """Allocate released memory again, restore the weights, and create the prefix cache, which is empty.
+
+        Args:
+            tags: as for `release_memory`.
+
+        Raises:
+            RuntimeError: the device has too little free memory. This method may be called again.
+            Exception: any error of the cache's provider. This method may be called again.
+        """
+        kv, graphs = self.device_parts.kv, self.weights.graphs
+        if "weights" in tags:
+            self.loop.run_on_device(self.weights.resume)
+        if "kv_cache" not in tags or not kv.is_released:
+            return
+        changed: list[bool] = []
+        self.loop.resume_memory()
+        self.loop.run_on_device(lambda: changed.append(kv.restore()))
+        if any(changed):
+            graphs.recapture()
+        self.loop.run_on_device(graphs.unhold)
 
     def read_weight(self, name: str) -> torch.Tensor:
         """Return a copy of a weight on the CPU, read between two steps. Raises: see `ServedWeights.read`."""

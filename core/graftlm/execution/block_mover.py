@@ -57,6 +57,10 @@ class BlockMover:
         array: NDArray[np.uint8] = memory.numpy()
         return array
 
+    def free(self) -> None:
+        """Drop this object's reference to the host memory. No copy may be running."""
+        self._layers = []
+
     def copy(self, copies: StepCopies) -> None:
         """Run copies and wait for them."""
         with self.overlapped(copies):

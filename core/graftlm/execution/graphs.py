@@ -12,7 +12,7 @@ from graftlm.errors import GraphCaptureError
 from graftlm.execution.decode_inputs import DecodeInputs
 from graftlm.plan import StepPlan
 
-__all__ = ["CudaCapture", "DecodeGraphs", "EagerCapture", "GraphCapture", "ReplayedSteps", "graph_sizes"]
+__all__ = ["CudaCapture", "DecodeGraphs", "EagerCapture", "GraphCapture", "HeldGraphs", "ReplayedSteps", "graph_sizes"]
 
 #: The first batch sizes. Above 8, sizes increase by 8 or by an eighth, so padding adds at most an eighth to a large
 #: batch.
@@ -52,6 +52,42 @@ class ReplayedSteps(Protocol):
     def recapture(self) -> None:
         """Drop all captures, because the model's tensors were replaced. Called between two steps."""
         ...
+
+
+class HeldGraphs:
+    """Captures steps again when the model's tensors were replaced, but not while memory is released.
+
+    Args:
+        graphs: the replayed steps; None if there are none.
+    """
+
+    def __init__(self, graphs: ReplayedSteps | None = None) -> None:
+        self._graphs = graphs
+        self._num_holds = 0
+        self._is_stale = False
+
+    @property
+    def uses_packed_weights(self) -> bool:
+        """Whether replays read packed weights."""
+        return self._graphs is not None and self._graphs.uses_packed_weights
+
+    def recapture(self) -> None:
+        """Capture the steps again, or do so at the end of the last hold."""
+        if self._num_holds:
+            self._is_stale = True
+        elif self._graphs is not None:
+            self._graphs.recapture()
+
+    def hold(self) -> None:
+        """Capture nothing until `unhold`, because memory that steps read is released."""
+        self._num_holds += 1
+
+    def unhold(self) -> None:
+        """End one `hold`."""
+        self._num_holds -= 1
+        if not self._num_holds and self._is_stale:
+            self._is_stale = False
+            self.recapture()
 
 
 class GraphCapture(Protocol):

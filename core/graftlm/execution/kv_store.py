@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from graftlm.contracts import AttentionLayer
+from graftlm.execution.released_tensors import ReleasedTensors
 from graftlm.layers.kv_codes import SCALE_DTYPE
 
 __all__ = ["KVStore"]
@@ -70,6 +71,7 @@ class KVStore:
             for layer, keys, scales in zip(layers, self._keys, self._key_scales, strict=True)
         ]
         self._stored = [self._distinct(layer) for layer in layers]
+        self._released: ReleasedTensors | None = None
 
     def _pages_of(self, layer: AttentionLayer) -> int:
         return self.num_pages if layer.sliding_window is None else self.num_window_pages
@@ -104,6 +106,28 @@ class KVStore:
     def num_bytes(self) -> int:
         """Number of bytes of all keys, values and scales."""
         return sum(tensor.nbytes for tensors in self._stored for tensor in tensors)
+
+    @property
+    def is_released(self) -> bool:
+        """Whether the tensors have no memory: `release` was called, and `restore` was not."""
+        return self._released is not None
+
+    def release(self) -> None:
+        """Release the memory of all tensors until `restore`. No step may run in the meantime."""
+        if self._released is None:
+            self._released = ReleasedTensors(tensor for tensors in self._stored for tensor in tensors)
+
+    def restore(self) -> bool:
+        """Allocate the memory again, uninitialized; return whether the tensors have other addresses now.
+
+        Raises:
+            RuntimeError: the device has too little free memory; the memory stays released.
+        """
+        if self._released is None:
+            return False
+        self._released.restore()
+        changed, self._released = self._released.changes_addresses, None
+        return changed
 
     def keys(self, layer_id: int) -> Tensor:
         """Return the tensor of a layer's keys, [pages, page_size, H_kv, D]; it is not a copy."""

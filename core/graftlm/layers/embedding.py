@@ -47,6 +47,10 @@ class TokenEmbedding(nn.Module):
         """
         self._packed = self.ops.pack(self.weight)
 
+    def discard(self) -> None:
+        """Free the packed copy."""
+        self._packed = None
+
     def weight_slots(self, prefix: str, name: str) -> Iterator[WeightSlot]:
         """Yield the slot of `{prefix}{name}.weight`."""
         self._packed = None

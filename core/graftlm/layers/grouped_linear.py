@@ -140,6 +140,12 @@ class GroupedLinear(nn.Module):
         elif self._kernels:
             self.weight, self._kernels = self._empty_weight(self.num_experts), []
 
+    def discard(self) -> None:
+        """Free the packed or quantized weights; the plain weights are then uninitialised until the next loading."""
+        if self._packed or self._kernels:
+            self._packed, self._kernels = [], []
+            self.weight = self._empty_weight(self.num_experts)
+
     def _fits_one_kernel(self) -> bool:
         """Return whether the device's grouped kernel can read the weights."""
         if not self.weight.is_cuda or self._kernels:

@@ -118,6 +118,13 @@ class Linear(nn.Module):
                 return
         self.weight = self._empty_weight(num_rows=0)  # frees the plain weight before the next layer is packed
 
+    def discard(self) -> None:
+        """Free the packed or quantized weights; the plain weights are then uninitialised until the next loading."""
+        if self._packed is None and self._kernel is None:
+            return
+        self._packed = self._kernel = None
+        self.weight = self._empty_weight(self.out_features)
+
     def _pack_weight(self) -> PackedMatrix | None:
         return self.ops.pack(self.weight)
 

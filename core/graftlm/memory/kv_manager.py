@@ -274,6 +274,16 @@ class KVManager:
         Raises:
             Exception: any error of `make_cache`.
         """
+        self.close_cache()
+        self._replace_cache(make_cache())
+        self.has_cache = True
+
+    def close_cache(self) -> None:
+        """Reset to empty memory without a cache.
+
+        Effects: the cache releases host memory and storage. `has_cache` is False, and no step may be planned until
+            `restart` succeeds.
+        """
         if self.tiers is not None:
             self.tiers.abandon()
         self.pool = PagePool(self.pool.num_pages)
@@ -283,8 +293,6 @@ class KVManager:
             self.row_windows.clear()
         self._replace_cache(NoCache())
         self.has_cache = False
-        self._replace_cache(make_cache())
-        self.has_cache = True
 
     def _replace_cache(self, cache: PrefixCache) -> None:
         self.cache = cache

@@ -77,17 +77,17 @@ class ProcessCalls:
         return list(await asyncio.gather(*[self.call(replica.name, name, **arguments) for replica in ready]))
 
     async def call_surviving(self, name: str, /, **arguments: Any) -> None:
-        """Call every ready replica, and ignore errors of replicas that die during the call.
+        """Call every replica whose process runs, and ignore errors of replicas that die during the call.
 
         Raises:
-            UnavailableError: a replica that is still ready does not reply in time.
-            RequestError: a replica that is still ready refuses the call.
+            UnavailableError: a replica that still runs does not reply in time.
+            RequestError: a replica that still runs refuses the call.
         """
-        ready = self._replicas.ready
-        calls = [self.call(replica.name, name, **arguments) for replica in ready]
+        called = self._replicas.up
+        calls = [self.call(replica.name, name, **arguments) for replica in called]
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
-        for replica, outcome in zip(ready, outcomes, strict=True):
-            if isinstance(outcome, BaseException) and replica.ready:
+        for replica, outcome in zip(called, outcomes, strict=True):
+            if isinstance(outcome, BaseException) and replica in self._replicas.up:
                 raise outcome
 
     def answer(self, reply: Reply) -> None:

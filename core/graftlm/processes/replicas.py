@@ -20,12 +20,14 @@ class Health:
         draining: whether new requests are refused, because the server is shutting down.
         serving: whether the detokenizer and at least one replica work.
         paused: whether requests wait until generation is resumed.
+        sleeping: whether memory is released, so that no request can run.
     """
 
     problems: tuple[str, ...] = ()
     draining: bool = False
     serving: bool = True
     paused: bool = False
+    sleeping: bool = False
 
     @property
     def ok(self) -> bool:
@@ -43,7 +45,8 @@ class Replica:
         queued_tokens: total number of prompt tokens of the replica's requests that have no output token yet.
         num_requests: number of the replica's prompts that have not ended.
         load: the latest report of the replica; None before the first report.
-        outdated: whether the process runs but does not have the current weights. Such a replica accepts no requests.
+        outdated: reason why the process does not have the current weights; None if it has them. An outdated replica
+            accepts no requests.
     """
 
     name: str
@@ -51,7 +54,7 @@ class Replica:
     queued_tokens: int = 0
     num_requests: int = 0
     load: Load | None = None
-    outdated: bool = False
+    outdated: str | None = None
 
 
 def choose_replica(replicas: Iterable[Replica]) -> Replica | None:
@@ -95,6 +98,7 @@ class ReplicaSet:
         self._problems: dict[str, _Problem] = {}
         self._paused = False
         self._held = False
+        self._asleep: str | None = None
         self._waiting: set[asyncio.Future[None]] = set()
 
     def named(self, name: str) -> Replica | None:
@@ -110,11 +114,13 @@ class ReplicaSet:
     def health(self) -> Health:
         """The health of the server, with the current problems."""
         works = any(replica.ready and replica.name not in self._problems for replica in self.replicas)
+        asleep = () if self._asleep is None else (self._asleep,)
         return Health(
-            problems=(*[problem.text for problem in self._problems.values()], *self._outdated),
+            problems=(*asleep, *[problem.text for problem in self._problems.values()], *self._outdated),
             draining=self.draining,
-            serving=works and DETOKENIZER not in self._problems,
+            serving=works and DETOKENIZER not in self._problems and not asleep,
             paused=self._paused,
+            sleeping=bool(asleep),
         )
 
     @property
@@ -134,8 +140,8 @@ class ReplicaSet:
             timeout_s: maximum wait in seconds; None for no limit.
 
         Raises:
-            UnavailableError: no replica works and none will be restarted, the server is draining, or the time limit has
-                been exceeded.
+            UnavailableError: no replica works and none will be restarted, the server is draining, memory is released
+                and generation is not paused, or the time limit has been exceeded.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -163,7 +169,7 @@ class ReplicaSet:
         self._problems[name] = _Problem(f"{name} died: {reason}", dead=True)
         replica = self.named(name)
         if replica is not None:
-            replica.ready, replica.outdated, replica.load = False, False, None
+            replica.ready, replica.outdated, replica.load = False, None, None
         self._wake()
 
     def stuck(self, name: str, seconds: float) -> None:
@@ -203,42 +209,51 @@ class ReplicaSet:
         self._held = False
         self._wake()
 
+    def sleep(self, reason: str) -> None:
+        """Refuse new requests with this reason until `wake`. During a pause, they wait instead."""
+        self._asleep = reason
+
+    def wake(self) -> None:
+        """End `sleep`."""
+        self._asleep = None
+        self._wake()
+
     @property
     def up(self) -> list[Replica]:
         """The replicas whose processes run, including those with outdated weights."""
-        return [replica for replica in self.replicas if replica.ready or replica.outdated]
+        return [replica for replica in self.replicas if replica.ready or replica.outdated is not None]
 
-    def mark_outdated(self, name: str) -> None:
+    def mark_outdated(self, name: str, reason: str = "does not have the current weights: update them again") -> None:
         """Record that a replica does not have the current weights. It accepts no requests from now on."""
         replica = self.named(name)
         if replica is not None:
-            replica.ready, replica.outdated = False, True
+            replica.ready, replica.outdated = False, reason
 
     def mark_current(self, name: str) -> None:
         """Record that an outdated replica has the current weights now."""
         replica = self.named(name)
-        if replica is not None and replica.outdated:
-            replica.ready, replica.outdated = True, False
+        if replica is not None and replica.outdated is not None:
+            replica.ready, replica.outdated = True, None
             self._wake()
 
     @property
     def _outdated(self) -> list[str]:
-        return [
-            f"{replica.name} does not have the current weights: update them again"
-            for replica in self.replicas
-            if replica.outdated
-        ]
+        return [f"{replica.name} {replica.outdated}" for replica in self.replicas if replica.outdated is not None]
 
     def _free_replica(self) -> Replica | None:
         if self.draining:
             raise UnavailableError("the server is shutting down")
+        if self._asleep is not None and not self._held:
+            if self._paused:
+                return None
+            raise UnavailableError(self._asleep)
         problem = self._problems.get(DETOKENIZER)
         detokenizer_runs = problem is None or not problem.dead
         replica = choose_replica(self.replicas) if detokenizer_runs else None
         if replica is None and not self._can_recover:
             raise UnavailableError(self.why_unavailable)
         # Outdated replicas become ready only through an update of the weights. Requests wait only during an update.
-        if not self._held and all(replica.outdated for replica in self.replicas):
+        if not self._held and all(replica.outdated is not None for replica in self.replicas):
             raise UnavailableError(self.why_unavailable)
         return None if self._paused or self._held else replica
 

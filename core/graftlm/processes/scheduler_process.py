@@ -106,6 +106,9 @@ class SchedulerProcess:
             "cache_snapshot": self._cache_snapshot,
             "update_weights": self._update_weights,
             "get_weight": self._get_weight,
+            "release_memory": self._release_memory,
+            "resume_memory": self._resume_memory,
+            "drop_weights": parts.weights.drop,
             "unload_adapter": self._adapters.unload,
             "set_adapters": self._adapters.set_all,
         }
@@ -123,7 +126,7 @@ class SchedulerProcess:
                 self._handle(message)
             for call, install in self._adapters.take_read():
                 self._answer(call, install)
-            if self._paused:
+            if self._paused or not self._parts.can_run:
                 self._send(self._loop.expire())
             elif self._loop.scheduler.has_work:
                 self._send(self._loop.step())
@@ -135,7 +138,7 @@ class SchedulerProcess:
 
     def _wait_s(self) -> float | None:
         """Return the seconds to wait for a message: 0 while there is work, else None for no limit."""
-        if not self._paused:
+        if not self._paused and self._parts.can_run:
             wait_s = self._loop.idle_s
         else:
             deadline_s = self._loop.scheduler.next_deadline_s
@@ -231,7 +234,8 @@ class SchedulerProcess:
         namespace = self._parts.intake.namespace(cache_salt, adapter)
         return PrefixKey(np.frombuffer(prompt, dtype=np.int32), namespace)
 
-    def _update_weights(self, path: str | None, tensors: bytes | None, flush_cache: bool) -> None:
+    def _update_weights(self, path: str | None, tensors: bytes | None, flush_cache: bool) -> str | None:
+        """Replace weights; return why requests still cannot run, None if they can."""
         weights = self._parts.weights
         try:
             new = weights.checked(path) if path is not None else weights.checked_tensors(read_tensors(tensors or b""))
@@ -240,6 +244,17 @@ class SchedulerProcess:
         self._send(self._loop.settle())  # requests exist at this point only if the server is paused
         self._parts.replace_weights(new, flush_cache=flush_cache)
         self._send(self._loop.take_updates())
+        return weights.lacking
+
+    def _release_memory(self, tags: Sequence[str], keep_weights: bool) -> None:
+        self._send(self._loop.settle())
+        self._parts.release_memory(tags, keep_weights=keep_weights)
+        self._send(self._loop.take_updates())
+
+    def _resume_memory(self, tags: Sequence[str]) -> str | None:
+        """Resume memory; return why requests still cannot run, None if they can when all memory is resumed."""
+        self._parts.resume_memory(tags)
+        return self._parts.weights.lacking
 
     def _get_weight(self, weight: str, num_rows: int) -> Any:
         return self._parts.read_weight(weight)[:num_rows].float().tolist()

@@ -24,6 +24,7 @@ class ServedWeights:
         abort_all: aborts every prompt in flight.
 
     Attributes:
+        lock: held during each update, and by other calls that must not run during an update.
         version: name of the weights in answers; "default" until an update sets another name.
         path: path of the checkpoint that the last update loaded; None if no update has loaded a checkpoint.
     """
@@ -37,8 +38,9 @@ class ServedWeights:
         self._replicas = replicas
         self._in_flight = in_flight
         self._abort_all = abort_all
-        self._lock = asyncio.Lock()
+        self.lock = asyncio.Lock()
         self._have_changed = False
+        self._are_dropped = False
 
     async def update(
         self, path: str | None, tensors: bytes | None, *, flush_cache: bool, abort_all: bool, version: str | None
@@ -63,7 +65,7 @@ class ServedWeights:
                 the remaining replicas serve no requests until an update succeeds.
         """
         arguments = {"path": path, "tensors": tensors, "flush_cache": flush_cache}
-        async with self._lock:
+        async with self.lock:
             self._replicas.hold()
             try:
                 if abort_all:
@@ -78,6 +80,22 @@ class ServedWeights:
             finally:
                 self._replicas.release()
         return num_paused
+
+    @property
+    def are_dropped(self) -> bool:
+        """Whether the weights were dropped, and no replica has all weights since."""
+        return self._are_dropped
+
+    def note_dropped(self) -> None:
+        """Record that all replicas have dropped their weights. They accept no requests until an update is complete."""
+        self._are_dropped = self._have_changed = True
+        for replica in self._replicas.up:
+            self.note_lacking(replica.name, "the weights were dropped; load new ones for the whole model")
+
+    def note_lacking(self, name: str, reason: str) -> None:
+        """Record that a replica cannot run requests before more weights are loaded."""
+        self._have_changed = True
+        self._replicas.mark_outdated(name, f"lacks weights: {reason}")
 
     def process_ready(self, name: str) -> None:
         """Handle the start of a replica. It is marked as outdated if an update has replaced the configured weights."""
@@ -94,7 +112,11 @@ class ServedWeights:
         self._have_changed = True
         self.version = version or self.version
         for replica in self._replicas.up:
-            if replica.name in outcomes and replica.name not in failed:
+            outcome = outcomes.get(replica.name)
+            if isinstance(outcome, str):
+                self.note_lacking(replica.name, outcome)
+            elif replica.name in outcomes and replica.name not in failed:
+                self._are_dropped = False
                 self._replicas.mark_current(replica.name)
             else:  # the update of this replica failed, or the replica was restarted during the update
                 self._replicas.mark_outdated(replica.name)

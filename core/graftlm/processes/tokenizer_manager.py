@@ -35,6 +35,7 @@ from graftlm.processes.messages import (
 )
 from graftlm.processes.names import DETOKENIZER
 from graftlm.processes.prompt_encoder import PromptEncoder
+from graftlm.processes.released_memory import ReleasedMemory
 from graftlm.processes.replicas import Health, ReplicaSet
 from graftlm.processes.request_metrics import RequestMetrics
 from graftlm.processes.request_preparer import RequestPreparer
@@ -67,6 +68,7 @@ class TokenizerManager:
         preparer: tokenizes, checks and decodes texts in threads.
         adapters: the adapters that requests may name.
         weights: replaces the model's weights.
+        memory: releases and resumes the replicas' memory.
     """
 
     def __init__(
@@ -108,6 +110,9 @@ class TokenizerManager:
         self._counter = itertools.count()
         self._in_flight = InFlightRequests()
         self.weights = ServedWeights(self.calls, replicas, self._in_flight, self.abort_all)
+        self.memory = ReleasedMemory(
+            self.calls, replicas, self._in_flight, self.weights, self.abort_all, self.pause, self.resume
+        )
 
     # -- for HTTP handlers ---------------------------------------------------------------------------------------------
 
@@ -258,8 +263,11 @@ class TokenizerManager:
         """Continue after `pause`.
 
         Raises:
+            RequestError: memory is released.
             UnavailableError: a replica does not reply in time.
         """
+        if self.memory.tags:
+            raise RequestError("the server sleeps: resume its memory before you continue generation")
         await self.calls.call_surviving("resume")
         self.replicas.resume()
 
@@ -284,6 +292,8 @@ class TokenizerManager:
             self.adapters.restarted(name)
         self.replicas.started(name)
         self.weights.process_ready(name)
+        if self.replicas.named(name) is not None:
+            self.memory.process_ready(name)
 
     def process_stuck(self, name: str, seconds: float) -> None:
         """Handle a process that has not answered a ping for this number of seconds."""

@@ -17,10 +17,11 @@ __all__ = ["Recovery"]
 class Recovery:
     """Fails the requests that cannot continue, and queues the other running requests again.
 
-    There are three cases. "no" marks data that is no longer valid:
+    There are four cases. "no" marks data that is no longer valid:
 
         a step failed on the device     pages of running rows: no    bookkeeping: yes    `fail_step`
         the weights were replaced       content of all pages: no     bookkeeping: yes    `restart_memory`
+        the memory is released          content of all pages: no     bookkeeping: yes    `release_memory`
         the bookkeeping failed          pages: no                    bookkeeping: no     `recover`
     """
 
@@ -67,6 +68,14 @@ class Recovery:
             return
         self._prefetches.forget()
         self._kv.restart(make_cache)
+
+    def release_memory(self) -> None:
+        """Empty the KV memory, and close a cache with lower tiers. See `Scheduler.release_memory`."""
+        self.retract_all()
+        self._kv.reset()  # reports every removed page to the observers
+        if self._kv.tiers is not None:
+            self._prefetches.forget()
+            self._kv.close_cache()
 
     def recover(self, error: str, make_cache: Callable[[], PrefixCache], *, waiting_too: bool) -> None:
         """Empty the KV memory without relying on its bookkeeping. See `Scheduler.recover`."""

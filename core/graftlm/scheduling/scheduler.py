@@ -303,6 +303,13 @@ class Scheduler:
         """
         self._recovery.restart_memory(make_cache)
 
+    def release_memory(self) -> None:
+        """Put running requests back into the queue, and empty the KV memory on all tiers. No step may be in flight.
+
+        Effects: a cache with lower tiers is closed. In this case, `kv.restart` must succeed before the next `plan`.
+        """
+        self._recovery.release_memory()
+
     def recover(self, error: str, make_cache: Callable[[], PrefixCache], *, waiting_too: bool = False) -> None:
         """Continue after a failure of the bookkeeping or of a plugin that it calls. Steps in flight must have ended.
 

@@ -36,6 +36,7 @@ _TAGS: Final = [
     {"name": "generate", "description": "SGLang's native interface."},
     {"name": "information", "description": "Health, model, configuration, load."},
     {"name": "cache", "description": "Pins in the prefix cache, and its content. For operators."},
+    {"name": "memory", "description": "Release and resume memory. For administrators, except `/is_sleeping`."},
     {"name": "weights", "description": "Replace and show the model's weights. For administrators."},
     {"name": "adapters", "description": "Load and unload low-rank adapters. For administrators."},
     {

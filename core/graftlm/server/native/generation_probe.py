@@ -44,7 +44,10 @@ class GenerationProbe:
         Callers share the result of a running probe, or of a probe that ended within the last second. If one caller is
         cancelled, the probe continues for the other callers.
         """
-        if self._manager.health.paused:
+        health = self._manager.health
+        if health.sleeping:
+            return "; ".join(health.problems)
+        if health.paused:
             return "generation is paused"
         latest = self._latest
         if latest is None or (latest.done() and self._clock() - self._ended_s >= _REUSE_S):

@@ -41,7 +41,9 @@ def make_router(manager: TokenizerManager) -> APIRouter:
         if health.ok:
             return HealthBody(status="degraded" if problems else "ok", problems=problems, paused=health.paused)
         response.status_code = 503
-        status: Literal["draining", "unavailable"] = "draining" if health.serving else "unavailable"
+        status: Literal["draining", "sleeping", "unavailable"] = "draining" if health.serving else "unavailable"
+        if health.sleeping and not health.draining:
+            status = "sleeping"
         return HealthBody(status=status, problems=problems, paused=health.paused)
 
     @router.get("/ready", summary="As /health, for Kubernetes", responses=_UNHEALTHY_RESPONSE)

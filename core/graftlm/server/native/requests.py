@@ -34,6 +34,8 @@ __all__ = [
     "ContinueRequest",
     "GenerateRequest",
     "LoadAdapterRequest",
+    "MemoryRequest",
+    "MemoryTag",
     "PauseRequest",
     "PinRequest",
     "PrefixRequest",
@@ -337,6 +339,20 @@ class UpdateFromDiskRequest(WireModel):
     )
     load_format: Literal["auto"] | None = Field(
         default=None, description="Accepted without effect: the format is detected."
+    )
+
+
+MemoryTag = Literal["kv_cache", "weights", "cuda_graph"]
+
+
+class MemoryRequest(WireModel):
+    """The memory to release or to resume."""
+
+    tags: list[MemoryTag] | None = Field(
+        default=None,
+        max_length=16,
+        description="`kv_cache`: keys and values, and the prefix cache; `weights`: the model's weights; null or []: "
+        "both. `cuda_graph` is accepted without effect.",
     )
 
 

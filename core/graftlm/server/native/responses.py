@@ -105,9 +105,9 @@ class AnswerBody(_Body):
 class HealthBody(_Body):
     """The health of the server."""
 
-    status: Literal["ok", "degraded", "draining", "unavailable"] = Field(
+    status: Literal["ok", "degraded", "draining", "sleeping", "unavailable"] = Field(
         description="`degraded`: some replicas are down, and the others serve requests. `draining`: the server is "
-        "shutting down."
+        "shutting down. `sleeping`: memory is released, and requests are refused until it is resumed."
     )
     problems: list[str] = Field(default=[], description="The current problems, one line each.")
     paused: bool = Field(default=False, description="Whether requests wait for /continue_generation.")
@@ -243,6 +243,12 @@ class WeightsUpdated(_Body):
     success: bool = True
     message: str
     num_paused_requests: int = Field(description="Number of requests that were paused during the update.")
+
+
+class Sleeping(_Body):
+    """Whether the server sleeps."""
+
+    is_sleeping: bool = Field(description="Whether any memory is released.")
 
 
 class Done(_Body):
