@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import signal
 from concurrent.futures import ThreadPoolExecutor
 
@@ -104,6 +105,7 @@ def test_a_sleeping_server_says_so_and_refuses_requests(client):
     assert refused.status_code == 503
     assert refused.json()["error"]["message"].startswith(message)
     assert client.get("/get_load").json()[0]["num_cached_pages"] == 0
+    assert client.get("/cache_snapshot").json()["replicas"][0]["nodes"] == []
     assert client.post("/sleep").status_code == 200
     woken = client.post("/wake_up", params={"tags": ["weights"]})
     assert (woken.status_code, woken.content) == (200, b"")
@@ -226,6 +228,25 @@ def test_paused_requests_survive_a_release(client):
         assert not request.done()
         assert client.post("/continue_generation", json={}).status_code == 200
         assert request.result().json()["output_ids"] == expected
+
+
+def test_weights_that_cannot_be_read_again_are_missing_until_others_are_loaded(tmp_path, weights):
+    model = tmp_path / "model"
+    shutil.copytree(demo_checkpoint(), model)
+    with serve(model=str(model)) as server, httpx2.Client(base_url=server.url, timeout=60) as client:
+        before = tokens(client)
+        assert client.post("/sleep").status_code == 200
+        file = model / "model.safetensors"
+        file.rename(tmp_path / "elsewhere")
+        assert client.post("/wake_up").status_code == 200
+        (problem,) = client.get("/health").json()["problems"]
+        assert problem.startswith(
+            "scheduler-0 lacks weights: the released weights cannot be loaded again (No weights in "
+        )
+        assert ask(client).json()["error"]["message"] == problem
+        (tmp_path / "elsewhere").rename(file)
+        assert client.post("/update_weights_from_disk", json={"model_path": str(model)}).status_code == 200
+        assert tokens(client) == before
 
 
 def rss_bytes(server):
