@@ -98,6 +98,8 @@ def test_defaults_are_the_documented_ones():
             "restart": False,
             "drain_timeout_s": 30.0,
             "watchdog_s": 120.0,
+            "trainer_hosts": (),
+            "trainer_timeout_s": 300.0,
             "profile_dir": "profiles",
             "kv_events": None,
             "record_trace": None,

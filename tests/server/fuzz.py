@@ -37,12 +37,13 @@ CONFIG = {
         "log_level": "warning",
         "profile_dir": "build/fuzz-profiles",
         "open_admin": True,
+        "trainer_timeout_s": 1.0,
         "checkpoint_roots": ["build"],
         "files": {"path": FILES},
     },
 }
-#: Pauses generation, so that no request is answered; tests/server/test_native_control.py tests it.
-LEFT_OUT = {"/pause_generation"}
+#: After these no request is answered; tests/server/test_native_control.py and test_native_memory.py test them.
+LEFT_OUT = {"/pause_generation", "/release_memory_occupation", "/sleep"}
 PROMPTS = {"prompt", "text", "input_ids", "input", "tokens"}
 NEEDED = {"messages", "prompt", "text", "input_ids", "input", "tokens", "rid", "sampling_params", "max_tokens"}
 

@@ -568,6 +568,14 @@ class ServerSettings(Section):
         gt=0,
         description="A process without progress for this time is reported, with the stacks of its threads.",
     )
+    trainer_hosts: tuple[Name, ...] = Field(
+        default=(),
+        description="Addresses at which a trainer's group may be joined (/init_weights_update_group), besides loopback "
+        "addresses; `*`: all. The group's ports have no access control.",
+    )
+    trainer_timeout_s: PositiveFloat = Field(
+        default=300.0, description="Maximum time to join a trainer's group, and to receive each tensor in it."
+    )
     profile_dir: Name = Field(
         default="profiles", description="Folder of /start_profile's output; clients name subfolders."
     )

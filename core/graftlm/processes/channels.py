@@ -1,8 +1,10 @@
 """One-way channels between processes, which use ZeroMQ push and pull sockets over `ipc://`."""
 
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -11,10 +13,21 @@ import zmq.asyncio
 
 from graftlm.processes.messages import AnyMessage, Message, decode, encode
 
-__all__ = ["AsyncInbox", "Inbox", "Outbox", "deliver_all"]
+__all__ = ["AsyncInbox", "Inbox", "Outbox", "deliver_all", "private_folder"]
 
 #: Milliseconds for which a closed outbox still tries to deliver queued messages.
 _LINGER_MS = 1000
+#: Maximum length of an `ipc://` path.
+_MAX_SOCKET_PATH = 100
+
+
+def private_folder() -> Path:
+    """Create a folder for sockets that only this user may access."""
+    folder = Path(tempfile.mkdtemp(prefix="graftlm-"))  # mkdtemp sets the mode 0700
+    if len(str(folder)) > _MAX_SOCKET_PATH - len("/scheduler-63-99999"):
+        folder.rmdir()
+        folder = Path(tempfile.mkdtemp(prefix="graftlm-", dir="/tmp"))
+    return folder
 
 
 def deliver_all() -> None:

@@ -20,7 +20,7 @@ from graftlm.processes.channels import Inbox, Outbox, deliver_all
 from graftlm.processes.messages import AnyMessage, Failed, LoadTokenizer, Progress, Ready
 from graftlm.processes.names import DETOKENIZER, scheduler_index
 
-__all__ = ["ChildSetup", "main", "write_stacks_on_signals"]
+__all__ = ["ChildSetup", "end_with_main", "main", "write_stacks_on_signals"]
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ def main() -> None:
     setup = msgspec.json.decode(stdin.readline(), type=ChildSetup)
     sys.path[:] = setup.sys_path
     configure_logging(setup.log_format, setup.log_level, setup.name)
-    _end_with_main(stdin, Path(setup.stacks_path).parent)
+    end_with_main(stdin, Path(setup.stacks_path).parent)
     stacks = Path(setup.stacks_path).open("w")  # noqa: SIM115  # stays open until the process ends
     write_stacks_on_signals(stacks)
     to_main = Outbox(setup.main)
@@ -101,7 +101,7 @@ def main() -> None:
     os._exit(status)  # a normal exit would wait for plugins' threads, which may hang
 
 
-def _end_with_main(stdin: BinaryIO, folder: Path) -> None:
+def end_with_main(stdin: BinaryIO, folder: Path) -> None:
     """End this process when main ends. SIGINT and SIGTERM are ignored, because main handles them for all processes.
 
     Args:

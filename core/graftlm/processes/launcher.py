@@ -6,10 +6,8 @@ import logging
 import os
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
@@ -17,7 +15,7 @@ import msgspec
 from graftlm import errors
 from graftlm.config import EngineConfig
 from graftlm.errors import EngineError, GraftlmError
-from graftlm.processes.channels import AsyncInbox, Outbox
+from graftlm.processes.channels import AsyncInbox, Outbox, private_folder
 from graftlm.processes.child import ChildSetup
 from graftlm.processes.managed_child import ManagedChild
 from graftlm.processes.messages import (
@@ -48,8 +46,6 @@ MAX_FAILED_STARTS = 3
 START_TIMEOUT_S = 60.0
 #: Seconds to wait for the last messages of a process that has ended.
 _LAST_MESSAGES_S = 0.2
-#: Maximum number of characters in an `ipc://` path.
-_MAX_SOCKET_PATH = 100
 
 #: Starts a process. Arguments: the command, the environment, the first line of its standard input.
 StartProcess = Callable[[Sequence[str], Mapping[str, str], bytes], Awaitable[ChildProcess]]
@@ -110,7 +106,7 @@ class Launcher:
         self._clock = clock
         self._start_process = start_process
         self._start_timeout_s = start_timeout_s
-        self.folder = _private_folder()
+        self.folder = private_folder()
         self._children = {name: ManagedChild(name) for name in [DETOKENIZER, *self.scheduler_names]}
         self._listener: ProcessListener | None = None
         self._watchdog: Watchdog | None = None
@@ -384,15 +380,6 @@ def _config_of(child: ManagedChild, config: EngineConfig) -> dict[str, Any]:
     if child.generation > 1 and config.lora.takes_adapters:
         sections["lora"] |= {"adapters": {}, "enabled": True}
     return sections
-
-
-def _private_folder() -> Path:
-    """Create a folder that only this user may access."""
-    folder = Path(tempfile.mkdtemp(prefix="graftlm-"))  # mkdtemp sets the mode 0700
-    if len(str(folder)) > _MAX_SOCKET_PATH - len("/scheduler-63-99999"):
-        folder.rmdir()
-        folder = Path(tempfile.mkdtemp(prefix="graftlm-", dir="/tmp"))
-    return folder
 
 
 def _mark_retrieved(future: "asyncio.Future[Any]") -> None:

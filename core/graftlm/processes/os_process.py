@@ -123,8 +123,8 @@ def _kill_started(started: "asyncio.Future[Any]") -> None:
         started.result().kill()
 
 
-def command_line() -> list[str]:
-    """Return the command line of a child.
+def command_line(module: str = "graftlm.processes") -> list[str]:
+    """Return the command line of a child that runs a module.
 
     `python -m` puts the current folder first in `sys.path`, so files in this folder could hide modules with the same
     name. The option -P prevents this. The option is omitted if the current folder also precedes the standard library
@@ -133,7 +133,7 @@ def command_line() -> list[str]:
     library = sysconfig.get_path("stdlib")
     first = sys.path[: sys.path.index(library)] if library in sys.path else sys.path
     flags = [] if {"", os.getcwd()} & set(first) else ["-P"]
-    return [sys.executable, *flags, "-m", "graftlm.processes"]
+    return [sys.executable, *flags, "-m", module]
 
 
 def device_of(replica: int, environment: Mapping[str, str]) -> str:

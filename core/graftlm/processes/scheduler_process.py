@@ -8,6 +8,7 @@ import numpy as np
 
 from graftlm.assembly.engine_parts import EngineParts
 from graftlm.checkpoint import read_tensors
+from graftlm.checkpoint.tensor_memory import map_tensors
 from graftlm.contracts import PrefixKey
 from graftlm.errors import AdapterError, GraftlmError, ModelError, RequestError
 from graftlm.outputs import completion_ids
@@ -234,11 +235,18 @@ class SchedulerProcess:
         namespace = self._parts.intake.namespace(cache_salt, adapter)
         return PrefixKey(np.frombuffer(prompt, dtype=np.int32), namespace)
 
-    def _update_weights(self, path: str | None, tensors: bytes | None, flush_cache: bool) -> str | None:
+    def _update_weights(
+        self, path: str | None, tensors: bytes | None, flush_cache: bool, received: Mapping[str, Any] | None = None
+    ) -> str | None:
         """Replace weights; return why requests still cannot run, None if they can."""
         weights = self._parts.weights
         try:
-            new = weights.checked(path) if path is not None else weights.checked_tensors(read_tensors(tensors or b""))
+            if path is not None:
+                new = weights.checked(path)
+            else:
+                new = weights.checked_tensors(
+                    read_tensors(tensors or b"") if received is None else map_tensors(**received)
+                )
         except ModelError as error:
             raise RequestError(str(error)) from error
         self._send(self._loop.settle())  # requests exist at this point only if the server is paused

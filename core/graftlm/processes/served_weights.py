@@ -43,7 +43,14 @@ class ServedWeights:
         self._are_dropped = False
 
     async def update(
-        self, path: str | None, tensors: bytes | None, *, flush_cache: bool, abort_all: bool, version: str | None
+        self,
+        path: str | None,
+        tensors: bytes | None,
+        *,
+        flush_cache: bool,
+        abort_all: bool,
+        version: str | None,
+        received: Mapping[str, object] | None = None,
     ) -> int:
         """Replace the weights in every replica. Running requests end first. New requests wait until the update ends.
 
@@ -51,8 +58,9 @@ class ServedWeights:
         again, or continue with their keys and values if `flush_cache` is False.
 
         Args:
-            path: path of a checkpoint; None if `tensors` is given.
-            tensors: the content of a safetensors file; None if `path` is given.
+            path: path of a checkpoint, or None.
+            tensors: the content of a safetensors file, or None.
+            received: name -> arguments of `map_tensors` for tensors in shared memory, or None.
             flush_cache: whether to discard the keys and values that the former weights computed.
             abort_all: whether to abort running requests instead of waiting for them.
             version: name of the new weights in answers; None keeps the name.
@@ -64,7 +72,9 @@ class ServedWeights:
             UnavailableError: no replica runs, or only some replicas could load the new weights. In the second case,
                 the remaining replicas serve no requests until an update succeeds.
         """
-        arguments = {"path": path, "tensors": tensors, "flush_cache": flush_cache}
+        arguments: dict[str, object] = {"path": path, "tensors": tensors, "flush_cache": flush_cache}
+        if received is not None:
+            arguments["received"] = received
         async with self.lock:
             self._replicas.hold()
             try:

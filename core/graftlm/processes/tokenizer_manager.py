@@ -44,6 +44,7 @@ from graftlm.processes.served_model import ServedModel
 from graftlm.processes.served_weights import ServedWeights
 from graftlm.processes.trace_lines import FinishedRequest
 from graftlm.processes.trace_recorder import TraceRecorder
+from graftlm.processes.weight_groups import WeightGroups
 from graftlm.prompts import Prompt, TextPair
 from graftlm.request_options import DEFAULT_OPTIONS, RequestOptions
 from graftlm.scheduling import RequestUpdate
@@ -69,6 +70,7 @@ class TokenizerManager:
         adapters: the adapters that requests may name.
         weights: replaces the model's weights.
         memory: releases and resumes the replicas' memory.
+        groups: the trainers' groups that broadcast weights.
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class TokenizerManager:
         self._counter = itertools.count()
         self._in_flight = InFlightRequests()
         self.weights = ServedWeights(self.calls, replicas, self._in_flight, self.abort_all)
+        self.groups = WeightGroups(config, self.weights)
         self.memory = ReleasedMemory(
             self.calls, replicas, self._in_flight, self.weights, self.abort_all, self.pause, self.resume
         )
@@ -279,8 +282,9 @@ class TokenizerManager:
         await self._in_flight.wait_until_empty()
 
     def close(self) -> None:
-        """Fail all current requests and close the preparer."""
+        """Fail all current requests, leave all groups, and close the preparer."""
         self.replicas.drain()
+        self.groups.close()
         self._fail([*self._in_flight], "the server is stopping")
         self.preparer.close()
 

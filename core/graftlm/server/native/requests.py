@@ -32,7 +32,9 @@ __all__ = [
     "AbortRequest",
     "ClassifyRequest",
     "ContinueRequest",
+    "DestroyGroupRequest",
     "GenerateRequest",
+    "InitGroupRequest",
     "LoadAdapterRequest",
     "MemoryRequest",
     "MemoryTag",
@@ -43,6 +45,7 @@ __all__ = [
     "SamplingRequest",
     "UnloadAdapterRequest",
     "UpdateFromDiskRequest",
+    "UpdateFromGroupRequest",
     "WeightRequest",
     "WeightVersionRequest",
 ]
@@ -354,6 +357,54 @@ class MemoryRequest(WireModel):
         description="`kv_cache`: keys and values, and the prefix cache; `weights`: the model's weights; null or []: "
         "both. `cuda_graph` is accepted without effect.",
     )
+
+
+_GroupName = Annotated[str, Field(min_length=1, max_length=256), UNICODE]
+_Shape = Annotated[list[Annotated[int, Field(ge=0, le=2**40), WHOLE]], Field(max_length=16)]
+_MAX_TENSORS = 1_000_000
+
+
+class InitGroupRequest(WireModel):
+    """The group of a trainer, which the server joins."""
+
+    master_address: Annotated[str, Field(min_length=1, max_length=256), UNICODE] = Field(
+        description="The address of the TCP store of rank 0: loopback, or in `server.trainer_hosts`."
+    )
+    master_port: Annotated[int, Field(ge=1, le=65535), WHOLE] = Field(description="The port of the TCP store.")
+    rank_offset: Annotated[int, Field(ge=0, le=2**20), WHOLE] = Field(
+        description="The rank of the first replica; the ranks of the other replicas follow."
+    )
+    world_size: Annotated[int, Field(ge=1, le=2**20), WHOLE] = Field(
+        description="The number of ranks of trainer and replicas."
+    )
+    group_name: _GroupName = Field(default="weight_update_group", description="The name of the group.")
+    backend: Literal["nccl", "gloo"] = Field(default="nccl", description="`nccl` needs a GPU.")
+
+
+class UpdateFromGroupRequest(WireModel):
+    """The tensors that rank 0 of a group broadcasts, in this order."""
+
+    names: list[Annotated[str, Field(min_length=1, max_length=1024), UNICODE]] = Field(
+        max_length=_MAX_TENSORS, description="The weights' names in a checkpoint."
+    )
+    dtypes: list[Annotated[str, Field(min_length=1, max_length=64), UNICODE]] = Field(
+        max_length=_MAX_TENSORS, description="The name of each tensor's dtype, such as `bfloat16`."
+    )
+    shapes: list[_Shape] = Field(max_length=_MAX_TENSORS, description="The shape of each tensor.")
+    group_name: _GroupName = Field(default="weight_update_group", description="The name of the group.")
+    flush_cache: bool | None = Field(default=True, description="As for /update_weights_from_disk.")
+    abort_all_requests: bool | None = Field(default=False, description="As for /update_weights_from_disk.")
+    weight_version: Annotated[str, Field(max_length=256), UNICODE] | None = Field(
+        default=None, description="The name of these weights, which the answers of /generate contain."
+    )
+    load_format: Literal["auto"] | None = Field(default=None, description="Accepted without effect.")
+    torch_empty_cache: bool | None = Field(default=None, description="Accepted without effect.")
+
+
+class DestroyGroupRequest(WireModel):
+    """The group that the server leaves."""
+
+    group_name: _GroupName = Field(default="weight_update_group", description="The name of the group.")
 
 
 class WeightVersionRequest(WireModel):

@@ -5,11 +5,19 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Depends, Query, Request
 
 from graftlm.processes.tokenizer_manager import TokenizerManager
+from graftlm.processes.weight_groups import GroupAddress
 from graftlm.server.errors import ERROR_RESPONSES
 from graftlm.server.middleware import require_admin
 from graftlm.server.native.checkpoint_paths import CheckpointPaths
-from graftlm.server.native.requests import UpdateFromDiskRequest, WeightRequest, WeightVersionRequest
-from graftlm.server.native.responses import WeightsNamed, WeightsUpdated
+from graftlm.server.native.requests import (
+    DestroyGroupRequest,
+    InitGroupRequest,
+    UpdateFromDiskRequest,
+    UpdateFromGroupRequest,
+    WeightRequest,
+    WeightVersionRequest,
+)
+from graftlm.server.native.responses import Done, WeightsNamed, WeightsUpdated
 
 __all__ = ["make_router"]
 
@@ -71,6 +79,38 @@ def make_router(manager: TokenizerManager) -> APIRouter:
             None, tensors, flush_cache=flush_cache, abort_all=abort_all_requests, version=weight_version
         )
         return _updated(f"{len(tensors):,} bytes", num_paused)
+
+    @router.post("/init_weights_update_group", summary="Join a trainer's group, with one rank for each replica")
+    async def init_group(body: InitGroupRequest) -> Done:
+        address = GroupAddress(
+            master_address=body.master_address,
+            master_port=body.master_port,
+            rank_offset=body.rank_offset,
+            world_size=body.world_size,
+            backend=body.backend,
+        )
+        await manager.groups.join(body.group_name, address)
+        return Done(message=f"joined the group {body.group_name}")
+
+    @router.post(
+        "/update_weights_from_distributed", summary="Replace weights with tensors that rank 0 of a group broadcasts"
+    )
+    async def update_from_group(body: UpdateFromGroupRequest) -> WeightsUpdated:
+        num_paused = await manager.groups.update(
+            body.group_name,
+            body.names,
+            body.dtypes,
+            body.shapes,
+            flush_cache=body.flush_cache is not False,
+            abort_all=bool(body.abort_all_requests),
+            version=body.weight_version,
+        )
+        return _updated(f"{len(body.names)} tensors of the group {body.group_name}", num_paused)
+
+    @router.post("/destroy_weights_update_group", summary="Leave a trainer's group")
+    async def destroy_group(body: DestroyGroupRequest) -> Done:
+        await manager.groups.destroy(body.group_name)
+        return Done(message=f"left the group {body.group_name}")
 
     @router.post("/update_weight_version", summary="Name the weights, without a change of them")
     async def update_weight_version(body: WeightVersionRequest) -> WeightsNamed:
