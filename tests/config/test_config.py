@@ -173,8 +173,8 @@ def test_a_value_may_have_a_short_form_or_be_a_string(make, values, path, expect
         ({"model": {"context_len": 0}}, "model.context_len: must be at least 1, got 0"),
         ({"model": {"quantization": 8}}, "model.quantization: must be a mapping of keys to values, got 8"),
         ({"model": {"quantization": "auto"}},
-         "model.quantization.name: must be the name of a quantization, or null for none; 'auto' is not supported, "
-         "got 'auto'"),
+         "model.quantization.name: must be the name of a quantization, or null for no quantization; 'auto' is not "
+         "supported, got 'auto'"),
         ({"model": {"trust_remote_code": "perhaps"}}, "model.trust_remote_code: must be true or false, got 'perhaps'"),
         ({"memory": {"kv_fraction": 0}}, "memory.kv_fraction: must be above 0.0, got 0"),
         ({"memory": {"kv_fraction": 1}}, "memory.kv_fraction: must be below 1.0, got 1"),
@@ -242,7 +242,7 @@ def test_all_errors_of_a_file_are_listed_in_order_of_lines(write):
         "engine.yaml:5: cache: keys must be strings, got 7; put it in quotes",
         "engine.yaml:6: attention: environment variable NOPE is not set; set it, or write ${NOPE:-default}",
         "engine.yaml:7: modle: unknown key; did you mean 'model'?",
-        "engine.yaml:8: grammar: not a value: could not determine a constructor for the tag '!weird'",
+        "engine.yaml:8: grammar: cannot be read as a value: could not determine a constructor for the tag '!weird'",
     ]
 
 
@@ -257,7 +257,7 @@ def test_all_errors_of_a_file_are_listed_in_order_of_lines(write):
         ("demo", "engine.yaml: must be a mapping of keys to values, got str"),
         ("cache: &a {options: {x: *a}}", "engine.yaml:1: cache.options.x: an alias must not refer to a value"),
         ("cache: &a {<<: *a}", "engine.yaml:1: cache: an alias must not refer to a value that contains it"),
-        ("cache: {<<: 3}", "engine.yaml:1: cache: '<<' must have a mapping or a list of mappings"),
+        ("cache: {<<: 3}", "engine.yaml:1: cache: the value of '<<' must be a mapping or a list of mappings"),
         ("cache: {[1]: 3}", "engine.yaml:1: cache: keys must be strings, got a collection"),
     ],
 )  # fmt: skip
@@ -537,6 +537,6 @@ def test_unknown_keys_can_be_dropped():
 def test_options_without_the_name_of_a_drafter_are_refused(name, shown):
     drafter = {"name": name, "options": {"min_match_tokens": 3}}
     with pytest.raises(
-        ConfigError, match=rf"speculation\.drafter: options belong to one drafter, but name is {shown}; "
+        ConfigError, match=rf"speculation\.drafter: `options` need the name of one drafter, but `name` is {shown}; "
     ):
         EngineConfig.load({"model": "demo", "speculation": {"drafter": drafter}})

@@ -32,10 +32,13 @@ TOO_LARGE = {
     "braces": ("x: " + "{a: " * 3000 + "}" * 3000, ":1: lists and mappings are nested more than 100 deep"),
     "dashes": ("x:\n" + "- " * 3000 + "1\n", ":2: lists and mappings are nested more than 100 deep"),
     "values": (f"x: [{'1,' * 50_000}]", ":1: there are more than 40,000 keys and values"),
-    "a long number": (f"x: {'1' * 5000}", ":1: x: not a value: got 5,000 characters"),
-    "a sexagesimal number": (f"x: {'1:' * 100_000}1", ":1: x: not a value: got 200,001 characters"),
-    "bytes of characters": (f"#{'é' * 600_000}", ": is larger than the maximum of 1,048,576 bytes"),
-    "bytes": ("# " + "x" * 2_000_000, ": is larger than the maximum of 1,048,576 bytes"),
+    "a long number": (f"x: {'1' * 5000}", ":1: x: cannot be read as a value: got 5,000 characters"),
+    "a sexagesimal number": (f"x: {'1:' * 100_000}1", ":1: x: cannot be read as a value: got 200,001 characters"),
+    "bytes of characters": (
+        f"#{'é' * 600_000}",
+        ": is larger than the maximum size of a configuration, 1,048,576 bytes",
+    ),
+    "bytes": ("# " + "x" * 2_000_000, ": is larger than the maximum size of a configuration, 1,048,576 bytes"),
 }
 
 

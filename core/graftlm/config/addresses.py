@@ -52,7 +52,9 @@ def check_host_pattern(pattern: str) -> str:
         return bare
     nearest = _nearest_pattern(pattern)
     hint = f", such as {nearest!r}" if _is_pattern(nearest) else ""
-    raise ValueError(f"must be a name without scheme, port and path, `*.` and a name, an address, or `*`{hint}")
+    raise ValueError(
+        f"must be a host name without scheme, port and path, `*.` followed by a host name, an IP address, or `*`{hint}"
+    )
 
 
 def _address(host: str) -> IPv4Address | IPv6Address | None:

@@ -58,7 +58,10 @@ class EngineConfig(Section):
     parallel: ParallelSettings = ParallelSettings()
     server: ServerSettings = ServerSettings()
     plugins: PluginSettings = PluginSettings()
-    debug: bool = Field(default=False, description="Check after every step that each KV page has one owner.")
+    debug: bool = Field(
+        default=False,
+        description="After every step, check that each KV page is accounted for exactly once. This is slow.",
+    )
 
     _origins: dict[KeyPath, Origin] = PrivateAttr(default_factory=dict)
 

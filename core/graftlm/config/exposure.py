@@ -15,8 +15,8 @@ def exposure_errors(config: EngineConfig) -> list[str]:
     if is_loopback(server.host) or server.api_key is not None or server.allow_anonymous:
         return []
     message = (
-        f"{server.host!r} is reachable from other machines, and no key is set. Set server.api_key; or set "
-        "server.allow_anonymous: true to serve every client that reaches this address"
+        f"{server.host!r} is reachable from other machines, and no key is set. Set server.api_key, or set "
+        "server.allow_anonymous: true to serve every client that can reach this address"
     )
     return [_located(config, ("server", "host"), message)]
 

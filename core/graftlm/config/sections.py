@@ -65,7 +65,7 @@ def _refuse_bool(value: Any) -> Any:
 def _check_zmq_address(address: str) -> str:
     """Refuse addresses that ZeroMQ cannot bind."""
     if not re.fullmatch(r"tcp://(\S+):(\d{1,5})|ipc://\S+", address):
-        raise ValueError("expected tcp://HOST:PORT or ipc://PATH")
+        raise ValueError("must be tcp://HOST:PORT or ipc://PATH")
     return address
 
 
@@ -99,7 +99,7 @@ Options = Annotated[
 
 def _refuse_auto(name: str) -> str:
     if name == "auto":
-        raise ValueError("must be the name of a quantization, or null for none; 'auto' is not supported")
+        raise ValueError("must be the name of a quantization, or null for no quantization; 'auto' is not supported")
     return name
 
 
@@ -109,7 +109,9 @@ class QuantizationSettings(Section):
     shorthand = "name"
 
     name: Annotated[Name, AfterValidator(_refuse_auto)] | None = Field(
-        default=None, description="A quantization of the weights of linear layers; null: as in the checkpoint."
+        default=None,
+        description="Name of the quantization for the weights of linear layers. Null: the weights stay as in the "
+        "checkpoint.",
     )
     options: Options = Field(default_factory=dict)
 
@@ -130,36 +132,38 @@ class ModelSettings(Section):
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto",
-        description="Dtype of weights and KV cache; `auto`: the checkpoint's, if the device supports it.",
+        description="Dtype of weights and KV cache. `auto`: the checkpoint's dtype.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
-        default="auto", description="`auto`: a CUDA device if there is one, else the CPU."
+        default="auto", description="Device that runs the model. `auto`: a CUDA device if there is one, else the CPU."
     )
     architecture: Name = Field(
         default="auto",
-        description="A model provider; `auto`: one that lists the checkpoint's architecture, else one that supports "
-        "any.",
+        description="Name of a model provider. `auto`: the provider of the highest rank that lists the "
+        "checkpoint's architecture; if there is none, a provider that supports any architecture.",
     )
     context_len: PositiveInt | None = Field(
-        default=None, description="Maximum number of a request's tokens, prompt and output together; null: the model's."
+        default=None,
+        description="Maximum number of tokens of a request, prompt and output together. Null: the model's maximum.",
     )
     trust_remote_code: bool = Field(
-        default=False, description="Whether tokenizer and model may run Python code of the checkpoint."
+        default=False, description="Allow the tokenizer and the model to run Python code from the checkpoint."
     )
     native_ops: bool = Field(
         default=True,
-        description="Use kernels compiled for this device for sampling, and for norms, rotary embedding and "
-        "activations in one pass each.",
+        description="Use compiled kernels for sampling, norms, rotary embedding and activations. If they cannot be "
+        "compiled, PyTorch's operations are used.",
     )
     kernels: Literal["auto", "native", "amx", "avx512-bf16", "x86-64-v3", "armv8.2-a"] = Field(
         default="auto",
-        description="Instruction sets of the compiled CPU kernels: `auto` takes the wheel's for this CPU and compiles "
-        "the others, `native` compiles all for this CPU, a level takes or compiles kernels of that level.",
+        description="Instruction set of the compiled CPU kernels. `auto`: load the kernels of the wheel for the "
+        "best level that this CPU supports, and compile the missing ones. `native`: compile all "
+        "kernels for this CPU. Any other value is a level: load or compile the kernels of this level.",
     )
     prepack: bool = Field(
         default=True,
-        description="Rearrange the loaded weights for this CPU's matrix kernels, where measurements show that it is "
-        "faster.",
+        description="Rearrange the loaded weights for this CPU's matrix kernels, if measurements show that this "
+        "makes matrix products faster.",
     )
     quantization: QuantizationSettings = QuantizationSettings()
 
@@ -170,7 +174,9 @@ class AttentionSettings(Section):
     shorthand = "name"
 
     name: Name = Field(
-        default="auto", description="An attention backend; `auto`: the highest rank that supports model and machine."
+        default="auto",
+        description="Name of the attention backend. `auto`: the backend of the highest rank that supports the model "
+        "and the machine.",
     )
     options: Options = Field(default_factory=dict)
 
@@ -180,7 +186,9 @@ class EvictionSettings(Section):
 
     shorthand = "name"
 
-    name: Name = Field(default="lru", description="An eviction strategy, or `auto`.")
+    name: Name = Field(
+        default="lru", description="Name of the eviction strategy. `auto`: the available strategy of the highest rank."
+    )
     options: Options = Field(default_factory=dict)
 
 
@@ -189,9 +197,14 @@ class CacheSettings(Section):
 
     shorthand = "name"
 
-    name: Name = Field(default="radix", description="A prefix cache, or `auto`.")
+    name: Name = Field(
+        default="radix", description="Name of the prefix cache. `auto`: the available cache of the highest rank."
+    )
     page_size: Annotated[Int, AfterValidator(_check_power_of_two)] = Field(
-        default=1, ge=1, le=1024, description="Tokens in a KV page, a power of two; only whole pages are shared."
+        default=1,
+        ge=1,
+        le=1024,
+        description="Number of tokens in a KV page, a power of two. Requests share only whole pages.",
     )
     options: Options = Field(default_factory=dict)
     eviction: EvictionSettings = EvictionSettings()
@@ -202,13 +215,13 @@ class ChatSettings(Section):
 
     tool_call_format: Name = Field(
         default="auto",
-        description="The format of the model's tool calls; `auto`: determined from the chat template, or `hermes` if "
-        "the template has no known marker.",
+        description="Format of the model's tool calls. `auto`: the format whose marker is in the chat template, or "
+        "`hermes` if the template has no known marker.",
     )
     reasoning_format: Name = Field(
         default="auto",
-        description="The format of the model's reasoning; `auto`: determined from the chat template; `none`: reasoning "
-        "stays in the content.",
+        description="Format of the model's reasoning. `auto`: the format whose marker is in the chat template. "
+        "`none`: the reasoning stays in the content of the answer.",
     )
 
 
@@ -227,8 +240,8 @@ class DrafterSettings(Section):
 
     name: Annotated[Name | None, BeforeValidator(_none_is_null)] = Field(
         default=None,
-        description="A drafter; `auto`: all available ones that need no options, each asked where those of higher "
-        "rank have no draft; null or `none`: no speculation.",
+        description="Name of the drafter. `auto`: all available drafters that need no options; a drafter is used "
+        "where drafters of higher rank have no draft. Null or `none`: no speculation.",
     )
     options: Options = Field(default_factory=dict)
 
@@ -236,7 +249,8 @@ class DrafterSettings(Section):
     def _check_options(self) -> Self:
         if self.options and self.name in (None, "auto"):
             raise ValueError(
-                f"options belong to one drafter, but name is {self.name or 'null'}; set name to a drafter's"
+                f"`options` need the name of one drafter, but `name` is {self.name or 'null'}; set `name` to the "
+                "drafter that has these options"
             )
         return self
 
@@ -254,8 +268,8 @@ class SpeculationSettings(Section):
     )
     max_drafts: Annotated[int, Field(ge=1, le=64), BeforeValidator(_refuse_bool)] = Field(
         default=15,
-        description="Maximum number of tokens that are drafted for a request in one step. Fewer are drafted, or none, "
-        "where verifying them takes longer than it saves.",
+        description="Maximum number of tokens that are drafted for a request in one step. Fewer tokens or none are "
+        "drafted where verification takes longer than it saves.",
     )
 
     @model_validator(mode="after")
@@ -281,26 +295,28 @@ class GrammarSettings(Section):
 
     name: Name = Field(
         default="auto",
-        description="A grammar backend; `auto`: the installed one of the highest rank. Without a backend, the engine "
-        "refuses requests that need one.",
+        description="Name of the grammar backend. `auto`: the installed backend of the highest rank. Without a "
+        "backend, requests with a grammar are refused.",
     )
     options: Options = Field(default_factory=dict)
     timeout_s: Float = Field(
         default=30.0,
         gt=0,
-        description="Maximum time that a request waits for the compilation of its grammar; then it fails.",
+        description="Maximum time in seconds that a request waits for the compilation of its grammar. After this time "
+        "the request fails.",
     )
     jump_forward: Annotated[Literal["exact", "fast", False], BeforeValidator(_true_is_fast)] = Field(
         default="fast",
-        description="What to do with text that the grammar determines. `fast` (or true): append the tokenizer's tokens "
-        "of it without sampling; the output may differ from that of masks only. `exact`: draft these tokens and verify "
-        "them in one step; the output is that of masks only. false: sample each token. A request disables it with "
-        "`jump_forward: false`.",
+        description="How text that the grammar determines is generated. `fast` (or true): append the tokenizer's "
+        "tokens of this text without sampling; the output may differ from the output with masks only. "
+        "`exact`: draft these tokens and verify them in one step; the output equals the output with "
+        "masks only. false: sample each token. A request can disable it with `jump_forward: false`.",
     )
-    cache_size: PositiveInt = Field(default=256, description="Maximum number of cached compiled grammars.")
+    cache_size: PositiveInt = Field(default=256, description="Maximum number of compiled grammars in the cache.")
     preload: bool = Field(
         default=False,
-        description="Load the backend at start; otherwise the first request with a grammar waits some seconds for it.",
+        description="Load the grammar backend at start. Otherwise the first request with a grammar waits some seconds "
+        "for it.",
     )
 
 
@@ -309,11 +325,12 @@ class LoraSettings(Section):
 
     adapters: dict[Name, Name] = Field(
         default_factory=dict,
-        description="Adapters to load at start, in the format of `peft`: name -> folder.",
+        description="Adapters to load at start, in the format of `peft`, as a mapping of name to folder.",
     )
     enabled: bool | None = Field(
         default=None,
-        description="Reserve memory for adapters that are loaded later; null: true if `adapters` is not empty.",
+        description="Reserve memory for adapters, so that adapters can be loaded later. Null: true if `adapters` is "
+        "not empty, else false.",
     )
     max_loaded: PositiveInt = Field(
         default=8, le=1024, description="Maximum number of adapters on the device; memory is reserved for all of them."
@@ -321,8 +338,8 @@ class LoraSettings(Section):
     max_rank: PositiveInt = Field(default=64, le=4096, description="Maximum rank of an adapter.")
     target_modules: tuple[Name, ...] | None = Field(
         default=None,
-        description="The projections that adapters may change, such as `q_proj`; null: all linear layers of the "
-        "decoder. Fewer need less memory.",
+        description="Projections that adapters may change, such as `q_proj`. Null: all linear layers of the "
+        "decoder. Fewer projections need less memory.",
     )
 
     @property
@@ -346,7 +363,9 @@ class PolicySettings(Section):
 
     shorthand = "name"
 
-    name: Name = Field(default="lpm", description="A scheduling policy, or `auto`.")
+    name: Name = Field(
+        default="lpm", description="Name of the scheduling policy. `auto`: the available policy of the highest rank."
+    )
     options: Options = Field(default_factory=dict)
 
 
@@ -358,18 +377,19 @@ class SchedulingSettings(Section):
         default=64, ge=1, le=65536, description="Maximum number of requests in one batch."
     )
     max_queued_requests: PositiveInt = Field(
-        default=1024, description="Maximum number of waiting requests; more are refused at once."
+        default=1024, description="Maximum number of waiting requests. Further requests are refused at once."
     )
     prefill_tokens_per_step: PositiveInt = Field(
-        default=2048, description="Maximum number of prompt tokens in one step; longer prompts are prefilled in chunks."
+        default=2048, description="Maximum number of prompt tokens in one step. Longer prompts are prefilled in chunks."
     )
     mix_chunks: bool = Field(
         default=True,
-        description="Allow prefill chunks and decode requests in one step; otherwise decoding waits while there are "
-        "prompts to prefill.",
+        description="Allow prefill chunks and decode requests in the same step. Otherwise decode requests wait "
+        "while there are prompts to prefill.",
     )
     overlap: bool = Field(
-        default=True, description="Plan the next step while the device runs the current one; the tokens are the same."
+        default=True,
+        description="Plan the next step while the device computes the current one. The generated tokens are the same.",
     )
 
 
@@ -378,14 +398,15 @@ class ExecutionSettings(Section):
 
     graphs: Literal["auto", True, False] = Field(
         default="auto",
-        description="Replay decode steps as CUDA graphs; `auto`: if the device and the attention backend support it. "
-        "On a CPU, `auto` records decode steps of up to 64 requests and replays their kernel calls; `true` pads "
-        "decode steps as for a GPU and replays nothing.",
+        description="Replay decode steps as CUDA graphs. `auto`: true if the device and the attention backend "
+        "support it. On a CPU, `auto` records decode steps of up to 64 requests and replays their "
+        "kernel calls; `true` pads decode steps as on a GPU and replays nothing.",
     )
     graph_batch_sizes: Annotated[tuple[PositiveInt, ...], AfterValidator(_check_not_empty)] | None = Field(
         default=None,
-        description="Batch sizes to capture, in requests; a step is padded to the next size. Null: 1, 2, 4, 8, 16, 24 "
-        "and so on, up to `scheduling.max_running_requests`, at most 512. Larger steps run without a graph.",
+        description="Batch sizes of the captured graphs, in requests. A step is padded to the next size; steps "
+        "with more requests run without a graph. Null: 1, 2, 4, 8, 16, 24 and so on, up to "
+        "`scheduling.max_running_requests`, at most 512.",
     )
 
 
@@ -393,23 +414,24 @@ class MemorySettings(Section):
     """Size and dtype of the KV cache."""
 
     kv_tokens: PositiveInt | None = Field(
-        default=None, description="Number of tokens in the KV cache; null: derived from `kv_fraction`."
+        default=None, description="Size of the KV cache in tokens. Null: derived from `kv_fraction`."
     )
     window_tokens: PositiveInt | None = Field(
         default=None,
-        description="Number of tokens in the memory of sliding-window layers, if the cache supports a separate, "
-        "smaller memory for them; null: derived from `kv_tokens` and the windows of running requests.",
+        description="Size in tokens of the memory for sliding-window layers, if the cache has a separate memory "
+        "for them. Null: derived from `kv_tokens` and the windows of running requests.",
     )
     kv_fraction: Float = Field(
         default=0.8,
         gt=0,
         lt=1,
-        description="Share of the memory for the KV cache, of the memory that is free after loading the weights.",
+        description="Fraction of the memory that is free after the weights are loaded; the KV cache gets this "
+        "fraction.",
     )
     kv_dtype: Literal["auto", "int8", "fp8"] = Field(
         default="auto",
-        description="Dtype of stored keys and values; `auto`: the model's. About twice as many tokens fit with `int8` "
-        "and `fp8` as with a 16-bit dtype.",
+        description="Dtype of stored keys and values. `auto`: the model's dtype. With `int8` and `fp8`, about "
+        "twice as many tokens fit as with a 16-bit dtype.",
     )
 
 
@@ -420,8 +442,8 @@ class ParallelSettings(Section):
         default=1,
         ge=1,
         le=64,
-        description="Number of replicas of the model that `graftlm serve` runs, each in a separate process and, on "
-        "GPUs, on a separate device. An in-process engine has always one.",
+        description="Number of replicas of the model that `graftlm serve` runs. Each replica has a process and, on "
+        "GPUs, a device of its own. An in-process engine always has one replica.",
     )
 
 
@@ -433,15 +455,21 @@ class ResponseStoreSettings(Section):
     """The storage of responses of /v1/responses, and its limits."""
 
     kind: Literal["memory", "sqlite"] = Field(
-        default="memory", description="`memory` loses the responses at the end of the server, `sqlite` keeps them."
+        default="memory",
+        description="Where responses are stored. `memory`: in memory; they are lost when the server ends. `sqlite`: "
+        "in a database file.",
     )
-    path: Name | None = Field(default=None, description="Of kind `sqlite`: the file of the database.")
+    path: Name | None = Field(
+        default=None, description="The database file of kind `sqlite`. Null: none, for kind `memory`."
+    )
     max_responses: Annotated[int, Field(ge=0), BeforeValidator(_refuse_bool)] = Field(
-        default=1000, description="Maximum number of stored responses; the oldest are removed. 0: none is stored."
+        default=1000,
+        description="Maximum number of stored responses; above it, the oldest are removed. 0: no response is stored.",
     )
     max_bytes: PositiveInt = Field(
         default=256 * 2**20,
-        description="Maximum size of the stored responses with their conversations; the oldest are removed.",
+        description="Maximum size in bytes of the stored responses with their conversations; above it, the oldest are "
+        "removed.",
     )
 
     @model_validator(mode="after")
@@ -455,60 +483,68 @@ class FileSettings(Section):
     """The folder of /v1/files and /v1/batches, and its limits."""
 
     path: Name | None = Field(
-        default=None, description="A folder for uploaded files, batches and results; null: both APIs are off."
+        default=None,
+        description="Folder for uploaded files, batches and results. Null: `/v1/files` and `/v1/batches` are disabled.",
     )
-    max_file_bytes: PositiveInt = Field(default=512 * 2**20, description="Maximum size of an uploaded file.")
+    max_file_bytes: PositiveInt = Field(default=512 * 2**20, description="Maximum size of an uploaded file in bytes.")
     max_bytes: PositiveInt = Field(
-        default=16 * 2**30, description="Size of all files from which on further uploads are refused."
+        default=16 * 2**30,
+        description="Maximum size of all files together in bytes. At this size, further uploads are refused.",
     )
 
 
 class BatchSettings(Section):
     """The limits and the priority of requests of the Batch API."""
 
-    max_running: PositiveInt = Field(default=16, description="Requests of batches that run at a time.")
+    max_running: PositiveInt = Field(
+        default=16,
+        description="Maximum number of concurrent requests of a batch while no request of higher priority runs.",
+    )
     max_running_beside: Annotated[int, Field(ge=0), BeforeValidator(_refuse_bool)] = Field(
         default=0,
-        description="The same while other requests run, and for a second after. More make other requests slower; with "
-        "0, one request of a batch runs every five seconds.",
+        description="Maximum number of concurrent requests of a batch while requests of higher priority run, and "
+        "for one second after. A larger number makes these requests slower. 0: one request of the "
+        "batch starts every five seconds.",
     )
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1), BeforeValidator(_refuse_bool)] = Field(
-        default=-1000, description="The highest priority of a batch's request; other requests have 0 by default."
+        default=-1000,
+        description="Highest priority that a request of a batch may have. The default priority of other requests is 0.",
     )
-    max_requests: PositiveInt = Field(default=50_000, description="Maximum number of requests of a batch.")
+    max_requests: PositiveInt = Field(default=50_000, description="Maximum number of requests in a batch.")
 
 
 class ServerSettings(Section):
     """The HTTP server: address, access, limits and failures."""
 
-    host: Name = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0 for all.")
-    port: Int = Field(default=30000, ge=0, le=65535, description="TCP port; 0: any free port.")
+    host: Name = Field(default="127.0.0.1", description="Address to listen on; 0.0.0.0 means all addresses.")
+    port: Int = Field(default=30000, ge=0, le=65535, description="TCP port. 0: any free port.")
     allowed_hosts: tuple[HostPattern, ...] | None = Field(
         default=None,
-        description="Allowed names and addresses in `Host`, in addition to `host` and those of the loopback "
-        "interface: `llm.example.org`, `*.example.org`, `2001:db8::5`, `*` for any; without scheme and port. Null: no "
-        "others if `host` is a loopback address, else any. Behind a proxy that forwards its clients' `Host`, add the "
-        "proxy's names. If `host` is not a loopback address, `/health` and `/health_generate` also accept any address "
+        description="Host names and addresses that clients may send in `Host`, without scheme and port, in "
+        "addition to `host` and the names of the loopback interface: `llm.example.org`, "
+        "`*.example.org`, `2001:db8::5`, or `*` for any. Null: no additional ones if `host` is a "
+        "loopback address, else any. If a proxy forwards its clients' `Host`, add the proxy's names. "
+        "If `host` is not a loopback address, `/health` and `/health_generate` also accept any address "
         "in `Host`.",
     )
     api_key: ApiKey | None = Field(
-        default=None, description="Bearer token that clients must send; null: no token is needed."
+        default=None, description="Bearer token that clients must send. Null: no token is needed."
     )
     allow_anonymous: bool = Field(
         default=False,
-        description="Serve without `api_key` on an address that other machines can reach; otherwise the server does "
-        "not start there without a key.",
+        description="Serve without `api_key` on an address that other machines can reach. Otherwise the server "
+        "needs a key to start on such an address.",
     )
     admin_api_key: ApiKey | None = Field(
         default=None,
-        description="Bearer token that administrators must send. Null: administration is off, with one exception: on a "
-        "loopback address without `api_key`, programs of this machine may flush, pause, profile, abort and read the "
-        "prefix tree.",
+        description="Bearer token that administrators must send. Null: administration is disabled, except on a "
+        "loopback address without `api_key`: there, programs of this machine may flush, pause, "
+        "profile, abort and read the prefix tree.",
     )
     open_admin: bool = Field(
         default=False,
-        description="Allow administration to all clients without `admin_api_key`: they may replace weights, load "
-        "adapters and read all prompts.",
+        description="Give all clients the rights of administrators, without `admin_api_key`: they may replace "
+        "weights, load adapters and read all prompts.",
     )
     checkpoint_roots: tuple[Name, ...] = Field(
         default=(),
@@ -516,57 +552,63 @@ class ServerSettings(Section):
         "configuration.",
     )
     served_model_name: Name | None = Field(
-        default=None, description="The model's name in the API; null: the last part of `model.path`."
+        default=None, description="Name of the model in the API. Null: the last part of `model.path`."
     )
     model_names: tuple[Name, ...] = Field(
         default=(),
-        description="Further names of the model in the API. `default`, an empty name and no name mean it always.",
+        description="Further names of the model in the API. `default`, an empty name and a missing name always mean "
+        "this model.",
     )
     request_timeout_s: PositiveFloat | None = Field(
-        default=None, description="Maximum time of a request; then it is aborted. Null: no limit."
+        default=None,
+        description="Maximum duration of a request in seconds; then the request is aborted. Null: no limit.",
     )
     clip_max_tokens: bool = Field(
         default=False,
-        description="Cut `max_tokens` of a request to the room in the context; otherwise a request for more is "
-        "refused.",
+        description="Reduce `max_tokens` of a request to the number of tokens that the context has room for. "
+        "Otherwise a request for more tokens is refused.",
     )
     max_body_bytes: PositiveInt = Field(
-        default=32 * 2**20, description="Maximum size of a request's body; larger ones are refused."
+        default=32 * 2**20,
+        description="Maximum size of a request's body in bytes. Requests with larger bodies are refused.",
     )
     max_header_bytes: Int = Field(
         default=2**16,
         ge=1024,
-        description="Maximum size of a request line with its header fields, and of trailers; larger ones are refused.",
+        description="Maximum size in bytes of the request line with the header fields, and of the trailers. Requests "
+        "that exceed it are refused.",
     )
     max_connections: Annotated[int, Field(ge=8), BeforeValidator(_refuse_bool)] | None = Field(
         default=None,
-        description="Maximum number of open connections. For one more, a connection that waits for its client is "
-        "closed: first the oldest without a complete request, then those that read an answer slowly. Null: limited by "
-        "the number of open files, and by 4,096 or twice the requests that may run and wait.",
+        description="Maximum number of open connections. To accept one more, the server closes a connection that "
+        "waits for its client: first the oldest without a complete request, then those that read an "
+        "answer slowly. Null: the number that the limit of open files permits, but at most the larger "
+        "of 4,096 and twice the maximum number of running and waiting requests.",
     )
     header_timeout_s: PositiveFloat = Field(
-        default=15.0, description="Maximum time from the first byte of a request to the end of its header fields."
+        default=15.0,
+        description="Maximum time in seconds from the first byte of a request to the end of its header fields.",
     )
     stall_timeout_s: PositiveFloat = Field(
         default=30.0,
-        description="Maximum time for a request's body, plus one second for each received KiB. A client that reads "
-        "nothing of its answer for this time is disconnected.",
+        description="Maximum time in seconds for receiving a request's body; each received KiB adds one second. A "
+        "client that reads nothing of its answer for this time is disconnected.",
     )
     cors_origins: tuple[Name, ...] = Field(
-        default=(), description="Origins whose pages may call the API from a browser; `*`: all."
+        default=(), description="Origins of web pages that may call the API from a browser; `*` means all."
     )
     restart: bool = Field(
         default=False,
-        description="Restart a scheduler or detokenizer process that ends unexpectedly. Otherwise the server reports "
-        "it on /health, refuses requests and exits with status 1.",
+        description="Restart a scheduler or detokenizer process that ends unexpectedly. Otherwise the server "
+        "reports the failure on /health, refuses requests and exits with status 1.",
     )
     drain_timeout_s: Float = Field(
-        default=30.0, ge=0, description="Maximum time that running requests may take after SIGTERM."
+        default=30.0, ge=0, description="Maximum time in seconds that running requests may take after SIGTERM."
     )
     watchdog_s: Float = Field(
         default=120.0,
         gt=0,
-        description="A process without progress for this time is reported, with the stacks of its threads.",
+        description="Seconds without progress after which a process is reported, with the stacks of its threads.",
     )
     trainer_hosts: tuple[Name, ...] = Field(
         default=(),
@@ -577,17 +619,18 @@ class ServerSettings(Section):
         default=300.0, description="Maximum time to join a trainer's group, and to receive each tensor in it."
     )
     profile_dir: Name = Field(
-        default="profiles", description="Folder of /start_profile's output; clients name subfolders."
+        default="profiles", description="Folder for the output of /start_profile. A client may name a subfolder."
     )
     kv_events: Annotated[Name, AfterValidator(_check_zmq_address)] | None = Field(
         default=None,
-        description="A ZeroMQ address such as `tcp://127.0.0.1:5557`, on which the first replica publishes the "
-        "changes of its prefix cache; each further replica uses the next port.",
+        description="ZeroMQ address, such as `tcp://127.0.0.1:5557`, on which the first replica publishes the "
+        "changes of its prefix cache. Each further replica uses the next port. Null: changes are not "
+        "published.",
     )
     record_trace: Name | None = Field(
         default=None,
-        description="A file to which every finished request is appended, hashed and without text, for `graftlm "
-        "cache-sim`; null: none.",
+        description="File to which each finished request is appended, hashed and without text, for `graftlm "
+        "cache-sim`. Null: requests are not recorded.",
     )
     metrics_aliases: Annotated[
         tuple[MetricsAlias, ...],
@@ -620,9 +663,11 @@ class PluginSettings(Section):
         default=(), description="Import names of plugin modules to load in addition to installed plugins."
     )
     disabled: tuple[Name, ...] = Field(
-        default=(), description="Plugins that are not imported, by name of entry point, distribution or module."
+        default=(),
+        description="Plugins that are not imported, given by the name of their entry point, distribution or module.",
     )
     prefer: dict[str, Name] = Field(
         default_factory=dict,
-        description="The distribution to use if several provide the same name, as `family/name: distribution`.",
+        description="The distribution to use if several distributions provide the same name, as `family/name: "
+        "distribution`.",
     )

@@ -52,7 +52,7 @@ def read_yaml_file(path: Path, environment: Mapping[str, str]) -> Layer:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"{shortened(str(path), _SHOWN_CHARS)}: cannot be read: {reason}") from error
     if len(content) > _MAX_BYTES:
-        raise ConfigError(f"{path}: is larger than the maximum of {_MAX_BYTES:,} bytes of a configuration")
+        raise ConfigError(f"{path}: is larger than the maximum size of a configuration, {_MAX_BYTES:,} bytes")
 
     def origin(line: int) -> Origin:
         return Origin(f"{path}:{line}", f"{path}:{line}", line)
@@ -265,7 +265,7 @@ class _Reader:
         pairs: dict[str, tuple[yaml.Node, yaml.Node]] = {}
         for source in sources:
             if not isinstance(source, yaml.MappingNode):
-                raise self._unreadable(source, path, "'<<' must have a mapping or a list of mappings")
+                raise self._unreadable(source, path, "the value of '<<' must be a mapping or a list of mappings")
             with self._opened(source, path):
                 pairs = {**self._pairs(source, path), **pairs}
         return pairs
@@ -289,13 +289,15 @@ class _Reader:
         if node.tag != _STRING_TAG and len(node.value) > _MAX_NUMBER_CHARS:
             num_chars = len(node.value)
             raise self._unreadable(
-                node, path, f"not a value: got {num_chars:,} characters, expected at most {_MAX_NUMBER_CHARS:,}"
+                node,
+                path,
+                f"cannot be read as a value: got {num_chars:,} characters, expected at most {_MAX_NUMBER_CHARS:,}",
             )
         try:
             return self._loader.construct_object(node)
         except (yaml.YAMLError, ValueError) as error:
             reason = error.problem if isinstance(error, yaml.MarkedYAMLError) else str(error)
-            raise self._unreadable(node, path, f"not a value: {reason}") from error
+            raise self._unreadable(node, path, f"cannot be read as a value: {reason}") from error
 
     def _expanded(self, node: yaml.ScalarNode, path: KeyPath, environment: Mapping[str, str]) -> Any:
         line = node.start_mark.line + 1
