@@ -16,8 +16,8 @@ STEP_BUCKETS_S: Final = (
 
 #: Name -> help text.
 STEP_HISTOGRAMS: Final = {
-    "step_host_seconds": "Seconds that planning and committing a step took.",
-    "step_model_seconds": "Seconds that a step took on the device.",
+    "step_host_seconds": "Seconds that planning and commit of a step took.",
+    "step_model_seconds": "Seconds that the device took for a step.",
 }
 
 

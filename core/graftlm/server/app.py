@@ -94,7 +94,7 @@ def _documented_keys(config: EngineConfig) -> list[Any]:
     """
     if config.server.api_key is None and config.server.admin_api_key is None:
         return []
-    return [Depends(HTTPBearer(auto_error=False, description="server.api_key, or server.admin_api_key"))]
+    return [Depends(HTTPBearer(auto_error=False, description="The value of server.api_key or server.admin_api_key"))]
 
 
 def _middleware(config: EngineConfig) -> list[Middleware]:

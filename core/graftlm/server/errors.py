@@ -99,8 +99,12 @@ class ErrorDetail(BaseModel):
 
     message: str
     type: str = Field(description="The kind of error, such as `invalid_request_error`.")
-    param: str | None = Field(default=None, description="The name of the wrong field.")
-    code: str | None = Field(default=None, description="A short name of the error, for programs.")
+    param: str | None = Field(
+        default=None, description="The name of the wrong field. Null: the error does not concern one field."
+    )
+    code: str | None = Field(
+        default=None, description="A short name of the error, for programs. Null: the error has none."
+    )
 
 
 class ErrorBody(BaseModel):

@@ -22,32 +22,36 @@ _REQUEST_BUCKETS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
 
 #: Name, help text, and a function that reads the value from a replica's report.
 _COUNTERS: Final[tuple[tuple[str, str, Callable[[EngineStats], float]], ...]] = (
-    ("prompt_tokens", "Tokens of the prompts that were queued.", lambda s: s.prompt_tokens),
+    ("prompt_tokens", "Number of prompt tokens of queued requests.", lambda s: s.prompt_tokens),
     ("generated_tokens", "Tokens generated.", lambda s: s.generated_tokens),
-    ("evicted_tokens", "Tokens whose keys and values were evicted.", lambda s: s.evicted_tokens),
+    ("evicted_tokens", "Number of tokens whose keys and values were evicted.", lambda s: s.evicted_tokens),
     (
         "retracted_tokens",
-        "Tokens computed for requests that were sent back to the queue.",
+        "Number of tokens that were computed for requests that were then retracted.",
         lambda s: s.retracted_tokens,
     ),
-    ("retractions", "Times that a running request was sent back to the queue.", lambda s: s.retractions),
-    ("aged_requests", "Requests that went first because they had been passed over.", lambda s: s.aged_requests),
+    ("retractions", "Number of times that a running request was retracted.", lambda s: s.retractions),
+    (
+        "aged_requests",
+        "Number of requests that were admitted first because the policy had passed them over for too long.",
+        lambda s: s.aged_requests,
+    ),
     ("steps", "Forward passes.", lambda s: s.steps),
     (
         "jump_forward_tokens",
-        "Tokens generated that were not sampled, because a grammar forced them.",
+        "Number of generated tokens that were not sampled, because a grammar forced them.",
         lambda s: s.jump_forward_tokens,
     ),
     (
         "grammar_hits",
-        "Requests whose grammar was compiled already, or was being compiled.",
+        "Number of requests whose grammar had been compiled before, or was being compiled.",
         lambda s: s.grammar_hits,
     ),
-    ("grammar_misses", "Requests whose grammar had to be compiled.", lambda s: s.grammar_misses),
+    ("grammar_misses", "Number of requests whose grammar had to be compiled.", lambda s: s.grammar_misses),
 )
 _GAUGES: Final[tuple[tuple[str, str, Callable[[EngineStats], float]], ...]] = (
-    ("running_requests", "Requests in the batch.", lambda s: s.running_requests),
-    ("queued_requests", "Requests that wait.", lambda s: s.waiting_requests),
+    ("running_requests", "Number of requests in the batch.", lambda s: s.running_requests),
+    ("queued_requests", "Number of waiting requests.", lambda s: s.waiting_requests),
 )
 _PAGE_STATES: Final[tuple[tuple[str, Callable[[EngineStats], int]], ...]] = (
     ("free", lambda s: s.free_pages),
@@ -87,17 +91,29 @@ class ServerMetrics:
         self.registry = CollectorRegistry()
         self._others: list[RequestMetrics] = []
         self._first = self._histogram(
-            "time_to_first_token_seconds", "From a request's arrival to its first token.", _REQUEST_BUCKETS_S
+            "time_to_first_token_seconds",
+            "Seconds from the arrival of a request to its first token.",
+            _REQUEST_BUCKETS_S,
         )
         self._gap = self._histogram(
             "inter_token_seconds",
-            "Between a request's tokens. Tokens that arrive together divide the time equally.",
+            "Seconds between two tokens of a request. If n tokens arrive together, each counts with 1/n of the time.",
             _TOKEN_BUCKETS_S,
         )
-        self._whole = self._histogram("request_seconds", "From a request's arrival to its end.", _REQUEST_BUCKETS_S)
-        self._queue = self._histogram("queue_seconds", "From a request's arrival to its admission.", _REQUEST_BUCKETS_S)
+        self._whole = self._histogram(
+            "request_seconds", "Seconds from the arrival of a request to its end.", _REQUEST_BUCKETS_S
+        )
+        self._queue = self._histogram(
+            "queue_seconds",
+            "Seconds from the arrival of a request in the scheduler to its admission.",
+            _REQUEST_BUCKETS_S,
+        )
         self._finished = Counter(
-            "requests_finished", "Prompts that ended, by reason.", ("reason",), "graftlm", registry=self.registry
+            "requests_finished",
+            "Number of prompts that have ended, by reason.",
+            ("reason",),
+            "graftlm",
+            registry=self.registry,
         )
 
     def watch(self, replicas: ReplicaSet) -> None:
@@ -194,12 +210,12 @@ def _caches(reports: dict[str, EngineStats]) -> Iterator[Metric]:
         lower = {"host": stats.cached_host_tokens, "storage": stats.cached_storage_tokens}
         cached[name, "device"] = stats.cached_tokens - sum(lower.values())
         cached |= {(name, tier): tokens for tier, tokens in lower.items() if stats.tiers is not None}
-    text = "Prompt tokens whose keys and values were cached, by tier."
+    text = "Number of prompt tokens that were not computed because their keys and values were cached, by tier."
     yield _family(CounterMetricFamily, "cached_tokens", text, cached, "tier")
     pages = {(name, state): read(stats) for name, stats in reports.items() for state, read in _PAGE_STATES}
-    yield _family(GaugeMetricFamily, "kv_pages", "Pages of KV memory, by state.", pages, "state")
+    yield _family(GaugeMetricFamily, "kv_pages", "Number of pages of KV memory, by state.", pages, "state")
     ages = {(name,): stats.eviction_age_s for name, stats in reports.items() if stats.eviction_age_s is not None}
-    text = "Time between the last use of the last evicted page and its eviction."
+    text = "Seconds between the last use of the last evicted page and its eviction."
     yield _family(GaugeMetricFamily, "eviction_age_seconds", text, ages)
 
 
@@ -208,9 +224,9 @@ def _drafts(reports: dict[str, EngineStats]) -> Iterator[Metric]:
     drafts = {(name, drafter): counts for name, s in reports.items() for drafter, counts in s.drafts.items()}
     if not drafts:
         return
-    text = "Tokens that a drafter drafted and steps verified."
+    text = "Number of drafted tokens that a step verified, by drafter."
     yield _family(CounterMetricFamily, "drafted_tokens", text, {k: v[0] for k, v in drafts.items()}, "drafter")
-    text = "Drafted tokens that became output."
+    text = "Number of drafted tokens that were accepted, by drafter."
     yield _family(CounterMetricFamily, "accepted_draft_tokens", text, {k: v[1] for k, v in drafts.items()}, "drafter")
 
 
@@ -220,15 +236,15 @@ def _tiers(reports: dict[str, TierStats]) -> Iterator[Metric]:
         return
     blocks = {(name, "host"): tiers.host_used_blocks for name, tiers in reports.items()}
     blocks |= {(name, "storage"): tiers.storage_blocks for name, tiers in reports.items()}
-    yield _family(GaugeMetricFamily, "tier_blocks", "Blocks stored, by tier.", blocks, "tier")
+    yield _family(GaugeMetricFamily, "tier_blocks", "Number of stored blocks, by tier.", blocks, "tier")
     capacity = {(name,): tiers.host_blocks for name, tiers in reports.items()}
-    yield _family(GaugeMetricFamily, "host_capacity_blocks", "Blocks that fit into host memory.", capacity)
+    yield _family(GaugeMetricFamily, "host_capacity_blocks", "Number of blocks that fit into host memory.", capacity)
     late = {(name,): tiers.late_prefetches for name, tiers in reports.items()}
-    text = "Requests admitted before all of their blocks had been read from storage."
+    text = "Number of requests that were admitted before all of their blocks had been read from storage."
     yield _family(CounterMetricFamily, "late_prefetches", text, late)
     for tier, table in (("host", _TIER_EVENTS), ("storage", _STORAGE_EVENTS)):
         events = {(name, event): read(tiers) for name, tiers in reports.items() for event, read in table}
-        text = f"Events of blocks in the cache's {tier} tier, by kind."
+        text = f"Number of events of blocks in the cache's {tier} tier, by kind."
         yield _family(CounterMetricFamily, f"{tier}_events", text, events, "event")
 
 

@@ -26,19 +26,25 @@ Name: TypeAlias = Annotated[str, Field(min_length=1, max_length=256), UNICODE]
 
 Temperature: TypeAlias = Annotated[
     Annotated[float, Field(ge=0, le=2), NUMBER] | None,
-    Field(description="Temperature of sampling; 0 selects the most likely token."),
+    Field(description="Temperature of sampling. 0: select the most likely token."),
 ]
 TopP: TypeAlias = Annotated[
     Annotated[float, Field(ge=0, le=1), NUMBER] | None,
-    Field(description="Keep the smallest set of the most likely tokens whose total probability reaches this."),
+    Field(
+        description="Sample only from the smallest set of the most likely tokens whose total probability is at least "
+        "this number."
+    ),
 ]
 TopK: TypeAlias = Annotated[
     Annotated[int, Field(ge=-1, le=2**31 - 1), WHOLE] | None,
-    Field(description="Keep the k most likely tokens; -1, 0 or null keeps all."),
+    Field(description="Sample only from this number of the most likely tokens. -1, 0 or null: from all tokens."),
 ]
 Seed: TypeAlias = Annotated[
     Annotated[int, Field(ge=-(2**63), le=2**63 - 1), WHOLE] | None,
-    Field(description="Makes sampling reproducible, whatever other requests are in the batch."),
+    Field(
+        description="Seed of sampling. With a seed, the output is reproducible and does not depend on the other "
+        "requests in the batch. Null: a random seed."
+    ),
 ]
 _StopPattern = Annotated[str, Field(min_length=1, max_length=1024), UNICODE]
 StopPatterns: TypeAlias = Annotated[
@@ -51,7 +57,7 @@ StopPatterns: TypeAlias = Annotated[
 ]
 LogitBias: TypeAlias = Annotated[
     dict[Annotated[int, Field(strict=False, ge=0)], Annotated[float, Field(ge=-100, le=100), NUMBER]] | None,
-    Field(description="Token id (as a string) -> number that is added to the token's logit."),
+    Field(description="Number that is added to a token's logit, by token id as a string."),
 ]
 CacheSalt: TypeAlias = Annotated[
     Annotated[str, Field(max_length=1024), UNICODE] | None,
@@ -59,13 +65,18 @@ CacheSalt: TypeAlias = Annotated[
 ]
 Priority: TypeAlias = Annotated[
     Annotated[int, Field(ge=-(2**31), le=2**31 - 1), WHOLE] | None,
-    Field(description="Requests with a higher priority are admitted first and retracted last."),
+    Field(
+        description="Priority of the request. Requests of a higher priority are admitted first and retracted last, "
+        "with scheduling policies that use priorities. Null: 0."
+    ),
 ]
 TimeoutS: TypeAlias = Annotated[
     Annotated[float, Field(gt=0, le=1e9), NUMBER] | None,
-    Field(description="Abort the request after this number of seconds."),
+    Field(
+        description="Time in seconds after which the request is aborted. Null: the server's `server.request_timeout_s`."
+    ),
 ]
 RequestId: TypeAlias = Annotated[
-    Name | None, Field(description="The answer's `id`, for /abort_request; null: the server creates one.")
+    Name | None, Field(description="The `id` of the answer, for /abort_request. Null: the server creates one.")
 ]
 IgnoredText: TypeAlias = Annotated[Text | None, Field(description="Accepted without effect.")]

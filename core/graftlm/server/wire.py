@@ -109,7 +109,7 @@ def _check_unicode(value: str) -> str:
 
 #: A field of the API that is not supported. Empty values are accepted, since some clients send every field.
 Unsupported: TypeAlias = Annotated[
-    None, BeforeValidator(_refuse), Field(description="Not supported; must be absent, null, false or empty.")
+    None, BeforeValidator(_refuse), Field(description="Not supported. The field must be absent, null, false or empty.")
 ]
 
 #: Must be the last annotation, as in `Annotated[int, Field(ge=0), WHOLE]`. Otherwise the OpenAPI document lacks the
@@ -212,14 +212,15 @@ ReasoningEnd: TypeAlias = Annotated[
     Text | None,
     Field(
         description="The text that ends the model's reasoning, such as </think>. The grammar applies to the output "
-        "after it."
+        "after this text."
     ),
 ]
 ReasoningBegin: TypeAlias = Annotated[
     Text | None,
     Field(
-        description="A token that begins the model's reasoning, such as <think>. If it is given, the output contains "
-        "reasoning only if it begins with this token. If it is null, the prompt has already begun the reasoning."
+        description="The token that begins the model's reasoning, such as <think>. If it is given, only an output "
+        "that begins with this token contains reasoning. Null: the prompt has already begun the "
+        "reasoning."
     ),
 ]
 #: A JSON schema. `true` and `false` are also schemas; they are converted to text.

@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 _CacheControl: TypeAlias = Annotated[
-    dict[str, Any] | None, Field(description="Accepted; prefixes are found by their content.")
+    dict[str, Any] | None, Field(description="Accepted without effect: cached prefixes are found by their content.")
 ]
 _StopString = Annotated[str, Field(min_length=1, max_length=1024), UNICODE]
 
@@ -45,7 +45,7 @@ class TextBlock(OpenAIModel):
     type: Literal["text"]
     text: Text
     cache_control: _CacheControl = None
-    citations: list[Any] | None = Field(default=None, description="Accepted; nothing depends on it.")
+    citations: list[Any] | None = Field(default=None, description="Accepted without effect.")
 
 
 class ThinkingBlock(OpenAIModel):
@@ -64,7 +64,7 @@ class ToolUseBlock(OpenAIModel):
     name: Text
     input: dict[str, Any]
     cache_control: _CacheControl = None
-    caller: dict[str, Any] | None = Field(default=None, description="Accepted; nothing depends on it.")
+    caller: dict[str, Any] | None = Field(default=None, description="Accepted without effect.")
 
 
 class OtherBlock(BaseModel):
@@ -93,8 +93,8 @@ class ToolResultBlock(OpenAIModel):
 
     type: Literal["tool_result"]
     tool_use_id: Text
-    content: _Texts | None = Field(default=None, description="Text, or blocks of type `text`.")
-    is_error: bool | None = Field(default=None, description="Accepted; the model reads it from the content.")
+    content: _Texts | None = Field(default=None, description="A text, or a list of blocks of type `text`.")
+    is_error: bool | None = Field(default=None, description="Accepted without effect: the model sees only the content.")
     cache_control: _CacheControl = None
 
 
@@ -123,7 +123,7 @@ class MessageTurn(OpenAIModel):
     content: Annotated[
         Annotated[Text, Tag("one")] | Annotated[list[ContentBlock], Field(max_length=4096), Tag("many")],
         Discriminator(one_or_many),
-    ] = Field(description="Text, or blocks of type `text`, `thinking`, `tool_use` and `tool_result`.")
+    ] = Field(description="A text, or a list of blocks of type `text`, `thinking`, `tool_use` and `tool_result`.")
 
 
 class CustomTool(OpenAIModel):
@@ -132,12 +132,18 @@ class CustomTool(OpenAIModel):
     type: Literal["custom"] | None = None
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
     description: Text | None = None
-    input_schema: dict[str, Any] = Field(description="A JSON schema of an object.")
-    strict: bool | None = Field(default=None, description="Refuse a schema that cannot be enforced in full.")
+    input_schema: dict[str, Any] = Field(description="The JSON schema of the tool's input, which is an object.")
+    strict: bool | None = Field(
+        default=None,
+        description="Refuse a schema that cannot be enforced in full. If false or null, the parts that cannot be "
+        "enforced are ignored.",
+    )
     cache_control: _CacheControl = None
-    input_examples: list[dict[str, Any]] | None = Field(default=None, description="Accepted; nothing depends on it.")
-    eager_input_streaming: bool | None = Field(default=None, description="Accepted; inputs are always streamed.")
-    allowed_callers: list[Text] | None = Field(default=None, description="Accepted; nothing depends on it.")
+    input_examples: list[dict[str, Any]] | None = Field(default=None, description="Accepted without effect.")
+    eager_input_streaming: bool | None = Field(
+        default=None, description="Accepted without effect: inputs are always streamed."
+    )
+    allowed_callers: list[Text] | None = Field(default=None, description="Accepted without effect.")
     defer_loading: Unsupported = None
 
 
@@ -157,22 +163,26 @@ class ToolChoiceBody(OpenAIModel):
     """The setting of whether and which tools are called."""
 
     type: Literal["auto", "any", "tool", "none"]
-    name: Text | None = Field(default=None, description="Of type `tool`: the tool to be called.")
-    disable_parallel_tool_use: bool | None = Field(default=False, description="Make one call at most.")
+    name: Text | None = Field(default=None, description="For type `tool`: the name of the tool that must be called.")
+    disable_parallel_tool_use: bool | None = Field(
+        default=False, description="Allow at most one tool call in the answer."
+    )
 
 
 class ThinkingBody(OpenAIModel):
     """The settings of reasoning."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"] = Field(
-        description="`enabled` and `disabled` set `enable_thinking` and `thinking` of the chat template. The others "
-        "leave it at its default. `disabled` also removes reasoning from the answer."
+        description="`enabled` and `disabled` set the variables `enable_thinking` and `thinking` of the chat "
+        "template; with the other types, the variables keep the template's defaults. `disabled` also "
+        "removes reasoning from the answer."
     )
     budget_tokens: Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE] | None = Field(
-        default=None, description="Accepted; it is not enforced."
+        default=None, description="Accepted without effect: the number of reasoning tokens is not limited."
     )
     display: Literal["summarized", "omitted"] | None = Field(
-        default=None, description="`omitted`: thinking blocks have no text."
+        default=None,
+        description="`omitted`: thinking blocks have no text. `summarized` or null: they have the full text.",
     )
 
 
@@ -186,18 +196,23 @@ class OutputFormat(OpenAIModel):
 class OutputConfig(OpenAIModel):
     """The settings of the answer's format."""
 
-    effort: Text | None = Field(default=None, description="The variable `reasoning_effort` of the chat template.")
+    effort: Text | None = Field(
+        default=None,
+        description="Value of the variable `reasoning_effort` of the chat template. Null: the template's default.",
+    )
     format: OutputFormat | None = None
 
 
 class PromptFields(OpenAIModel):
     """The fields that requests for messages and for token counts share."""
 
-    model: Text | None = Field(default=None, description="The model's name; null: the one that is served.")
+    model: Text | None = Field(default=None, description="The model's name. Null: the served model.")
     messages: Annotated[list[MessageTurn], Field(min_length=1, max_length=4096)] = Field(
-        description="The conversation so far. If the last turn is the assistant's, the answer continues it."
+        description="The conversation so far. If the last turn is the assistant's, the answer continues this turn."
     )
-    system: _Texts | None = Field(default=None, description="The system prompt: text, or blocks of type `text`.")
+    system: _Texts | None = Field(
+        default=None, description="The system prompt: a text, or a list of blocks of type `text`."
+    )
     tools: (
         Annotated[
             list[
@@ -210,18 +225,20 @@ class PromptFields(OpenAIModel):
         ]
         | None
     ) = Field(default=None, description="Functions that the model may call.")
-    tool_choice: ToolChoiceBody | None = Field(default=None, description="Whether tools are called; null: `auto`.")
-    thinking: ThinkingBody | None = Field(
-        default=None, description="Whether the model reasons; null: as the chat template does by default."
+    tool_choice: ToolChoiceBody | None = Field(
+        default=None, description="Whether the answer may or must call tools. Null: `auto`."
     )
-    output_config: OutputConfig | None = Field(default=None, description="What the answer has to be.")
+    thinking: ThinkingBody | None = Field(
+        default=None, description="Settings of the model's reasoning. Null: the defaults of the chat template."
+    )
+    output_config: OutputConfig | None = Field(default=None, description="Format and reasoning effort of the answer.")
     cache_control: _CacheControl = None
     chat_template_kwargs: dict[str, Any] | None = Field(
         default=None, description="Further variables of the model's chat template."
     )
     context_management: Unsupported = None
     mcp_servers: Unsupported = None
-    speed: Text | None = Field(default=None, description="Accepted; nothing depends on it.")
+    speed: Text | None = Field(default=None, description="Accepted without effect.")
 
 
 class CountTokensRequest(PromptFields):
@@ -235,18 +252,20 @@ class MessagesRequest(PromptFields):
 
     known_at: ClassVar[str | None] = "/v1/messages"
 
-    max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE] = Field(description="Tokens to generate at most.")
+    max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE] = Field(
+        description="Maximum number of tokens to generate."
+    )
     stop_sequences: Annotated[list[_StopString], Field(max_length=64)] | None = Field(
         default=None, description="Strings that end the output."
     )
-    stream: bool | None = Field(default=False, description="Answer by server-sent events.")
+    stream: bool | None = Field(default=False, description="Answer with server-sent events.")
     temperature: Temperature = 1.0
     top_p: TopP = 1.0
     top_k: TopK = None
-    metadata: dict[str, Any] | None = Field(default=None, description="Accepted; nothing depends on it.")
-    service_tier: Text | None = Field(default=None, description="Accepted; nothing depends on it.")
-    inference_geo: Text | None = Field(default=None, description="Accepted; nothing depends on it.")
-    diagnostics: dict[str, Any] | None = Field(default=None, description="Accepted; nothing depends on it.")
+    metadata: dict[str, Any] | None = Field(default=None, description="Accepted without effect.")
+    service_tier: Text | None = Field(default=None, description="Accepted without effect.")
+    inference_geo: Text | None = Field(default=None, description="Accepted without effect.")
+    diagnostics: dict[str, Any] | None = Field(default=None, description="Accepted without effect.")
     container: Unsupported = None
     seed: Seed = None
     logit_bias: LogitBias = None

@@ -28,16 +28,18 @@ class BatchRequest(OpenAIModel):
 
     known_at: ClassVar[str | None] = "/v1/batches"
 
-    input_file_id: Text = Field(description="An uploaded file.")
+    input_file_id: Text = Field(description="The id of an uploaded file, which has one request in each line.")
     endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"] = Field(
-        description="What every request of the file calls."
+        description="The path to which every request of the file is sent."
     )
     completion_window: Text = Field(
-        description="The time in which the batch has to end, such as `24h`, `30m` or `7d`; then it expires."
+        description="Time limit of the batch, such as `24h`, `30m` or `7d`. A batch that has not ended by then expires."
     )
-    metadata: dict[str, Any] | None = Field(default=None, description="Repeated in the batch.")
+    metadata: dict[str, Any] | None = Field(default=None, description="Values that the batch object returns unchanged.")
     output_expires_after: dict[str, Any] | None = Field(
-        default=None, description='When the result files are deleted: `{"anchor": "created_at", "seconds": 3600}`.'
+        default=None,
+        description='Age at which the result files are deleted, in the form `{"anchor": "created_at", '
+        '"seconds": 3600}`.',
     )
 
 

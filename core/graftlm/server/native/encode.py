@@ -25,15 +25,25 @@ class EncodeRequest(WireModel):
 
     known_at: ClassVar[str | None] = "/encode"
 
-    text: OneOrMany[Text] | None = Field(default=None, description="The text or texts; or give `input_ids`.")
-    input_ids: OneOrManyPrompts | None = Field(default=None, description="The same as token ids.")
-    rid: OneOrMany[Name] | None = Field(default=None, description="The request's id, one for each text; drawn if null.")
+    text: OneOrMany[Text] | None = Field(default=None, description="The text or texts, if `input_ids` is not given.")
+    input_ids: OneOrManyPrompts | None = Field(
+        default=None, description="The text or texts as token ids, instead of `text`."
+    )
+    rid: OneOrMany[Name] | None = Field(
+        default=None, description="The request's id, one for each text. Null: the server creates the ids."
+    )
     priority: Priority = None
     cache_salt: CacheSalt = None
-    lora_path: Name | None = Field(default=None, description="The name of a loaded adapter; null: the model alone.")
-    model: Text | None = Field(default=None, description="Accepted; there is one model, and `lora_path` adapts it.")
+    lora_path: Name | None = Field(
+        default=None, description="The name of a loaded adapter. Null: the model without an adapter."
+    )
+    model: Text | None = Field(
+        default=None, description="Accepted without effect: the server has one model, and `lora_path` names an adapter."
+    )
     dimensions: Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE] | None = Field(
-        default=None, description="Keep so many of a vector's first numbers; for models trained for it."
+        default=None,
+        description="Return only this number of elements at the start of each vector, for models that are trained for "
+        "it. Null: all elements.",
     )
 
 

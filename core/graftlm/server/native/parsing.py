@@ -37,9 +37,13 @@ class ParseCallsRequest(WireModel):
     known_at: ClassVar[str | None] = "/parse_function_call"
 
     text: Text = Field(description="A model's output.")
-    tools: Annotated[list[ToolRequest], Field(max_length=128)] = Field(description="The functions that it may call.")
+    tools: Annotated[list[ToolRequest], Field(max_length=128)] = Field(
+        description="The functions that the model may call."
+    )
     tool_call_parser: Text | None = Field(
-        default=None, description="The format of the calls: the server's (`chat.tool_call_format`), or its SGLang name."
+        default=None,
+        description="The format of the tool calls. It must be the server's format (`chat.tool_call_format`), under "
+        "this name or SGLang's name. Null: the server's format.",
     )
 
 
@@ -51,7 +55,8 @@ class SeparateRequest(WireModel):
     text: Text = Field(description="A model's output.")
     reasoning_parser: Text | None = Field(
         default=None,
-        description="The format of the reasoning: the server's (`chat.reasoning_format`), or its SGLang name.",
+        description="The format of the reasoning. It must be the server's format (`chat.reasoning_format`), under "
+        "this name or SGLang's name. Null: the server's format.",
     )
 
 

@@ -83,34 +83,42 @@ class SamplingRequest(WireModel):
 
     max_new_tokens: Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE] | None = Field(
         default=128,
-        description="Most tokens to generate; null: until the context or the memory is full. 0 only "
-        "computes the prompt, to return its log-probabilities or to cache it.",
+        description="Maximum number of tokens to generate. Null: generate until the context or the memory is full. "
+        "0: only compute the prompt, to return its log-probabilities or to cache it.",
     )
     min_new_tokens: Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE] | None = Field(
-        default=0, description="Fewest tokens to generate: stop tokens and stop strings have no effect before."
+        default=0,
+        description="Minimum number of tokens to generate. Stop tokens and stop strings have no effect before this "
+        "number is reached.",
     )
     temperature: Annotated[float, Field(ge=0, le=100), NUMBER] | None = Field(
-        default=1.0, description="Temperature of sampling; 0 selects the most likely token."
+        default=1.0, description="Temperature of sampling. 0: select the most likely token."
     )
     top_p: Annotated[float, Field(gt=0, le=1), NUMBER] | None = Field(
-        default=1.0, description="Keep the smallest set of the most likely tokens whose total probability reaches this."
+        default=1.0,
+        description="Sample only from the smallest set of the most likely tokens whose total probability is at least "
+        "this number.",
     )
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1), WHOLE] | None = Field(
-        default=-1, description="Keep the k most likely tokens; -1 keeps all."
+        default=-1, description="Sample only from this number of the most likely tokens. -1: from all tokens."
     )
     min_p: Annotated[float, Field(ge=0, le=1), NUMBER] | None = Field(
         default=0.0,
-        description="Keep tokens whose probability is at least this share of the most likely token's probability.",
+        description="Sample only from tokens whose probability is at least this fraction of the most likely token's "
+        "probability.",
     )
     frequency_penalty: Annotated[float, Field(ge=-2, le=2), NUMBER] | None = Field(
-        default=0.0, description="Subtracted from a token's logit for each of its occurrences in the output."
+        default=0.0,
+        description="Number that is subtracted from a token's logit for each occurrence of the token in the output.",
     )
     presence_penalty: Annotated[float, Field(ge=-2, le=2), NUMBER] | None = Field(
-        default=0.0, description="Subtracted once from the logit of each token that occurs in the output."
+        default=0.0,
+        description="Number that is subtracted once from the logit of each token that occurs in the output.",
     )
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100), NUMBER] | None = Field(
         default=1.0,
-        description="Applied to the logits of tokens in prompt and output; a value above 1 makes them less likely.",
+        description="Penalty on the logits of tokens that occur in the prompt or the output. A value above 1 makes "
+        "these tokens less likely.",
     )
     stop: _Stops | None = Field(default=None, description="Strings that end the output.")
     stop_regex: StopPatterns = None
@@ -123,18 +131,20 @@ class SamplingRequest(WireModel):
     no_stop_trim: bool | None = Field(
         default=False, description="Keep the match of a stop string, expression or token in the text."
     )
-    n: Annotated[int, Field(ge=1, le=128), WHOLE] | None = Field(default=1, description="Completions per prompt.")
-    json_schema: SchemaField | None = Field(
-        default=None, description="A JSON schema that the output has to follow, as text or as an object."
+    n: Annotated[int, Field(ge=1, le=128), WHOLE] | None = Field(
+        default=1, description="Number of completions per prompt."
     )
-    regex: Text | None = Field(default=None, description="A regular expression that the output has to match.")
-    ebnf: Text | None = Field(default=None, description="A grammar in EBNF that the output has to follow.")
+    json_schema: SchemaField | None = Field(
+        default=None, description="A JSON schema that the output must match, as text or as an object."
+    )
+    regex: Text | None = Field(default=None, description="A regular expression that the output must match.")
+    ebnf: Text | None = Field(default=None, description="A grammar in EBNF that the output must match.")
     choice: Annotated[list[Text], Field(min_length=1, max_length=MAX_CHOICES)] | None = Field(
-        default=None, description="A list of strings; the output has to be one of them."
+        default=None, description="A list of strings. The output must be one of them."
     )
     structural_tag: TextOrObject | None = Field(
         default=None,
-        description="Schemas for parts of the output, as text or as an object. A trigger text begins each part.",
+        description="Schemas for parts of the output, as text or as an object. Each part starts with a trigger text.",
     )
     reasoning_end: ReasoningEnd = None
     reasoning_begin: ReasoningBegin = None
@@ -143,7 +153,9 @@ class SamplingRequest(WireModel):
         description="Refuse a JSON schema that cannot be enforced in full. If false, the parts that cannot be enforced "
         "are ignored and listed in `unenforced`.",
     )
-    grammar_backend: Text | None = Field(default=None, description="The name of the grammar backend to use.")
+    grammar_backend: Text | None = Field(
+        default=None, description="The name of the grammar backend to use. Null: the server's `grammar.name`."
+    )
     jump_forward: bool | None = Field(
         default=None,
         description="If false, every token under a grammar is sampled, even if the grammar allows only one. If "
@@ -151,17 +163,20 @@ class SamplingRequest(WireModel):
     )
     speculation: bool | None = Field(
         default=None,
-        description="False drafts no tokens. Null and true: as the server's `speculation` section says. The answer is "
-        "the same.",
+        description="If false, no tokens are drafted. If null or true, the server's `speculation` section applies. "
+        "The output is the same.",
     )
     logit_bias: (
         dict[Annotated[int, Field(strict=False, ge=0)], Annotated[float, Field(ge=-1000, le=1000), NUMBER]] | None
-    ) = Field(default=None, description="Token id (as a string) -> number that is added to the token's logit.")
+    ) = Field(default=None, description="Number that is added to a token's logit, by token id as a string.")
     logits_processors: LogitsProcessors | None = Field(
-        default=None, description="Name of a logits processor that a plugin provides -> its options."
+        default=None,
+        description="Options of logits processors, by the name of the processor. Plugins provide the processors.",
     )
     sampling_seed: Annotated[int, Field(ge=0, le=2**63 - 1), WHOLE] | None = Field(
-        default=None, description="Makes sampling reproducible, regardless of the other requests in the batch."
+        default=None,
+        description="Seed of sampling. With a seed, the output is reproducible and does not depend on the other "
+        "requests in the batch. Null: a random seed.",
     )
 
 
@@ -185,25 +200,26 @@ class GenerateRequest(WireModel):
         default=None, description="The prompt or prompts as token ids, instead of `text`."
     )
     sampling_params: OneOrMany[SamplingRequest] | None = Field(
-        default=None, description="Sampling parameters: one object for all prompts, or one for each."
+        default=None,
+        description="Sampling parameters: one object for all prompts, or a list with one object for each prompt.",
     )
     rid: OneOrMany[_Id] | None = Field(
         default=None,
-        description="The request's id, for /abort_request; null: the server creates one. If there are several prompts "
-        "and one id, `_0`, `_1` and so on are appended to it.",
+        description="The request's id, for /abort_request. Null: the server creates one. If there are several "
+        "prompts but only one id, `_0`, `_1` and so on are appended to the id.",
     )
     stream: bool | None = Field(
-        default=False, description="Answer with server-sent events, each with everything generated so far."
+        default=False, description="Answer with server-sent events. Each event has the complete output so far."
     )
     return_logprob: OneOrMany[bool] | None = Field(
-        default=False, description="Report log-probabilities of the output's tokens."
+        default=False, description="Return the log-probabilities of the output's tokens."
     )
     logprob_start_len: OneOrMany[Annotated[int, Field(ge=-1, le=2**31 - 2), WHOLE]] | None = Field(
         default=-1,
-        description="Also report log-probabilities of the prompt's tokens, beginning with this index; -1: report none.",
+        description="Also return the log-probabilities of the prompt's tokens, from this index on. -1: none.",
     )
     top_logprobs_num: OneOrMany[Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE]] | None = Field(
-        default=0, description="Also report this number of the most likely tokens at each position."
+        default=0, description="Also return this number of the most likely tokens at each position."
     )
     token_ids_logprob: _LogprobIds | None = Field(
         default=None,
@@ -214,14 +230,18 @@ class GenerateRequest(WireModel):
         default=False, description="Add the text of each token to the log-probabilities."
     )
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1), WHOLE] | None = Field(
-        default=None, description="For scheduling policies that use priorities; null: 0."
+        default=None, description="The request's priority, for scheduling policies that use priorities. Null: 0."
     )
     extra_key: OneOrMany[_Salt] | None = Field(
-        default=None, description="Requests with different keys share no cached prefixes."
+        default=None,
+        description="A salt of the prefix cache: requests share cached prefixes only if they have the same salt.",
     )
-    cache_salt: OneOrMany[_Salt] | None = Field(default=None, description="As `extra_key`; both may be given.")
+    cache_salt: OneOrMany[_Salt] | None = Field(
+        default=None,
+        description="Has the same effect as `extra_key`. If both are given, the salt is their combination.",
+    )
     lora_path: OneOrMany[_Adapter | None] | None = Field(
-        default=None, description="The name of a loaded adapter; null: the model without an adapter."
+        default=None, description="The name of a loaded adapter. Null: the model without an adapter."
     )
     # fields for logs and bookkeeping, which do not affect the answer
     log_metrics: bool | None = Field(default=True, description="Accepted without effect: every request is counted.")
@@ -250,16 +270,16 @@ class ClassifyRequest(WireModel):
         default=None, description="The text or texts as token ids, instead of `text`."
     )
     rid: OneOrMany[_Id] | None = Field(
-        default=None, description="The request's id, one for each text; null: the server creates them."
+        default=None, description="The request's id, one for each text. Null: the server creates the ids."
     )
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1), WHOLE] | None = Field(
-        default=None, description="For scheduling policies that use priorities; null: 0."
+        default=None, description="The request's priority, for scheduling policies that use priorities. Null: 0."
     )
     cache_salt: _Salt | None = Field(
-        default=None, description="Requests with different salts share no cached prefixes."
+        default=None, description="Requests share cached prefixes only if they have the same salt."
     )
     lora_path: _Adapter | None = Field(
-        default=None, description="The name of a loaded adapter; null: the model without an adapter."
+        default=None, description="The name of a loaded adapter. Null: the model without an adapter."
     )
     model: Text | None = Field(
         default=None, description="Accepted without effect: the server has one model, and `lora_path` names an adapter."
@@ -270,9 +290,9 @@ class AbortRequest(WireModel):
     """A request to abort other requests."""
 
     rid: OneOrMany[_Id] | Literal[""] | None = Field(
-        default=None, description="The id or ids that the requests have as `rid`."
+        default=None, description="The `rid` or list of `rid` of the requests to abort."
     )
-    abort_all: bool | None = Field(default=False, description="Abort every request; for operators only.")
+    abort_all: bool | None = Field(default=False, description="Abort all requests. Only for operators and administrators.")
 
 
 class PrefixRequest(WireModel):
@@ -280,15 +300,17 @@ class PrefixRequest(WireModel):
 
     text: Annotated[str, UNICODE] | None = Field(default=None, description="The prefix as text.")
     input_ids: PromptIds | None = Field(default=None, description="The prefix as token ids.")
-    cache_salt: _Salt | None = Field(default=None, description="The salt of the requests that use it.")
-    lora_path: _Adapter | None = Field(default=None, description="The name of the adapter of the requests that use it.")
+    cache_salt: _Salt | None = Field(default=None, description="The `cache_salt` of the requests that use the prefix.")
+    lora_path: _Adapter | None = Field(
+        default=None, description="The name of the adapter of the requests that use the prefix. Null: no adapter."
+    )
 
 
 class PinRequest(PrefixRequest):
     """A prefix to pin, and the duration of the pin."""
 
     ttl_s: Annotated[float, NUMBER] = Field(
-        default=3600.0, gt=0, le=MAX_TTL_S, description="Seconds until the pin ends."
+        default=3600.0, gt=0, le=MAX_TTL_S, description="Time in seconds after which the pin ends."
     )
 
 
@@ -297,7 +319,7 @@ class LoadAdapterRequest(WireModel):
 
     lora_name: _Adapter = Field(description="The adapter's name in requests, without colons and white space.")
     lora_path: Annotated[str, Field(min_length=1, max_length=4096), UNICODE] = Field(
-        description="A folder on the server, in the format of `peft`."
+        description="A folder on the server's machine that contains the adapter in the format of `peft`."
     )
     pinned: bool | None = Field(default=None, description="Accepted without effect: loaded adapters are never evicted.")
 
@@ -313,8 +335,9 @@ class PauseRequest(WireModel):
 
     mode: Literal["abort", "in_place", "retract"] = Field(
         default="abort",
-        description="`abort` aborts all current requests; `in_place` keeps them and their memory; `retract` keeps them "
-        "but frees their memory. New requests wait in every case.",
+        description="What happens to the current requests. `abort`: they are aborted. `in_place`: they are paused "
+        "and keep their memory. `retract`: they are paused and their memory is freed. In every case, "
+        "new requests wait.",
     )
 
 
@@ -330,7 +353,8 @@ class UpdateFromDiskRequest(WireModel):
     )
     flush_cache: bool | None = Field(
         default=True,
-        description="Discard the KV cache that the former weights have computed. Paused requests are computed again.",
+        description="Discard the KV cache that was computed with the former weights. Paused requests are computed "
+        "again.",
     )
     abort_all_requests: bool | None = Field(
         default=False,
@@ -338,7 +362,8 @@ class UpdateFromDiskRequest(WireModel):
         "is paused.",
     )
     weight_version: Annotated[str, Field(max_length=256), UNICODE] | None = Field(
-        default=None, description="The name of these weights, which the answers of /generate contain."
+        default=None,
+        description="A name for the new weights, which the answers of /generate contain. Null: the name is unchanged.",
     )
     load_format: Literal["auto"] | None = Field(
         default=None, description="Accepted without effect: the format is detected."
@@ -411,9 +436,9 @@ class WeightVersionRequest(WireModel):
     """A name for the weights."""
 
     new_version: Annotated[str, Field(min_length=1, max_length=256), UNICODE] = Field(
-        description="What answers call the weights from now on."
+        description="The new name of the weights, which answers contain from now on."
     )
-    abort_all_requests: bool | None = Field(default=True, description="End requests under way.")
+    abort_all_requests: bool | None = Field(default=True, description="Abort the current requests.")
 
 
 class WeightRequest(WireModel):
@@ -431,18 +456,19 @@ class ProfileRequest(WireModel):
     """Settings of a recording."""
 
     output_dir: Annotated[str, Field(max_length=200), UNICODE] | None = Field(
-        default=None, description="A folder in `server.profile_dir` for the traces; null: that folder itself."
+        default=None,
+        description="A folder inside `server.profile_dir` for the traces. Null: `server.profile_dir` itself.",
     )
     num_steps: Annotated[int, Field(ge=1, le=100_000), WHOLE] | None = Field(
-        default=None, description="Stop automatically after this number of steps; null: stop at /stop_profile."
+        default=None, description="Number of steps after which the recording stops. Null: it stops at /stop_profile."
     )
     activities: list[Literal["CPU", "GPU"]] | None = Field(
         default=None,
         min_length=1,
         max_length=2,
-        description="Devices to record; null: both. GPU is ignored if there is none.",
+        description="Devices to record. Null: both. GPU is ignored if there is no GPU.",
     )
-    with_stack: bool | None = Field(default=False, description="Record Python stacks; slow.")
+    with_stack: bool | None = Field(default=False, description="Record the Python stacks. This is slow.")
     record_shapes: bool | None = Field(default=False, description="Record the shapes of operators' inputs.")
     start_step: Unsupported = None
     profile_by_stage: Unsupported = None

@@ -38,7 +38,9 @@ class FinishReasonBody(_Body):
     """The reason why a completion ended."""
 
     type: Literal["stop", "length", "abort"]
-    matched: str | int | None = Field(default=None, description="With `stop`: the stop string, or the token's id.")
+    matched: str | int | None = Field(
+        default=None, description="With `stop`: the stop string or the id of the stop token."
+    )
     length: int | None = Field(default=None, description="With `length`: the number of generated tokens.")
     message: str | None = Field(default=None, description="With `abort`: the reason.")
 
@@ -54,31 +56,37 @@ class MetaInfo(_Body):
     finish_reason: FinishReasonBody | None = Field(description="Null in all events of a stream before the last one.")
     prompt_tokens: int
     completion_tokens: int
-    cached_tokens: int = Field(description="Number of prompt tokens whose keys and values were reused.")
-    cached_tokens_details: dict[str, int] = Field(description="The same by tier: `device`, `host`, `storage`.")
+    cached_tokens: int = Field(description="Number of prompt tokens whose cached keys and values were reused.")
+    cached_tokens_details: dict[str, int] = Field(
+        description="Number of cached prompt tokens by tier: `device`, `host`, `storage`."
+    )
     jump_forward_tokens: int = Field(
         description="Number of the completion's tokens that were not sampled, because a grammar forced them."
     )
     drafted_tokens: int = Field(
-        description="Tokens that speculation drafted and steps verified; 0 until the completion has ended."
+        description="Number of drafted tokens that were verified; 0 until the completion has ended."
     )
     accepted_draft_tokens: int = Field(
-        description="Of the completion's tokens, those that were drafted; 0 until the completion has ended."
+        description="Number of the completion's tokens that are accepted drafts; 0 until the completion has ended."
     )
     unenforced: list[str] | None = Field(
         default=None,
-        description="Keywords of a JSON schema that are not enforced, with their paths; only without `strict`.",
+        description="Keywords of a JSON schema that are not enforced, with their paths. Only present if `strict` is "
+        "false.",
     )
     weight_version: str
     e2e_latency: float | None = Field(
-        default=None, description="Seconds from the request's arrival in the server to its end; null before the end."
+        default=None,
+        description="Seconds from the arrival of the request in the server to its end. Null: the request has not "
+        "ended.",
     )
     input_token_logprobs: list[_Entry] | None = Field(
         default=None,
         description="[log-probability, token id, text] of each prompt token; the first log-probability is null.",
     )
     output_token_logprobs: list[_Entry] | None = Field(
-        default=None, description="The same for the output's tokens; with max_new_tokens 0, for the next token."
+        default=None,
+        description="[log-probability, token id, text] of each output token; with max_new_tokens 0, of the next token.",
     )
     output_token_logprobs_length: int | None = Field(
         default=None, description="Number of entries in output_token_logprobs."
@@ -86,11 +94,15 @@ class MetaInfo(_Body):
     input_top_logprobs: list[list[_Entry] | None] | None = Field(
         default=None, description="The most likely tokens at each position of the prompt."
     )
-    output_top_logprobs: list[list[_Entry]] | None = Field(default=None, description="The same for the output.")
+    output_top_logprobs: list[list[_Entry]] | None = Field(
+        default=None, description="The most likely tokens at each position of the output."
+    )
     input_token_ids_logprobs: list[list[_Entry] | None] | None = Field(
         default=None, description="The tokens of `token_ids_logprob` at each position of the prompt."
     )
-    output_token_ids_logprobs: list[list[_Entry]] | None = Field(default=None, description="The same for the output.")
+    output_token_ids_logprobs: list[list[_Entry]] | None = Field(
+        default=None, description="The tokens of `token_ids_logprob` at each position of the output."
+    )
 
 
 class AnswerBody(_Body):
@@ -99,7 +111,9 @@ class AnswerBody(_Body):
     text: str
     output_ids: list[int]
     meta_info: MetaInfo
-    index: int | None = Field(default=None, description="In a stream of several completions: the completion's index.")
+    index: int | None = Field(
+        default=None, description="The index of the completion, in a stream of several completions."
+    )
 
 
 class HealthBody(_Body):
@@ -110,7 +124,9 @@ class HealthBody(_Body):
         "shutting down. `sleeping`: memory is released, and requests are refused until it is resumed."
     )
     problems: list[str] = Field(default=[], description="The current problems, one line each.")
-    paused: bool = Field(default=False, description="Whether requests wait for /continue_generation.")
+    paused: bool = Field(
+        default=False, description="Whether generation is paused, so that requests wait for /continue_generation."
+    )
 
 
 class ModelInfo(_Body):
@@ -145,19 +161,21 @@ class LoadBody(_Body):
     """The load of one replica."""
 
     dp_rank: int
-    num_reqs: int = Field(description="Prompts of this replica that have not ended at the moment of the answer.")
+    num_reqs: int = Field(description="Number of prompts of this replica that have not ended.")
     num_held_reqs: int = Field(
-        description="Prompts that wait in the server for a replica, or for the end of a pause; the same number for all "
-        "replicas."
+        description="Number of prompts that wait in the server for a replica or for the end of a pause. The number "
+        "is the same for all replicas."
     )
     num_waiting_reqs: int = Field(
-        description="Requests in the replica's queue, from its latest report, which is less than a second old."
+        description="Number of requests in the replica's queue, from its latest report, which is less than one second "
+        "old."
     )
     num_tokens: int = Field(
-        description="Tokens of KV memory that running requests use, plus the prompt tokens of queued requests."
+        description="Number of tokens of KV memory that running requests use, plus the number of prompt tokens of "
+        "queued requests."
     )
-    num_pages: int = Field(description="Pages that running requests use.")
-    num_cached_pages: int = Field(description="Pages of cached prefixes that may be evicted.")
+    num_pages: int = Field(description="Number of pages that running requests use.")
+    num_cached_pages: int = Field(description="Number of pages of cached prefixes that may be evicted.")
     max_total_pages: int
 
 
@@ -165,10 +183,10 @@ class ReplicaLoad(_Body):
     """The load of one replica, in the format of SGLang's `/v1/loads`."""
 
     dp_rank: int
-    num_running_reqs: int = Field(description="Requests in the batch, from the replica's latest report.")
-    num_waiting_reqs: int = Field(description="Requests in the queue, from the replica's latest report.")
-    num_total_reqs: int = Field(description="Prompts that have not ended.")
-    num_used_tokens: int = Field(description="Tokens of KV memory that running requests use.")
+    num_running_reqs: int = Field(description="Number of requests in the batch, from the replica's latest report.")
+    num_waiting_reqs: int = Field(description="Number of requests in the queue, from the replica's latest report.")
+    num_total_reqs: int = Field(description="Number of prompts that have not ended.")
+    num_used_tokens: int = Field(description="Number of tokens of KV memory that running requests use.")
     max_total_num_tokens: int = Field(description="Capacity of the KV memory, in tokens.")
     token_usage: float = Field(description="`num_used_tokens` / `max_total_num_tokens`.")
     utilization: float = Field(description="`num_running_reqs` / `max_running_requests`.")
@@ -207,7 +225,7 @@ class ServerInfo(_Body):
     tp_size: int = 1
     dp_size: int
     resolved: dict[str, dict[str, str]] = Field(
-        description="The plugins in use: family -> name, distribution, and the reason for the choice."
+        description="The plugins in use: family -> name, distribution, and the reason for the selection."
     )
     config: dict[str, Any] = Field(description="The effective configuration.")
     internal_states: list[dict[str, Any]] = Field(description="The latest report of each replica.")
@@ -218,7 +236,7 @@ class ClassifyMeta(_Body):
 
     id: str = Field(description="The request's id.")
     prompt_tokens: int
-    e2e_latency: float = Field(description="Seconds that the whole call spent in the server.")
+    e2e_latency: float = Field(description="Seconds that the server took for the whole call.")
 
 
 class ClassifyBody(_Body):
@@ -270,14 +288,14 @@ class Pinned(_Body):
     """The answer after a prefix was pinned."""
 
     pinned_tokens: list[int] = Field(
-        description="Number of pinned tokens in each replica; 0 where no part of the prefix is cached."
+        description="Number of pinned tokens in each replica; 0 if no part of the prefix is cached there."
     )
 
 
 class Unpinned(_Body):
     """The answer after a pin was removed."""
 
-    was_pinned: bool = Field(description="Whether exactly this prefix was pinned in any replica.")
+    was_pinned: bool = Field(description="Whether exactly this prefix was pinned in at least one replica.")
 
 
 class CacheSnapshots(_Body):
@@ -293,7 +311,9 @@ class AdaptersChanged(_Body):
 
     success: bool = True
     message: str
-    loaded_adapters: dict[str, str] = Field(description="The adapters that requests may now use: name -> folder.")
+    loaded_adapters: dict[str, str] = Field(
+        description="The adapters that requests can use from now on: name -> folder."
+    )
 
 
 class ProfileStarted(_Body):

@@ -61,7 +61,7 @@ def make_router(manager: TokenizerManager) -> APIRouter:
     async def update_from_tensor(
         request: Request,
         flush_cache: Annotated[
-            bool, Query(description="Discard the KV cache that the former weights have computed.")
+            bool, Query(description="Discard the KV cache that was computed with the former weights.")
         ] = True,
         abort_all_requests: Annotated[
             bool,
@@ -71,7 +71,11 @@ def make_router(manager: TokenizerManager) -> APIRouter:
             ),
         ] = False,
         weight_version: Annotated[
-            str | None, Query(max_length=256, description="The name of these weights, which answers contain.")
+            str | None,
+            Query(
+                max_length=256,
+                description="A name for the new weights, which answers contain. Null: the name is unchanged.",
+            ),
         ] = None,
     ) -> WeightsUpdated:
         tensors = await request.body()

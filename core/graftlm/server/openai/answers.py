@@ -56,7 +56,10 @@ encode = msgspec.json.Encoder().encode
 
 Unenforced: TypeAlias = Annotated[
     Sequence[str] | msgspec.UnsetType,
-    msgspec.Meta(description="Keywords of a JSON schema that are not enforced, with their paths; only without strict."),
+    msgspec.Meta(
+        description="Keywords of a JSON schema that are not enforced, with their paths. Only present if strict is "
+        "false."
+    ),
 ]
 
 
@@ -322,9 +325,9 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "model"
     created: int
     owned_by: str = "graftlm"
-    root: Annotated[str, msgspec.Meta(description="The path or name from which it was loaded.")]
+    root: Annotated[str, msgspec.Meta(description="The path or name from which the model was loaded.")]
     max_model_len: Annotated[int, msgspec.Meta(description="Maximum number of tokens of prompt and answer together.")]
-    parent: Annotated[str | None, msgspec.Meta(description="The model to which an adapter belongs.")] = None
+    parent: Annotated[str | None, msgspec.Meta(description="The name of the model to which an adapter belongs.")] = None
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):

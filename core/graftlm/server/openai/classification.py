@@ -30,10 +30,11 @@ class ClassificationRequest(OpenAIModel):
 
     known_at: ClassVar[str | None] = "/v1/classify"
 
-    input: PromptsField = Field(description="Text or token ids, one or several.")
-    model: Text | None = Field(default=None, description="The model's name; null: the one that is served.")
+    input: PromptsField = Field(description="Text or token ids, one input or several.")
+    model: Text | None = Field(default=None, description="The model's name. Null: the served model.")
     use_activation: bool | None = Field(
-        default=True, description="Return probabilities; false: the numbers of the score head."
+        default=True,
+        description="Convert scores to probabilities. If false, the unchanged output of the score head is returned.",
     )
     cache_salt: CacheSalt = None
     priority: Priority = 0

@@ -101,7 +101,10 @@ def _check_truncation(value: int) -> int:
 
 _Truncation: TypeAlias = Annotated[
     Annotated[int, Field(ge=-1, le=2**31 - 1), WHOLE, AfterValidator(_check_truncation)] | None,
-    Field(description="Keep so many of the prompt's last tokens; -1: as many as the context holds."),
+    Field(
+        description="Use only this number of tokens from the end of the prompt. -1: as many tokens as the context has "
+        "room for. Null: all tokens; a prompt that is too long is refused."
+    ),
 ]
 
 
@@ -137,7 +140,7 @@ class StreamOptions(OpenAIModel):
 
     known_at: ClassVar[str | None] = "/v1/chat/completions#stream_options"
 
-    include_usage: bool | None = Field(default=False, description="Send the token counts in a last event.")
+    include_usage: bool | None = Field(default=False, description="Send the token counts in an additional last event.")
     include_obfuscation: bool | None = Field(
         default=False, description="Accepted without effect: events are not padded."
     )
@@ -153,8 +156,8 @@ class JsonSchemaFormat(OpenAIModel):
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
     strict: bool | None = Field(
         default=None,
-        description="If false, the parts of the schema that cannot be enforced are ignored; if true, such a schema is "
-        "refused; null: as the request's `strict`.",
+        description="If true, a schema that cannot be enforced in full is refused. If false, the parts that cannot "
+        "be enforced are ignored. Null: the request's `strict`.",
     )
     description: Text | None = None
 
@@ -163,7 +166,9 @@ class TagStructure(OpenAIModel):
     """A part of an answer that a schema or a regular expression constrains, with the texts before and after it."""
 
     begin: Text
-    schema_: dict[str, Any] | None = Field(default=None, alias="schema", description="Null: any JSON.")
+    schema_: dict[str, Any] | None = Field(
+        default=None, alias="schema", description="A JSON schema of this part. Null: any JSON value."
+    )
     regex: Text | None = Field(default=None, description="A regular expression, instead of `schema`.")
     end: Text
 
@@ -174,53 +179,61 @@ class ResponseFormat(OpenAIModel):
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
     structures: Annotated[list[TagStructure], Field(min_length=1, max_length=1024)] | None = Field(
-        default=None, description="For `structural_tag`: the parts that a trigger may start."
+        default=None, description="For `structural_tag`: the parts that a trigger text can start."
     )
     triggers: Annotated[list[Text], Field(min_length=1, max_length=1024)] | None = Field(
-        default=None, description="For `structural_tag`: texts with which the `begin` of a structure starts."
+        default=None,
+        description="For `structural_tag`: the trigger texts. The `begin` of each structure starts with a trigger "
+        "text.",
     )
     at_least_one: bool | None = Field(
-        default=None, description="For `structural_tag`: the answer has to start with a structure."
+        default=None, description="For `structural_tag`: whether the answer must start with a structure."
     )
     stop_after_first: bool | None = Field(
-        default=None, description="For `structural_tag`: the answer ends after the first structure."
+        default=None, description="For `structural_tag`: whether the answer ends after the first structure."
     )
 
 
 class SamplingFields(OpenAIModel):
     """The fields that chats and completions share."""
 
-    model: Text | None = Field(default=None, description="The model's name; null: the served model.")
+    model: Text | None = Field(default=None, description="The model's name. Null: the served model.")
     temperature: Temperature = 1.0
     top_p: TopP = 1.0
-    n: Annotated[int, Field(ge=1, le=128), WHOLE] | None = Field(default=1, description="Answers per prompt.")
+    n: Annotated[int, Field(ge=1, le=128), WHOLE] | None = Field(default=1, description="Number of answers per prompt.")
     stop: _Stops | None = Field(default=None, description="Strings that end the output.")
     stop_regex: StopPatterns = None
     seed: Seed = None
     frequency_penalty: _Penalty | None = Field(
-        default=0.0, description="Subtracted from a token's logit for each of its occurrences in the output."
+        default=0.0,
+        description="Number that is subtracted from a token's logit for each occurrence of the token in the output.",
     )
     presence_penalty: _Penalty | None = Field(
-        default=0.0, description="Subtracted once from the logit of each token that occurs in the output."
+        default=0.0,
+        description="Number that is subtracted once from the logit of each token that occurs in the output.",
     )
     logit_bias: LogitBias = None
     stream: bool | None = Field(default=False, description="Answer with server-sent events.")
     stream_options: StreamOptions | None = Field(
-        default=None, description="Further content of the stream; only with `stream`."
+        default=None, description="Additional content of the stream. Only allowed with `stream`."
     )
     user: IgnoredText = None
     # fields that OpenAI does not have
     top_k: TopK = None
     min_p: Annotated[float, Field(ge=0, le=1), NUMBER] | None = Field(
         default=0.0,
-        description="Keep tokens whose probability is at least this share of the most likely token's probability.",
+        description="Sample only from tokens whose probability is at least this fraction of the most likely token's "
+        "probability.",
     )
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100), NUMBER] | None = Field(
         default=1.0,
-        description="Applied to the logits of tokens in prompt and output; a value above 1 makes them less likely.",
+        description="Penalty on the logits of tokens that occur in the prompt or the output. A value above 1 makes "
+        "these tokens less likely.",
     )
     min_tokens: Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE] | None = Field(
-        default=0, description="Fewest tokens to generate: stop tokens and stop strings have no effect before."
+        default=0,
+        description="Minimum number of tokens to generate. Stop tokens and stop strings have no effect before this "
+        "number is reached.",
     )
     stop_token_ids: TokenIdList | None = Field(default=None, description="Tokens that end the output.")
     include_stop_str_in_output: bool | None = Field(
@@ -229,25 +242,27 @@ class SamplingFields(OpenAIModel):
     ignore_eos: bool | None = Field(default=False, description="Do not stop at the end-of-sequence token.")
     skip_special_tokens: bool | None = Field(default=True, description="Leave special tokens out of the text.")
     json_schema: SchemaField | None = Field(
-        default=None, description="A JSON schema that the output has to follow, as text or as an object."
+        default=None, description="A JSON schema that the output must match, as text or as an object."
     )
-    regex: Text | None = Field(default=None, description="A regular expression that the output has to match.")
-    ebnf: Text | None = Field(default=None, description="A grammar in EBNF that the output has to follow.")
+    regex: Text | None = Field(default=None, description="A regular expression that the output must match.")
+    ebnf: Text | None = Field(default=None, description="A grammar in EBNF that the output must match.")
     choice: Annotated[list[Text], Field(min_length=1, max_length=MAX_CHOICES)] | None = Field(
-        default=None, description="A list of strings; the output has to be one of them."
+        default=None, description="A list of strings. The output must be one of them."
     )
     structural_tag: TextOrObject | None = Field(
         default=None,
-        description="Schemas for parts of the output, as text or as an object. A trigger text begins each part.",
+        description="Schemas for parts of the output, as text or as an object. Each part starts with a trigger text.",
     )
     strict: bool | None = Field(
         default=None,
-        description="Refuse a `json_schema` or `structural_tag` that cannot be enforced in full; null: true. If false, "
-        "the parts that cannot be enforced are ignored and listed in `unenforced`. It is also the default of a "
-        "`response_format` and of tools that have no `strict`; null means true for a `response_format` and false for "
-        "tools.",
+        description="Refuse a `json_schema` or `structural_tag` that cannot be enforced in full. If false, the "
+        "parts that cannot be enforced are ignored and listed in `unenforced`. Null: true. The value "
+        "also applies to a `response_format` and to tools that have no `strict`; for these, null means "
+        "true for a `response_format` and false for tools.",
     )
-    grammar_backend: Text | None = Field(default=None, description="The name of the grammar backend to use.")
+    grammar_backend: Text | None = Field(
+        default=None, description="The name of the grammar backend to use. Null: the server's `grammar.name`."
+    )
     jump_forward: bool | None = Field(
         default=None,
         description="If false, every token under a grammar is sampled, even if the grammar allows only one. If "
@@ -255,21 +270,24 @@ class SamplingFields(OpenAIModel):
     )
     speculation: bool | None = Field(
         default=None,
-        description="False drafts no tokens. Null and true: as the server's `speculation` section says. The answer is "
-        "the same.",
+        description="If false, no tokens are drafted. If null or true, the server's `speculation` section applies. "
+        "The output is the same.",
     )
     logits_processors: LogitsProcessors | None = Field(
-        default=None, description="Name of a logits processor that a plugin provides -> its options."
+        default=None,
+        description="Options of logits processors, by the name of the processor. Plugins provide the processors.",
     )
     cache_salt: CacheSalt = None
     priority: Priority = 0
     timeout_s: TimeoutS = None
     request_id: RequestId = Field(
         default=None,
-        description="The answer's `id`, for /abort_request; null: the server creates one. `rid` is another name.",
+        description="The `id` of the answer, for /abort_request. Null: the server creates one. `rid` is another name "
+        "of this field.",
     )
     extra_key: Annotated[str, Field(max_length=1024), UNICODE] | None = Field(
-        default=None, description="As `cache_salt`. If both are given, together they are the salt."
+        default=None,
+        description="Has the same effect as `cache_salt`. If both are given, the salt is their combination.",
     )
     lora_path: Name | None = Field(
         default=None, description="The name of a loaded adapter. It may also be given in `model`, as `model:adapter`."
@@ -277,9 +295,7 @@ class SamplingFields(OpenAIModel):
     return_cached_tokens_details: bool | None = Field(
         default=False, description="Accepted without effect: `usage` always contains the cached tokens by tier."
     )
-    response_format: ResponseFormat | None = Field(
-        default=None, description="The format that the answer has to follow."
-    )
+    response_format: ResponseFormat | None = Field(default=None, description="The format that the answer must match.")
     truncate_prompt_tokens: _Truncation = None
 
     @model_validator(mode="before")
@@ -336,7 +352,7 @@ class ChatMessage(OpenAIModel):
     known_at: ClassVar[str | None] = "/v1/chat/completions#messages"
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: _Content | None = Field(default=None, description="Text, or a list of parts of type `text`.")
+    content: _Content | None = Field(default=None, description="A text, or a list of parts of type `text`.")
     name: Text | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: Text | None = None
@@ -355,25 +371,27 @@ class ChatRequest(SamplingFields):
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=4096, description="The conversation so far.")]
     max_tokens: _NumTokens | None = Field(default=None, description="As `max_completion_tokens`.")
     max_completion_tokens: _NumTokens | None = Field(
-        default=None, description="Most tokens to generate; null: until the context is full."
+        default=None, description="Maximum number of tokens to generate. Null: generate until the context is full."
     )
-    logprobs: bool | None = Field(default=False, description="Report log-probabilities of the answer's tokens.")
+    logprobs: bool | None = Field(default=False, description="Return the log-probabilities of the answer's tokens.")
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = Field(
-        default=None, description="Also report this number of the most likely tokens at each position."
+        default=None, description="Also return this number of the most likely tokens at each position."
     )
     tools: ToolsField | None = Field(default=None, description="Functions that the model may call.")
     tool_choice: ToolChoiceField | None = Field(
-        default=None, description="`auto`, `none`, `required`, or the function that has to be called; null: `auto`."
+        default=None, description="`auto`, `none`, `required`, or the function that must be called. Null: `auto`."
     )
-    parallel_tool_calls: bool | None = Field(default=True, description="Whether one answer may contain several calls.")
+    parallel_tool_calls: bool | None = Field(
+        default=True, description="Whether one answer may contain several tool calls."
+    )
     separate_reasoning: bool | None = Field(
-        default=True, description="Return the reasoning as `reasoning_content`, not as part of the content; null: true."
+        default=True, description="Return the reasoning as `reasoning_content`, not as part of the content. Null: true."
     )
     chat_template_kwargs: dict[str, Any] | None = Field(
         default=None, description="Further variables of the model's chat template."
     )
     add_generation_prompt: bool | None = Field(
-        default=True, description="Begin the assistant's message at the prompt's end."
+        default=True, description="Append the beginning of the assistant's message to the prompt."
     )
     continue_final_message: bool | None = Field(
         default=False, description="Continue the last message instead of beginning a new one."
@@ -386,7 +404,9 @@ class ChatRequest(SamplingFields):
         default=None, description="Accepted without effect: cached prefixes are found by their content."
     )
     prompt_cache_retention: Text | None = Field(default=None, description="Accepted without effect.")
-    reasoning_effort: Text | None = Field(default=None, description="A variable of the chat template.")
+    reasoning_effort: Text | None = Field(
+        default=None, description="Value of the variable `reasoning_effort` of the chat template."
+    )
     verbosity: Text | None = Field(default=None, description="Accepted without effect.")
     modalities: list[Literal["text"]] | None = Field(
         default=None, description="Accepted without effect: answers are always text."
@@ -406,16 +426,16 @@ class CompletionRequest(SamplingFields):
 
     prompt: PromptsField = Field(description="Text or token ids, one prompt or several.")
     max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE] | None = Field(
-        default=16, description="Most tokens to generate."
+        default=16, description="Maximum number of tokens to generate."
     )
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = Field(
         default=None,
-        description="Report log-probabilities of the output's tokens, and of this number of the most likely tokens at "
-        "each position; null: report none.",
+        description="Return the log-probabilities of the output's tokens, and of this number of the most likely "
+        "tokens at each position. Null: none.",
     )
     reasoning_end: ReasoningEnd = None
     reasoning_begin: ReasoningBegin = None
-    echo: bool | None = Field(default=False, description="Begin the text with the prompt.")
+    echo: bool | None = Field(default=False, description="Return the prompt at the start of the text.")
     best_of: Annotated[int, Field(ge=1, le=128), WHOLE] | None = Field(
         default=None, description="Accepted only if it equals `n`."
     )
@@ -427,23 +447,26 @@ class EmbeddingRequest(OpenAIModel):
     known_at: ClassVar[str | None] = "/v1/embeddings"
 
     input: PromptsField = Field(description="Text or token ids, one input or several.")
-    model: Text | None = Field(default=None, description="The model's name; null: the served model.")
+    model: Text | None = Field(default=None, description="The model's name. Null: the served model.")
     encoding_format: Literal["float", "base64"] | None = Field(
-        default="float", description="`float`: lists of numbers; `base64`: float32, little-endian, in base64."
+        default="float",
+        description="Encoding of the vectors. `float`: lists of numbers. `base64`: little-endian float32 in base64.",
     )
     dimensions: Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE] | None = Field(
         default=None,
-        description="Keep only this number of elements at the start of each vector; for models trained for it.",
+        description="Return only this number of elements at the start of each vector, for models that are trained for "
+        "it. Null: all elements.",
     )
     user: IgnoredText = None
     truncate_prompt_tokens: _Truncation = None
     pooling: Literal["mean", "last"] | None = Field(
         default=None,
-        description="`mean`: the mean of the final hidden states; `last`: the last token's hidden state; null: the "
-        "checkpoint's setting, or the mean.",
+        description="How the hidden states of the tokens become one vector. `mean`: the mean of the final hidden "
+        "states. `last`: the last token's final hidden state. Null: the checkpoint's setting, or the "
+        "mean.",
     )
     normalize: bool | None = Field(
-        default=None, description="Scale vectors to unit length; null: the checkpoint's setting, or true."
+        default=None, description="Scale vectors to unit length. Null: the checkpoint's setting, or true."
     )
     cache_salt: CacheSalt = None
     priority: Priority = 0
@@ -454,7 +477,7 @@ class TokenizeRequest(OpenAIModel):
 
     known_at: ClassVar[str | None] = "/v1/tokenize"
 
-    model: Text | None = Field(default=None, description="The model's name; null: the served model.")
+    model: Text | None = Field(default=None, description="The model's name. Null: the served model.")
     prompt: OneOrMany[Text] | None = Field(
         default=None, description="A text, or a list of texts. The answer to a list contains lists."
     )
@@ -462,10 +485,10 @@ class TokenizeRequest(OpenAIModel):
         default=None, description="A chat, instead of a text."
     )
     add_special_tokens: bool | None = Field(
-        default=True, description="Add the special tokens with which the model's texts begin."
+        default=True, description="Add the special tokens with which the model's prompts begin."
     )
     add_generation_prompt: bool | None = Field(
-        default=True, description="Begin the assistant's message at the prompt's end."
+        default=True, description="Append the beginning of the assistant's message to the prompt."
     )
 
 
@@ -474,6 +497,6 @@ class DetokenizeRequest(OpenAIModel):
 
     known_at: ClassVar[str | None] = "/v1/detokenize"
 
-    model: Text | None = Field(default=None, description="The model's name; null: the served model.")
+    model: Text | None = Field(default=None, description="The model's name. Null: the served model.")
     tokens: PromptIds = Field(description="Token ids.")
     skip_special_tokens: bool | None = Field(default=True, description="Leave special tokens out of the text.")

@@ -43,15 +43,16 @@ _LabelIds = Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(min
 
 
 class _Shared(OpenAIModel):
-    model: Text | None = Field(default=None, description="The model's name; null: the served model.")
+    model: Text | None = Field(default=None, description="The model's name. Null: the served model.")
     label_token_ids: _LabelIds | None = Field(
         default=None,
-        description="The scores are the probabilities that the next token is one of these; null: the scores come from "
-        "the model's score head.",
+        description="Token ids whose probabilities of being the next token are the scores. Null: the model's score "
+        "head computes the scores.",
     )
     use_activation: bool | None = Field(
         default=True,
-        description="Map a reranker's score to 0 to 1 with the logistic function; false: return the score of its head.",
+        description="Map the score to the range 0 to 1 with the logistic function. If false, the unchanged output of "
+        "the score head is returned.",
     )
     cache_salt: CacheSalt = None
     priority: Priority = 0
@@ -64,13 +65,14 @@ class ScoreRequest(_Shared):
     known_at: ClassVar[str | None] = "/v1/score"
 
     text_1: OneOrMany[Text] | None = Field(
-        default=None, description="The first texts of the pairs: one for all pairs, or one for each `text_2`."
+        default=None,
+        description="The first texts of the pairs: one text for all pairs, or a list with one text for each `text_2`.",
     )
     text_2: OneOrMany[Text] | None = Field(default=None, description="The second texts of the pairs, one or several.")
     query: _TextOrIds | None = Field(default=None, description="The query for which the items are scored.")
     items: _Items | None = Field(default=None, description="Text or token ids, one item or several.")
     apply_softmax: bool | None = Field(
-        default=False, description="Apply softmax, so that the scores of an item add up to 1."
+        default=False, description="Apply softmax to the scores of an item; then they add up to 1."
     )
     item_first: bool | None = Field(default=False, description="Put each item before the query, not after it.")
 
@@ -78,7 +80,7 @@ class ScoreRequest(_Shared):
 class DocumentObject(OpenAIModel):
     """A document as an object."""
 
-    text: Text = Field(description="The document's text.")
+    text: Text = Field(description="The text of the document.")
 
 
 class RerankRequest(_Shared):
@@ -88,7 +90,7 @@ class RerankRequest(_Shared):
 
     model: Annotated[Text | None, BeforeValidator(_null_if_unknown)] = Field(
         default=None,
-        description="The model's name; null: the served model. `unknown`, which sglang-router sends, means null.",
+        description="The model's name. Null: the served model. `unknown`, which sglang-router sends, means null.",
     )
     query: Text = Field(description="The query for which the documents are ranked.")
     documents: Annotated[
@@ -101,13 +103,13 @@ class RerankRequest(_Shared):
         Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS),
     ] = Field(description="The documents: texts, or objects with a `text`.")
     top_n: Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE] | None = Field(
-        default=None, description="Return only this number of the most relevant documents; null: all."
+        default=None, description="Return only this number of the most relevant documents. Null: all documents."
     )
     return_documents: bool | None = Field(default=True, description="Return the texts of the documents.")
     prompt_template: Text | None = Field(
         default=None,
-        description="A text in which `{query}` and `{document}` are replaced; null: the checkpoint's tokenizer joins "
-        "query and document.",
+        description="The prompt for each document: a text in which `{query}` and `{document}` are replaced. Null: "
+        "the checkpoint's tokenizer joins query and document.",
     )
     max_tokens_per_doc: Unsupported = None
     max_chunks_per_doc: Unsupported = None

@@ -21,12 +21,14 @@ class FunctionRequest(_Body):
     name: _Name
     description: Text | None = None
     parameters: dict[str, Any] | None = Field(
-        default=None, description="A JSON schema of an object; null: the function has no parameters."
+        default=None,
+        description="The JSON schema of the function's parameters, which are an object. Null: the function has no "
+        "parameters.",
     )
     strict: bool | None = Field(
         default=None,
-        description="Refuse a schema that cannot be enforced in full. If false, the parts that cannot be enforced are "
-        "ignored. Null: as the request's `strict`, or false if that is null.",
+        description="Refuse a schema that cannot be enforced in full. If false, the parts that cannot be enforced "
+        "are ignored. Null: the request's `strict`; if this is also null, false.",
     )
 
 

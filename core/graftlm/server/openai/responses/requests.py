@@ -148,10 +148,18 @@ class FunctionTool(OpenAIModel):
     type: Literal["function"]
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
     description: Text | None = None
-    parameters: dict[str, Any] | None = Field(default=None, description="A JSON schema of an object; null: none.")
-    strict: bool | None = Field(default=None, description="Refuse a schema that cannot be enforced in full.")
-    allowed_callers: list[Text] | None = Field(default=None, description="Accepted; nothing depends on it.")
-    output_schema: dict[str, Any] | None = Field(default=None, description="Accepted; nothing depends on it.")
+    parameters: dict[str, Any] | None = Field(
+        default=None,
+        description="The JSON schema of the function's parameters, which are an object. Null: the function has no "
+        "parameters.",
+    )
+    strict: bool | None = Field(
+        default=None,
+        description="Refuse a schema that cannot be enforced in full. If false or null, the parts that cannot be "
+        "enforced are ignored.",
+    )
+    allowed_callers: list[Text] | None = Field(default=None, description="Accepted without effect.")
+    output_schema: dict[str, Any] | None = Field(default=None, description="Accepted without effect.")
     defer_loading: Unsupported = None
 
 
@@ -201,7 +209,7 @@ class TextConfig(OpenAIModel):
     """The settings of the answer's text."""
 
     format: TextFormat | None = None
-    verbosity: Text | None = Field(default=None, description="Accepted; nothing depends on it.")
+    verbosity: Text | None = Field(default=None, description="Accepted without effect.")
 
 
 class ReasoningConfig(OpenAIModel):
@@ -209,32 +217,42 @@ class ReasoningConfig(OpenAIModel):
 
     effort: Text | None = Field(
         default=None,
-        description="The variable `reasoning_effort` of the chat template; `none` also unsets `enable_thinking`.",
+        description="Value of the variable `reasoning_effort` of the chat template. `none` also sets "
+        "`enable_thinking` and `thinking` to false.",
     )
-    summary: Text | None = Field(default=None, description="Accepted; reasoning is given in full, not summarized.")
-    generate_summary: Text | None = Field(default=None, description="Accepted; nothing depends on it.")
-    context: Text | None = Field(default=None, description="Accepted; nothing depends on it.")
-    mode: Text | None = Field(default=None, description="Accepted; nothing depends on it.")
+    summary: Text | None = Field(
+        default=None, description="Accepted without effect: reasoning is returned in full, without a summary."
+    )
+    generate_summary: Text | None = Field(default=None, description="Accepted without effect.")
+    context: Text | None = Field(default=None, description="Accepted without effect.")
+    mode: Text | None = Field(default=None, description="Accepted without effect.")
 
 
 class ResponseStreamOptions(OpenAIModel):
     """Options for streams."""
 
-    include_obfuscation: bool | None = Field(default=False, description="Accepted; events are not padded.")
+    include_obfuscation: bool | None = Field(
+        default=False, description="Accepted without effect: events are not padded."
+    )
 
 
 class PromptFields(OpenAIModel):
     """The fields that requests for responses and for token counts share."""
 
-    model: Text | None = Field(default=None, description="The model's name; null: the one that is served.")
+    model: Text | None = Field(default=None, description="The model's name. Null: the served model.")
     input: _Input | None = Field(
         default=None,
-        description="A user's text, or items of type `message`, `function_call`, `function_call_output` and "
-        "`reasoning`.",
+        description="The user's text, or a list of items of type `message`, `function_call`, "
+        "`function_call_output` and `reasoning`.",
     )
-    instructions: Text | None = Field(default=None, description="The system message, for this response alone.")
+    instructions: Text | None = Field(
+        default=None,
+        description="The system message of this response. It does not apply to responses that continue the "
+        "conversation.",
+    )
     previous_response_id: Annotated[str, Field(max_length=256), UNICODE] | None = Field(
-        default=None, description="The id of a stored response, whose conversation is continued."
+        default=None,
+        description="The id of a stored response. Its conversation is continued. Null: a new conversation.",
     )
     tools: (
         Annotated[
@@ -256,12 +274,16 @@ class PromptFields(OpenAIModel):
             Discriminator(_kind_of_choice),
         ]
         | None
-    ) = Field(default=None, description="`auto`, `none`, `required`, or what to call; null: `auto`.")
-    parallel_tool_calls: bool | None = Field(default=True, description="Whether one answer may hold several calls.")
-    text: TextConfig | None = Field(default=None, description="What the text of the answer has to be.")
-    reasoning: ReasoningConfig | None = Field(default=None, description="How much the model reasons.")
+    ) = Field(
+        default=None, description="`auto`, `none`, `required`, or the function that must be called. Null: `auto`."
+    )
+    parallel_tool_calls: bool | None = Field(
+        default=True, description="Whether one answer may contain several tool calls."
+    )
+    text: TextConfig | None = Field(default=None, description="The format that the text of the answer must match.")
+    reasoning: ReasoningConfig | None = Field(default=None, description="Settings of the model's reasoning.")
     truncation: Literal["disabled"] | None = Field(
-        default="disabled", description="A conversation that is too long is refused."
+        default="disabled", description="Only `disabled` is supported: a conversation that is too long is refused."
     )
     chat_template_kwargs: dict[str, Any] | None = Field(
         default=None, description="Further variables of the model's chat template."
@@ -280,30 +302,39 @@ class ResponsesRequest(PromptFields):
 
     known_at: ClassVar[str | None] = "/v1/responses"
 
-    store: bool | None = Field(default=True, description="Keep the response, for `previous_response_id` and GET.")
-    stream: bool | None = Field(default=False, description="Answer by server-sent events.")
-    stream_options: ResponseStreamOptions | None = Field(default=None, description="Only with `stream`.")
+    store: bool | None = Field(default=True, description="Store the response, for `previous_response_id` and GET.")
+    stream: bool | None = Field(default=False, description="Answer with server-sent events.")
+    stream_options: ResponseStreamOptions | None = Field(
+        default=None, description="Options of the stream. Only allowed with `stream`."
+    )
     max_output_tokens: Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE] | None = Field(
-        default=None, description="Tokens to generate at most; null: until the context is full."
+        default=None, description="Maximum number of tokens to generate. Null: generate until the context is full."
     )
     temperature: Temperature = 1.0
     top_p: TopP = 1.0
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE] | None = Field(
-        default=None, description="Report log-probabilities, of this many most likely tokens too."
+        default=None,
+        description="Return the log-probabilities of the answer's tokens, and of this number of the most likely "
+        "tokens at each position.",
     )
     include: list[Text] | None = Field(
         default=None,
-        description="`message.output_text.logprobs` reports log-probabilities; others are accepted without effect.",
+        description="With `message.output_text.logprobs`, log-probabilities are returned. Other values are accepted "
+        "without effect.",
     )
-    metadata: dict[str, Any] | None = Field(default=None, description="Repeated in the response.")
+    metadata: dict[str, Any] | None = Field(
+        default=None, description="Values that the response object returns unchanged."
+    )
     user: IgnoredText = None
-    safety_identifier: Text | None = Field(default=None, description="Accepted; nothing depends on it.")
-    prompt_cache_key: Text | None = Field(default=None, description="Accepted; prefixes are found by their content.")
-    prompt_cache_retention: Text | None = Field(default=None, description="Accepted; nothing depends on it.")
-    prompt_cache_options: dict[str, Any] | None = Field(default=None, description="Accepted; nothing depends on it.")
-    service_tier: Text | None = Field(default=None, description="Accepted; nothing depends on it.")
+    safety_identifier: Text | None = Field(default=None, description="Accepted without effect.")
+    prompt_cache_key: Text | None = Field(
+        default=None, description="Accepted without effect: cached prefixes are found by their content."
+    )
+    prompt_cache_retention: Text | None = Field(default=None, description="Accepted without effect.")
+    prompt_cache_options: dict[str, Any] | None = Field(default=None, description="Accepted without effect.")
+    service_tier: Text | None = Field(default=None, description="Accepted without effect.")
     max_tool_calls: Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE] | None = Field(
-        default=None, description="Accepted; it limits tools that run on OpenAI's servers."
+        default=None, description="Accepted without effect: the limit is for tools that run on OpenAI's servers."
     )
     background: Unsupported = None
     prompt: Unsupported = None
