@@ -178,7 +178,7 @@ def test_a_dataset_for_another_api_is_refused_with_its_line(bench, server, tmp_p
     ("content", "message"),
     [
         ("{", "is not a report of graftlm bench serve"),
-        ('{"schema_version": 99}', "has schema_version 99; this graftlm reads 1"),
+        ('{"schema_version": 99}', ": schema_version must be 1, got 99; "),
         ('{"schema_version": 1}', "is not a report of graftlm bench serve: Object missing required field"),
     ],
 )

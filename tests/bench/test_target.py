@@ -64,7 +64,7 @@ async def test_the_server_reports_model_and_vocabulary(serve, answers, fields, k
 
 @pytest.mark.parametrize("answers", [{}, {"/v1/models": '{"data": []}'}, {"/v1/models": "oops"}])
 async def test_a_server_that_names_no_model_needs_the_option_model(serve, answers):
-    with pytest.raises(BenchError, match="lists no model: give --model"):
+    with pytest.raises(BenchError, match="returned no model: set --model"):
         await ask(await serve(answers), api="openai-chat")
 
 

@@ -57,7 +57,7 @@ def test_warm_up_requests_share_no_prefix_with_measured_ones():
 
 
 def test_an_unknown_vocabulary_size_is_an_error_only_if_ids_are_sent():
-    with pytest.raises(ConfigError, match="give --vocab-size"):
+    with pytest.raises(ConfigError, match="set --vocab-size"):
         make(vocab_size=None)
     assert make("openai-chat", vocab_size=None).items
 

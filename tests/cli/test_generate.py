@@ -93,8 +93,8 @@ def test_chat_sends_and_reuses_earlier_turns(capsys, monkeypatch):
     assert len(answers) == 3
     reports = err.splitlines()
     assert len(reports) == 3
-    assert " 0 reused" in reports[0]
-    assert " 0 reused" not in reports[1]
+    assert " 0 of them cached" in reports[0]
+    assert " 0 of them cached" not in reports[1]
 
 
 def test_chat_continues_after_a_refused_request(capsys, monkeypatch):

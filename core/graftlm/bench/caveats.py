@@ -53,11 +53,14 @@ def _load_warnings(settings: BenchSettings, summary: Summary) -> Iterator[str]:
 
 def _answer_warnings(settings: BenchSettings, workload: Workload, summary: Summary) -> Iterator[str]:
     if summary.failed:
-        yield f"{summary.failed} of {summary.requests} requests failed; the latencies are those of the others"
+        yield (
+            f"{summary.failed} of {summary.requests} requests failed; the latencies are those of the successful "
+            "requests"
+        )
     if summary.requests_without_usage:
         yield (
             f"{summary.requests_without_usage} answers had no token counts; tokens, tokens per second and time per "
-            "token do not include them"
+            "token do not include these answers"
         )
     if settings.ignore_eos and summary.finish_reasons.get("stop"):
         yield (
@@ -65,7 +68,9 @@ def _answer_warnings(settings: BenchSettings, workload: Workload, summary: Summa
             "option, so the outputs of runs differ in length"
         )
     if workload.num_repeated:
-        yield f"{workload.num_repeated} requests repeat lines of the dataset, so a prefix cache finds them"
+        yield (
+            f"{workload.num_repeated} requests repeat lines of the dataset, so the prefix cache contains their prompts"
+        )
     cached_share = (summary.cached_tokens or 0) / max(1, summary.prompt_tokens)
     if workload.shared_share is not None and cached_share > workload.shared_share + _CACHED_SURPLUS:
         yield (

@@ -83,7 +83,7 @@ def _item(data: bytes, output_tokens: int, accepts: tuple[type, ...]) -> WorkIte
     _refuse_misspelt(raw)
     line = msgspec.convert(raw, _Line)
     if line.max_tokens is not None and line.output_tokens is not None:
-        raise ValueError("has max_tokens and output_tokens, which mean the same; remove one of them")
+        raise ValueError("has both max_tokens and output_tokens, which mean the same; remove one of them")
     prompt = _prompt(line)
     if not isinstance(prompt, accepts):
         raise ValueError(_WRONG_FORM[type(prompt)])

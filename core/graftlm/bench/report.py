@@ -138,7 +138,10 @@ def load_report(path: Path) -> Report:
         data = path.read_bytes()
         found = msgspec.json.decode(data, type=_Version).schema_version
         if found != SCHEMA_VERSION:
-            raise ConfigError(f"{path} has schema_version {found}; this graftlm reads {SCHEMA_VERSION}")
+            raise ConfigError(
+                f"{path}: schema_version must be {SCHEMA_VERSION}, got {found}; repeat the measurement with this "
+                "version of graftlm"
+            )
         return msgspec.json.decode(data, type=Report)
     except OSError as error:
         raise ConfigError(f"cannot read the report {path}: {error.strerror}") from error

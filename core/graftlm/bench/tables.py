@@ -42,7 +42,7 @@ _LATENCIES: Final[tuple[tuple[str, Callable[[Summary], Distribution | None]], ..
     ("end to end", lambda s: s.e2e_s),
     ("end to end, from arrival", lambda s: s.e2e_from_arrival_s),
     ("wait in the client", lambda s: s.client_queue_s),
-    ("lag of the client's loop", lambda s: s.loop_lag_s),
+    ("lag of the client's event loop", lambda s: s.loop_lag_s),
 )
 
 

@@ -93,7 +93,7 @@ async def flush_cache(session: aiohttp.ClientSession, url: str) -> None:
 async def _first_model(session: aiohttp.ClientSession, url: str) -> str:
     models = await _ask(session, url + "/v1/models", _ModelList)
     if models is None or not models.data:
-        raise BenchError(f"GET {url}/v1/models lists no model: give --model, and --api-key if the server needs a key")
+        raise BenchError(f"GET {url}/v1/models returned no model: set --model, and --api-key if the server needs a key")
     return models.data[0].id
 
 
@@ -105,7 +105,7 @@ async def _ask(session: aiohttp.ClientSession, url: str, shape: type[T]) -> T | 
     """
     status, body = await _exchange(session, "GET", url)
     if status in (401, 403):
-        raise BenchError(f"GET {url} was answered with status {status}: give --api-key, or set GRAFTLM_API_KEY")
+        raise BenchError(f"GET {url} was answered with status {status}: set --api-key or GRAFTLM_API_KEY")
     if status != 200:
         return None
     try:

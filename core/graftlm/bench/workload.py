@@ -110,8 +110,8 @@ def _random_items(settings: BenchSettings, count: int, alphabet: _Alphabet, rng:
 def _token_ids(vocab_size: int | None) -> _Alphabet:
     if vocab_size is None:
         raise ConfigError(
-            "random prompts need the model's vocabulary size, but the server does not provide it at /get_model_info; "
-            "give --vocab-size, or a --dataset"
+            "random prompts need the model's vocabulary size, but the server does not provide it at "
+            "/get_model_info; set --vocab-size, or use --dataset"
         )
     ids = ordinary_token_ids(vocab_size)
     return _Alphabet(len(ids), lambda numbers: TokenPrompt(array("i", numbers + np.int32(ids.start))))

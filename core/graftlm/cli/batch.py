@@ -17,13 +17,20 @@ __all__ = ["batch"]
 
 def batch(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="Requests in the format of OpenAI's batches: one JSON object a line.")
+        Path,
+        typer.Argument(
+            metavar="FILE", help="File with requests in the format of OpenAI's Batch API: one JSON object per line."
+        ),
     ],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="The answers; FILE.answers.jsonl by default.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="File for the answers; default: FILE.answers.jsonl."),
     ] = None,
     errors: Annotated[
-        Path | None, typer.Option("--errors", metavar="FILE", help="What failed; FILE.errors.jsonl by default.")
+        Path | None,
+        typer.Option(
+            "--errors", metavar="FILE", help="File for the errors of failed requests; default: FILE.errors.jsonl."
+        ),
     ] = None,
     model: Annotated[
         str | None, typer.Option("--model", metavar="PATH", help="A checkpoint folder, or `demo`, the bundled model.")
@@ -31,13 +38,13 @@ def batch(
     config: ConfigOption = None,
     set_: SetOption = None,
     log_level: Annotated[
-        str, typer.Option("--log-level", help="Least severe messages: debug, info, warning or error.")
+        str, typer.Option("--log-level", help="Lowest level of logged messages: debug, info, warning or error.")
     ] = "warning",
 ) -> None:
     """Answer a file of requests without a server, and show the progress.
 
-    A run that was ended goes on where it ended: requests with a result are not sent again. Exits with 1 when a request
-    failed or has no result, with 2 when the file, the configuration, a plugin or the checkpoint is wrong.
+    If the command was interrupted, run it again to continue: requests with a result are not sent again. Exits with 1
+    if a request failed or has no result, with 2 if the file, the configuration, a plugin or the checkpoint is wrong.
     """
     from graftlm.errors import EngineError
     from graftlm.server.batches.offline import answer_file
@@ -54,9 +61,9 @@ def batch(
         raise typer.Exit(1) from error
     print(f"{result.num_completed} of {result.num_total} requests are answered in {output}")
     if result.num_failed:
-        print(f"{result.num_failed} failed, in {errors}", file=sys.stderr)
+        print(f"{result.num_failed} failed; the errors are in {errors}", file=sys.stderr)
     if not result.is_whole:
-        print("the others have no result yet; run the command again to go on", file=sys.stderr)
+        print("the other requests have no result yet; run the command again to continue", file=sys.stderr)
     raise typer.Exit(int(result.num_failed > 0 or not result.is_whole))
 
 

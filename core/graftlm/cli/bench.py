@@ -38,41 +38,50 @@ def serve(
     url: Annotated[str, typer.Option("--url", help="The server's URL, such as http://127.0.0.1:30000.")],
     api: Annotated[
         Literal["native", "openai-completions", "openai-chat"],
-        typer.Option("--api", help="The interface to use; native is /generate."),
+        typer.Option("--api", help="The API to use; native is /generate."),
     ] = "native",
     model: Annotated[
         str | None,
         typer.Option(
-            "--model", metavar="NAME", help="The model's name in OpenAI's requests; by default, the server is asked."
+            "--model",
+            metavar="NAME",
+            help="Name of the model in requests to OpenAI's API; default: the first model that the server lists.",
         ),
     ] = None,
     dataset: Annotated[
         Path | None,
         typer.Option(
-            "--dataset", metavar="FILE", help='JSONL: {"prompt": ...}, {"messages": ...} or {"input_ids": ...}.'
+            "--dataset",
+            metavar="FILE",
+            help='Dataset with one JSON object per line: {"prompt": ...}, {"messages": ...} or {"input_ids": ...}.',
         ),
     ] = None,
     random: Annotated[
-        bool, typer.Option("--random", help="Use random prompts, which is the default without --dataset.")
+        bool, typer.Option("--random", help="Use random prompts. This is the default without --dataset.")
     ] = False,
     num_prompts: Annotated[
-        int | None, typer.Option("--num-prompts", help="Number of requests; 200, or the size of the dataset.")
+        int | None, typer.Option("--num-prompts", help="Number of requests; default: 200, or the size of the dataset.")
     ] = None,
     request_rate: Annotated[
-        float, typer.Option("--request-rate", metavar="RPS", help="Arrivals per second; inf: as fast as possible.")
+        float,
+        typer.Option(
+            "--request-rate", metavar="RPS", help="Number of requests to send per second; inf: as fast as possible."
+        ),
     ] = math.inf,
     burstiness: Annotated[
         float,
         typer.Option(
-            "--burstiness", help="Of the arrivals: 1 is a Poisson process, less gives bursts, more gives regular ones."
+            "--burstiness",
+            help="Distribution of the times between requests: 1 is a Poisson process, smaller values give bursts, "
+            "larger values give more regular times.",
         ),
     ] = 1.0,
     concurrency: Annotated[
         int | None,
-        typer.Option("--concurrency", metavar="N", help="Most requests that run at the same time; default: no limit."),
+        typer.Option("--concurrency", metavar="N", help="Maximum number of concurrent requests; default: no limit."),
     ] = None,
     prompt_tokens: Annotated[
-        int, typer.Option("--prompt-tokens", help="Length of random prompts, including the shared prefix.")
+        int, typer.Option("--prompt-tokens", help="Length of random prompts in tokens, including the shared prefix.")
     ] = 512,
     output_tokens: Annotated[
         int, typer.Option("--output-tokens", help="Number of tokens to generate per request.")
@@ -80,27 +89,36 @@ def serve(
     shared_prefix_tokens: Annotated[
         int,
         typer.Option(
-            "--shared-prefix-tokens", help="Length of the prefix that random prompts share with other prompts."
+            "--shared-prefix-tokens",
+            help="Length in tokens of the prefix that a random prompt shares with other prompts.",
         ),
     ] = 0,
     num_prefixes: Annotated[int, typer.Option("--num-prefixes", help="Number of different shared prefixes.")] = 1,
     warmup: Annotated[
-        int, typer.Option("--warmup", help="Number of requests before the measurement, which are not counted.")
+        int, typer.Option("--warmup", help="Number of warm-up requests before the measurement. They are not counted.")
     ] = 1,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the prompts and arrivals.")] = 0,
     ignore_eos: Annotated[
         bool,
         typer.Option(
             "--ignore-eos/--respect-eos",
-            help="Always generate --output-tokens, or stop at the end-of-sequence token.",
+            help="Always generate --output-tokens tokens, or stop at the end-of-sequence token.",
         ),
     ] = True,
-    temperature: Annotated[float, typer.Option("--temperature", help="0 selects the most likely token.")] = 0.0,
+    temperature: Annotated[
+        float, typer.Option("--temperature", help="Temperature of sampling; 0 selects the most likely token.")
+    ] = 0.0,
     api_key: Annotated[
-        str | None, typer.Option("--api-key", envvar="GRAFTLM_API_KEY", help="Sent as a bearer token, never saved.")
+        str | None,
+        typer.Option(
+            "--api-key", envvar="GRAFTLM_API_KEY", help="API key. It is sent as a bearer token and never saved."
+        ),
     ] = None,
     timeout_s: Annotated[
-        float, typer.Option("--timeout-s", help="A request that takes more seconds counts as failed.")
+        float,
+        typer.Option(
+            "--timeout-s", help="Time limit of a request in seconds. A request that takes longer counts as failed."
+        ),
     ] = 600.0,
     percentiles: Annotated[
         str, typer.Option("--percentiles", metavar="P,P,...", help="The percentiles to report.")
@@ -108,7 +126,8 @@ def serve(
     vocab_size: Annotated[
         int | None,
         typer.Option(
-            "--vocab-size", help="The model's vocabulary size, for random prompts; by default, the server is asked."
+            "--vocab-size",
+            help="Size of the model's vocabulary, for random prompts; default: the size that the server reports.",
         ),
     ] = None,
     flush_cache: Annotated[
@@ -120,7 +139,10 @@ def serve(
     ] = False,
     label: Annotated[str | None, typer.Option("--label", metavar="TEXT", help="A description of this run.")] = None,
     compare: Annotated[
-        Path | None, typer.Option("--compare", metavar="FILE", help="A saved result; ratios to it are printed.")
+        Path | None,
+        typer.Option(
+            "--compare", metavar="FILE", help="A saved result. The ratios of the new figures to it are printed."
+        ),
     ] = None,
     allow_failures: Annotated[
         bool, typer.Option("--allow-failures", help="Exit with 0 even if requests failed.")

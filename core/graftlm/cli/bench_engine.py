@@ -22,13 +22,14 @@ __all__ = ["ablation", "offline", "roofline"]
 _PIPE_WIDTH = 160
 
 ModelOption = Annotated[
-    str | None, typer.Option("--model", metavar="PATH", help="The checkpoint; overrides the configuration's.")
+    str | None,
+    typer.Option("--model", metavar="PATH", help="The checkpoint. It replaces the model of the configuration."),
 ]
 JsonOption = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Save all figures as JSON.")]
 PlotOption = Annotated[
     Path | None, typer.Option("--plot", metavar="FILE", help="Draw the figures, as PNG or SVG; needs matplotlib.")
 ]
-ScaleOption = Annotated[float, typer.Option("--scale", min=0.0, help="Factor on the number of requests.")]
+ScaleOption = Annotated[float, typer.Option("--scale", min=0.0, help="Factor for the number of requests.")]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of the prompts.")]
 WorkloadOption = Annotated[
     list[str] | None, typer.Option("--workload", metavar="NAME,...", help="Run only these workloads. Repeatable.")
@@ -46,7 +47,11 @@ def offline(
     workloads: WorkloadOption = None,
     compare: Annotated[
         list[str] | None,
-        typer.Option("--compare", metavar="PATH=VALUE", help="A setting of a second engine to compare. Repeatable."),
+        typer.Option(
+            "--compare",
+            metavar="PATH=VALUE",
+            help="A setting of a second engine, which is compared with the first. Repeatable.",
+        ),
     ] = None,
     scale: ScaleOption = 1.0,
     seed: SeedOption = 0,
@@ -56,8 +61,7 @@ def offline(
 ) -> None:
     """Run workloads on an engine in this process, without a server. The fastest run of each workload is reported.
 
-    With --compare, runs of a second engine alternate with those of the first. So changes in the state of the machine
-    affect both.
+    With --compare, runs of the two engines alternate, so that changes in the state of the machine affect both engines.
     """
     from contextlib import ExitStack
 

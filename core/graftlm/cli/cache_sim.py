@@ -27,7 +27,9 @@ _ALL = "all"
 
 
 def cache_sim(
-    traces: Annotated[list[Path], typer.Argument(metavar="TRACE...", help="Recorded requests, as JSON lines.")],
+    traces: Annotated[
+        list[Path], typer.Argument(metavar="TRACE...", help="File with recorded requests, one JSON object per line.")
+    ],
     capacities: Annotated[
         list[str] | None,
         typer.Option(
@@ -42,7 +44,7 @@ def cache_sim(
         typer.Option(
             "--eviction",
             metavar="NAME,...",
-            help="Eviction strategies, with options as in slru:protected_share=0.5; `all` stands for all of them. "
+            help="Eviction strategies, with options as in slru:protected_share=0.5; `all` means all strategies. "
             "Repeatable.",
         ),
     ] = None,
@@ -55,24 +57,29 @@ def cache_sim(
         typer.Option(
             "--page-size",
             min=1,
-            help="Number of tokens in a page; a divisor of the trace's block length, which is the default.",
+            help="Number of tokens in a page. It must divide the trace's block length, which is the default.",
         ),
     ] = None,
     block_tokens: Annotated[
         int,
         typer.Option(
-            "--block-tokens", min=1, help="Number of tokens for each hash id, for traces that do not contain it."
+            "--block-tokens",
+            min=1,
+            help="Number of tokens of a block (one hash id), for traces that do not contain this number.",
         ),
     ] = 512,
     in_flight: Annotated[
         int,
         typer.Option(
-            "--in-flight", min=0, metavar="N", help="Lock the prefixes of the last N requests, as if they still ran."
+            "--in-flight",
+            min=0,
+            metavar="N",
+            help="Lock the prefixes of the last N requests, as if these requests were still running.",
         ),
     ] = 0,
     as_json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Save all figures as JSON.")] = None,
     plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="Draw hit rates over capacities, as PNG or SVG.")
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw hit rate against capacity, as PNG or SVG.")
     ] = None,
     config: ConfigOption = None,
     overrides: SetOption = None,

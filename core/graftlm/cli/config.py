@@ -18,7 +18,7 @@ ElsewhereOption = Annotated[
     bool,
     typer.Option(
         "--elsewhere",
-        help="Do not check files, devices and disks of this machine, since the configuration is for another one.",
+        help="Do not check files, devices and disks of this machine, because the configuration is for another machine.",
     ),
 ]
 
@@ -44,7 +44,7 @@ def show(file: ConfigFile, overrides: SetOption = None) -> None:
 
 @app.command()
 def check(file: ConfigFile, overrides: SetOption = None, elsewhere: ElsewhereOption = False) -> None:
-    """Check a configuration: keys, values, names and options of plugins, and whether it fits this machine.
+    """Check a configuration: keys, values, names and options of plugins, and whether this machine meets its needs.
 
     Reads the checkpoint's configuration, but no weights. Exits with 2 if there is an error.
     """

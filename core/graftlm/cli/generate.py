@@ -19,19 +19,30 @@ __all__ = ["chat", "generate"]
 ModelOption = Annotated[
     str | None, typer.Option("--model", metavar="PATH", help="A checkpoint folder, or `demo`, the bundled model.")
 ]
-MaxTokensOption = Annotated[int, typer.Option("--max-tokens", help="Most tokens to generate.")]
-TemperatureOption = Annotated[float, typer.Option("--temperature", help="0 selects the most likely token.")]
-TopPOption = Annotated[
-    float, typer.Option("--top-p", help="Keep the most likely tokens whose total probability reaches this.")
+MaxTokensOption = Annotated[int, typer.Option("--max-tokens", help="Maximum number of tokens to generate.")]
+TemperatureOption = Annotated[
+    float, typer.Option("--temperature", help="Temperature of sampling; 0 selects the most likely token.")
 ]
-TopKOption = Annotated[int | None, typer.Option("--top-k", help="Keep this number of the most likely tokens.")]
-SeedOption = Annotated[int | None, typer.Option("--seed", help="Makes sampling reproducible.")]
+TopPOption = Annotated[
+    float,
+    typer.Option(
+        "--top-p",
+        help="Sample only from the smallest set of the most likely tokens whose total probability is at least this "
+        "number.",
+    ),
+]
+TopKOption = Annotated[
+    int | None, typer.Option("--top-k", help="Sample only from this number of the most likely tokens.")
+]
+SeedOption = Annotated[
+    int | None, typer.Option("--seed", help="Seed of sampling, which makes the output reproducible.")
+]
 SystemOption = Annotated[str | None, typer.Option("--system", help="A system prompt.")]
 
 
 def generate(
     prompts: Annotated[
-        list[str], typer.Argument(metavar="PROMPT...", help="Texts to complete; `-` reads one from stdin.")
+        list[str], typer.Argument(metavar="PROMPT...", help="Prompts to complete; `-` reads one prompt from stdin.")
     ],
     model: ModelOption = None,
     config: ConfigOption = None,
@@ -43,8 +54,8 @@ def generate(
     top_p: TopPOption = 1.0,
     top_k: TopKOption = None,
     seed: SeedOption = None,
-    n: Annotated[int, typer.Option("-n", help="Completions per prompt.")] = 1,
-    stop: Annotated[list[str] | None, typer.Option("--stop", help="End at this string. Repeatable.")] = None,
+    n: Annotated[int, typer.Option("-n", help="Number of completions per prompt.")] = 1,
+    stop: Annotated[list[str] | None, typer.Option("--stop", help="Stop at this string. Repeatable.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per prompt.")] = False,
 ) -> None:
     """Complete prompts and print the answers."""
@@ -155,8 +166,8 @@ def _answer(engine: "Engine", messages: "list[Message]", params: "SamplingParams
     usage, first_token_s = output.usage, output.timings.first_token_s
     if output.finished and first_token_s is not None:
         print(
-            f"[{usage.prompt_tokens} prompt tokens, {usage.cached_tokens} reused; "
-            f"{usage.completion_tokens} generated; first after {1000 * first_token_s:.0f} ms]",
+            f"[{usage.prompt_tokens} prompt tokens, {usage.cached_tokens} of them cached; {usage.completion_tokens} "
+            f"generated; first token after {1000 * first_token_s:.0f} ms]",
             file=sys.stderr,
         )
     return output.text

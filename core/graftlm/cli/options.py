@@ -19,19 +19,23 @@ USAGE_ERROR = 2
 
 _MAX_LINE_CHARS = 2000
 
-ConfigFile = Annotated[Path, typer.Argument(metavar="FILE", help="A configuration in YAML.")]
-ConfigOption = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="A configuration in YAML.")]
+ConfigFile = Annotated[Path, typer.Argument(metavar="FILE", help="Configuration file in YAML.")]
+ConfigOption = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Configuration file in YAML.")]
 TargetArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="[FILE|MODEL]",
-        help="A configuration in YAML, or a model: a checkpoint folder, a .gguf file, `demo`, or the name of a model "
-        "in the local Hugging Face cache. Without it, the default configuration is used.",
+        help="A configuration file in YAML, or a model: a checkpoint folder, a .gguf file, `demo`, or the name of "
+        "a model in the local Hugging Face cache. Without this argument, the default configuration is used.",
     ),
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="PATH=VALUE", help="Override a value, such as cache.page_size=16. Repeatable."),
+    typer.Option(
+        "--set",
+        metavar="PATH=VALUE",
+        help="Override a value of the configuration, such as cache.page_size=16. Repeatable.",
+    ),
 ]
 
 

@@ -48,7 +48,7 @@ OTHER_OPTIONS = (
     OtherOption(
         ("--gpu-memory-utilization", "--mem-fraction-static"),
         "memory.kv_fraction",
-        "a share of the memory that is free after the weights are loaded",
+        "a fraction of the memory that is free after the weights are loaded",
     ),
     OtherOption(("--max-total-tokens",), "memory.kv_tokens"),
     OtherOption(("--kv-cache-dtype",), "memory.kv_dtype", "auto, int8 or fp8"),
@@ -70,7 +70,7 @@ OTHER_OPTIONS = (
     OtherOption(("--tool-call-parser",), "chat.tool_call_format"),
     OtherOption(("--reasoning-parser",), "chat.reasoning_format"),
     OtherOption(("--enable-lora",), "lora.enabled=true"),
-    OtherOption(("--lora-modules", "--lora-paths"), "lora.adapters", "a mapping from names to folders"),
+    OtherOption(("--lora-modules", "--lora-paths"), "lora.adapters", "a mapping of name to folder"),
     OtherOption(("--max-loras", "--max-loras-per-batch"), "lora.max_loaded"),
     OtherOption(("--max-lora-rank",), "lora.max_rank"),
     OtherOption(("--lora-target-modules",), "lora.target_modules"),
@@ -87,12 +87,12 @@ OTHER_OPTIONS = (
     OtherOption(
         ("--speculative-config", "--speculative-algorithm"),
         "speculation.drafter",
-        "auto, radix, suffix or draft_model; there are no heads",
+        "auto, radix, suffix or draft_model; draft heads are not supported",
     ),
     OtherOption(
         ("--speculative-num-draft-tokens", "--speculative-num-steps"),
         "speculation.max_drafts",
-        "a maximum; fewer are drafted if more would not pay",
+        "a maximum; fewer tokens are drafted where verification takes longer than it saves",
     ),
     OtherOption(
         ("--speculative-draft-model-path", "--speculative-draft-model"),

@@ -39,14 +39,17 @@ class Choice:
         """Yield each candidate with a verdict: "chosen", or the reason why it was not chosen."""
         for candidate in self.candidates:
             if candidate.name == self.name:
-                yield candidate, "chosen" if candidate.obstacle is None else f"chosen, but: {candidate.obstacle}"
+                yield (
+                    candidate,
+                    "chosen" if candidate.obstacle is None else f"chosen, but not usable: {candidate.obstacle}",
+                )
             else:
                 yield candidate, candidate.obstacle or self._passed_over(candidate)
 
     def _passed_over(self, candidate: Candidate) -> str:
         chosen = next((one for one in self.candidates if one.name == self.name), None)
         if not self.is_auto or chosen is None or chosen.provider is None or candidate.provider is None:
-            return "could be used; the configuration has to name it"
+            return "available, but not named in the configuration"
         if candidate.provider.rank < chosen.provider.rank:
             return f"not chosen: {chosen.name} has a higher rank"
         return f"not chosen: {chosen.name} has the same rank, and its name comes first in the alphabet"
@@ -81,23 +84,23 @@ def _choice(config: EngineConfig, registry: Registry, family: Family, candidates
     if selected.name != AUTO:
         return Choice(family, selected.name, f"{path} names it ({origin})", candidates, is_auto=False)
     best = next((one.name for one in candidates if one.obstacle is None), None)
-    reason = f"{path} is auto ({origin}): it has the highest rank of those that fit and run on this machine"
+    reason = f"{path} is auto ({origin}): this plugin has the highest rank of those that fit and run on this machine"
     if best is None and key == "tool_calls":  # a format that the template does not use is better than no format
         best = next((provider.name for provider in registry.available(key)), None)
         reason = (
-            f"{path} is auto ({origin}), and no format fits the chat template: it has the highest rank of those that "
-            "run on this machine"
+            f"{path} is auto ({origin}), and no format fits the chat template: this format has the highest rank of "
+            "those that run on this machine"
         )
     if best is None:
-        reason = f"{path} is auto ({origin}), and none fits"
+        reason = f"{path} is auto ({origin}), and no plugin fits"
     return Choice(family, best, reason, candidates, is_auto=True)
 
 
 def _reason_for_none(family: Family) -> str:
     if family.key == "logits_processor":
-        return "requests name the logits processors to use"
+        return "each request names the logits processors that it uses"
     if family.key == "storage":
-        return "cache.options.storage.name names none"
+        return "cache.options.storage.name is not set"
     return f"{family.name_path} is null"
 
 
@@ -142,7 +145,7 @@ def _model_requirements(
     config: EngineConfig, registry: Registry, model_config: ModelConfig, path: Path
 ) -> _Requirements:
     def does_not_serve(provider: Provider[Any]) -> str:
-        return f"does not serve {' or '.join(model_config.architectures)}"
+        return f"does not support {' or '.join(model_config.architectures)}"
 
     def refusal(provider: Provider[Any]) -> str | None:
         try:
@@ -176,7 +179,7 @@ def _attention_requirements(
     try:
         layers = model.attention_layers
     except ModelError:  # the layers are known only after a run with real weights
-        caveat = "; the needs of the model's layers are known only after a trial run at the engine's start"
+        caveat = "; the requirements of the model's layers are known only after the trial run when the engine starts"
     return _Requirements(
         lambda provider: attention_misfit(provider.capabilities, config, registry.platform, layers, dtype),
         caveat=caveat,

@@ -66,7 +66,8 @@ def check(
     which: Annotated[
         str,
         typer.Argument(
-            metavar="[FAMILY/]NAME", help="The plugin to check, such as eviction/lru; lru if no other family has it."
+            metavar="[FAMILY/]NAME",
+            help="The plugin to check, such as eviction/lru, or only lru if no other family has a plugin of this name.",
         ),
     ],
     options: Annotated[
@@ -78,13 +79,13 @@ def check(
         typer.Option("--module", metavar="MODULE", help="A module with a plugin that is not installed. Repeatable."),
     ] = None,
     checkpoint: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="A small checkpoint, which the check of a model needs.")
+        Path | None, typer.Option(metavar="FOLDER", help="A small checkpoint; required to check a model.")
     ] = None,
     config: ConfigOption = None,
     overrides: SetOption = None,
     device: _DeviceOption = None,
 ) -> None:
-    """Check that a plugin keeps its contract: run its family's conformance kit, and print the result by sentence."""
+    """Run the conformance kit of a plugin's family, and print the result for each sentence of the contract."""
     if not __debug__:
         fail(["conformance kits consist of assertions, which python -O removes; run without -O"])
     registry = _load(config, overrides or (), device, modules or ())
@@ -133,7 +134,7 @@ def new(
         Path | None, typer.Option(metavar="DIR", help="The folder to create; default: graftlm-NAME.")
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Permit the name of an installed plugin of the family.")
+        bool, typer.Option("--force", help="Allow the name of a plugin that is already installed.")
     ] = False,
 ) -> None:
     """Write a working plugin package: entry point, options, implementation, tests, README."""

@@ -15,18 +15,20 @@ def serve(
     model: Annotated[
         str | None, typer.Option("--model", metavar="PATH", help="A checkpoint folder, or `demo`, the bundled model.")
     ] = None,
-    host: Annotated[str | None, typer.Option("--host", help="Address to listen on; 0.0.0.0 for all.")] = None,
-    port: Annotated[int | None, typer.Option("--port", help="TCP port; 0 selects a free one.")] = None,
+    host: Annotated[
+        str | None, typer.Option("--host", help="Address to listen on; 0.0.0.0 means all addresses.")
+    ] = None,
+    port: Annotated[int | None, typer.Option("--port", help="TCP port; 0 selects any free port.")] = None,
     log_format: Annotated[str | None, typer.Option("--log-format", help="Format of log lines: text or json.")] = None,
     log_level: Annotated[
-        str | None, typer.Option("--log-level", help="Lowest level to log: debug, info, warning or error.")
+        str | None, typer.Option("--log-level", help="Lowest level of logged messages: debug, info, warning or error.")
     ] = None,
     overrides: SetOption = None,
     is_dry: Annotated[
         bool, typer.Option("--dry-run", help="Check everything except the weights, print the plan, and do not serve.")
     ] = False,
 ) -> None:
-    """Serve a model over HTTP: OpenAI's API, a native one, metrics and a dashboard.
+    """Serve a model over HTTP: the APIs of OpenAI, Anthropic and SGLang, metrics and a dashboard.
 
     Exits with 2 before it listens if the configuration, a plugin or the checkpoint is wrong. Exits with 1 if a process
     died and was not restarted.
