@@ -9,8 +9,8 @@ from enum import Enum
 from functools import partial
 
 # The standard library's parser has no public name. It has been the same since Python 3.11.
-from re import _constants as codes  # type: ignore[attr-defined]
-from re import _parser as parser  # type: ignore[attr-defined]
+from re import _constants as codes
+from re import _parser as parser
 from typing import Any, Final
 
 __all__ = ["MAX_STATES", "Nfa", "PatternError", "When", "build_nfa"]

@@ -292,7 +292,9 @@ class AbortRequest(WireModel):
     rid: OneOrMany[_Id] | Literal[""] | None = Field(
         default=None, description="The `rid` or list of `rid` of the requests to abort."
     )
-    abort_all: bool | None = Field(default=False, description="Abort all requests. Only for operators and administrators.")
+    abort_all: bool | None = Field(
+        default=False, description="Abort all requests. Only for operators and administrators."
+    )
 
 
 class PrefixRequest(WireModel):
