@@ -36,13 +36,18 @@ def test_seeds(a, b):
     pass
 
 @pytest.mark.few(c=1)
-@pytest.mark.parametrize("c", range(4))
 class TestMarkedClass:
+    @pytest.mark.parametrize("c", range(4))
     def test_in_a_class(self, c):
         pass
 
+    @pytest.mark.parametrize("c", range(4))
     @pytest.mark.few(c=3)
     def test_with_its_own_mark(self, c):
+        pass
+
+    @pytest.mark.parametrize("d", range(2))
+    def test_without_the_marked_parameter(self, d):
         pass
 
 @pytest.mark.full
@@ -83,6 +88,7 @@ def test_the_quick_set_has_covering_arrays_and_no_full_tests(run):
         "test_seeds": 2 * 3,
         "test_in_a_class": 1,
         "test_with_its_own_mark": 3,
+        "test_without_the_marked_parameter": 2,
         "test_quick": 1,
     }
 
@@ -95,6 +101,7 @@ def test_the_full_set_has_all_tests_that_need_no_device(run, arguments):
         "test_seeds": 5 * 3,
         "test_in_a_class": 4,
         "test_with_its_own_mark": 4,
+        "test_without_the_marked_parameter": 2,
         "test_minutes": 1,
         "test_quick": 1,
     }

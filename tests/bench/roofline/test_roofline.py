@@ -1,12 +1,23 @@
 """`graftlm bench roofline` compares the operators of real models with measured ceilings."""
 
+import io
 import json
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
-from graftlm.bench.roofline import Case, Effort, fitting_cases, longest_context, open_rig, run_roofline
+from graftlm.bench.roofline import (
+    Case,
+    Effort,
+    fitting_cases,
+    longest_context,
+    open_rig,
+    print_roofline,
+    run_roofline,
+    save_roofline_plot,
+)
 from graftlm.bench.roofline.ceilings import Ceilings
 from graftlm.bench.roofline.cost import Cost
 from graftlm.bench.roofline.report import case_figures
@@ -94,6 +105,24 @@ def test_a_step_beyond_the_context_is_left_out_with_a_message(checkpoint):
         "prefill of 600 tokens: left out, because the model's context has only 600 tokens",
         "prefill of 4,096 tokens: left out, because the model's context has only 600 tokens",
     ]
+
+
+def test_a_report_is_printed_and_plotted(checkpoint, tmp_path):
+    pytest.importorskip("matplotlib")
+    report, out = report_of(checkpoint("llama")), io.StringIO()
+    print_roofline(report, Console(file=out, width=200))
+    for text in ("GB/s read", "decode, batch 3, context 40", "% of the measured read bandwidth", "a line"):
+        assert text in out.getvalue()
+    save_roofline_plot(report, tmp_path / "found.svg")
+    assert "<svg" in (tmp_path / "found.svg").read_text()
+
+
+def test_the_command_refuses_cases_that_all_exceed_the_context(checkpoint, capsys):
+    arguments = ["--model", str(checkpoint("llama")), "--batch", "2", "--context", "9000", "--prefill", "9000"]
+    with pytest.raises(SystemExit) as caught:
+        main(["bench", "roofline", *arguments])
+    assert caught.value.code
+    assert "prefill of 9,000 tokens: left out" in capsys.readouterr().err
 
 
 @pytest.mark.full
