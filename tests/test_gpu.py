@@ -60,6 +60,31 @@ def drain(parts, num):
     return list(tokens.values())
 
 
+@pytest.mark.parametrize("name", ["triton", "torch_native"])
+def test_released_memory_is_free_and_the_tokens_are_the_same_afterwards(checkpoint, name):
+    parts = assembled(checkpoint("llama"), attention={"name": name})
+    allocated = torch.cuda.memory_allocated()
+    prompts = prompts_of(4)
+
+    def run():
+        tokens = {str(i): [] for i in range(len(prompts))}
+        add(parts, prompts, PARAMS)
+        while parts.loop.scheduler.has_work:
+            for update in parts.loop.step():
+                tokens[update.request_id] += update.token_ids
+        return tokens
+
+    expected = run()
+    parts.loop.settle()
+    weight_bytes = sum(weight.nbytes for weight in parts.device_parts.model.parameters())
+    parts.release_memory(("kv_cache", "weights"), keep_weights=True)
+    released = allocated - torch.cuda.memory_allocated()
+    assert released > 0.9 * (weight_bytes + parts.device_parts.kv.num_bytes)
+    parts.resume_memory(("weights", "kv_cache"))
+    assert run() == expected
+    parts.loop.close()
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize(
     ("name", "graphs", "page_size"),

@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import IO, Final
 
 import numpy as np
 import torch
@@ -58,7 +58,7 @@ class ReleasedWeights:
 class WeightCopy:
     """A copy of weights in the form of a checkpoint: in host memory for a GPU, in a temporary file for a CPU.
 
-    The file is in Python's folder for temporary files (`TMPDIR`), has no name, and is deleted with this object.
+    The file is in Python's folder for temporary files (`TMPDIR`), has no name, and is deleted by `close`.
 
     Args:
         weights: (name, tensor). The tensors may be created one by one.
@@ -71,11 +71,16 @@ class WeightCopy:
     def __init__(self, weights: Iterable[tuple[str, Tensor]], device: torch.device) -> None:
         self._held: list[tuple[str, Tensor]] = []
         self._places: list[tuple[str, torch.dtype, torch.Size, int]] = []
-        if device.type == "cpu":
-            self._file = tempfile.TemporaryFile(prefix="graftlm-weights-")  # noqa: SIM115  # closed with this object
-            self._write(weights)
-        else:
+        self._file: IO[bytes] | None = None
+        if device.type != "cpu":
             self._held = [(name, tensor.cpu()) for name, tensor in weights]
+            return
+        self._file = tempfile.TemporaryFile(prefix="graftlm-weights-")  # noqa: SIM115  # `close` closes it
+        try:
+            self._write(self._file, weights)
+        except BaseException:
+            self.close()
+            raise
 
     def items(self) -> Iterator[tuple[str, Tensor]]:
         """Yield (name, tensor). Tensors from a file are mapped, and must not be changed."""
@@ -85,14 +90,22 @@ class WeightCopy:
             if not num_bytes:
                 yield name, torch.empty(shape, dtype=dtype)
                 continue
+            assert self._file is not None, "tensors are read before `close`"
             mapped = np.memmap(self._file, dtype=np.uint8, mode="c", offset=offset, shape=(num_bytes,))
             yield name, torch.from_numpy(mapped).view(dtype).view(shape)
 
-    def _write(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+    def close(self) -> None:
+        """Free the memory, or delete the file. Tensors that exist stay valid."""
+        self._held = []
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _write(self, file: IO[bytes], weights: Iterable[tuple[str, Tensor]]) -> None:
         for name, tensor in weights:
             plain = tensor.detach().contiguous()
-            offset = -(-self._file.tell() // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-            self._file.seek(offset)
+            offset = -(-file.tell() // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+            file.seek(offset)
             self._places.append((name, plain.dtype, plain.shape, offset))
-            self._file.write(plain.reshape(-1).view(torch.uint8).numpy().data)
-        self._file.flush()
+            file.write(plain.reshape(-1).view(torch.uint8).numpy().data)
+        file.flush()

@@ -241,7 +241,10 @@ class ServedWeights:
 
     def drop(self) -> None:
         """Consider all weights missing until new ones were loaded."""
-        self._received, self._copy_of_released = {}, None
+        self._received = {}
+        if self._copy_of_released is not None:
+            self._copy_of_released.close()
+            self._copy_of_released = None
         self._fingerprint = secrets.token_bytes(32)
         self._lacking = "the weights were dropped; load new ones for the whole model"
 
@@ -317,6 +320,9 @@ class ServedWeights:
             self._lacking = (
                 f"the released weights cannot be loaded again ({error}); load other ones for the whole model"
             )
+        finally:
+            if copied is not None:
+                copied.close()
 
     def _readable(self) -> Iterator[tuple[str, Tensor]]:
         """Yield each weight of the checkpoint with the value that the model has now."""
