@@ -46,9 +46,10 @@ _SINGLE: Final = ("items", "additionalProperties")
 _APPLIED: Final = ("$ref", "anyOf", "oneOf", "allOf")
 _ENFORCED: Final = frozenset({"type", "enum", "const", *_APPLIED}).union(*ENFORCED.values()) - {"propertyNames"}
 
-#: Characters that have exactly one representation in JSON without \u escapes. The library treats another
-#: representation of the same name as a different name.
-_SPELT: Final[CharSet] = complement(((0x00, 0x07), (0x0B, 0x0B), (0x0E, 0x1F)))
+#: Characters that llguidance can generate in strings, with \u escapes switched off. Excluded are the control characters
+#: that JSON can write only with \u, and U+007F, which llguidance writes only with \u. These escapes are switched off
+#: because llguidance compares texts, not values: it would treat `"\u0061"` as a property name other than `"a"`.
+_ALPHABET: Final[CharSet] = complement(((0x00, 0x07), (0x0B, 0x0B), (0x0E, 0x1F), (0x7F, 0x7F)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +252,7 @@ class _Preparation:
             values = [schema[key]] if key == "const" and key in schema else schema.get(key, [None])
             if not isinstance(values, list) or not values:
                 refuse(f"{path}.{key}", "expected a non-empty list of values")
-            if not all(_is_spelt(value) for value in values):
+            if not all(_is_writable(value) for value in values):
                 self.enforcement.leave_out(f"{path}.{key}", "not enforced for texts with control characters")
             elif not all(_is_exact(value) for value in values):
                 self.enforcement.leave_out(f"{path}.{key}", "not enforced for numbers outside -2**53 to 2**53")
@@ -319,7 +320,7 @@ class _Preparation:
 
     def _translated(self, regex: str, path: str, search: bool) -> str | None:
         try:
-            return rust_regex(regex, _SPELT, search)
+            return rust_regex(regex, _ALPHABET, search)
         except NotEnforcedError as error:
             self.enforcement.leave_out(path, str(error))
             return None
@@ -394,14 +395,14 @@ def _names(names: Any, path: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _is_spelt(value: Any) -> bool:
-    """Return whether each string in a value has exactly one representation in JSON."""
+def _is_writable(value: Any) -> bool:
+    """Return whether llguidance can generate each string in a value."""
     if isinstance(value, dict):
-        return all(_is_spelt(key) and _is_spelt(value[key]) for key in value)
+        return all(_is_writable(key) and _is_writable(value[key]) for key in value)
     if isinstance(value, list):
-        return all(map(_is_spelt, value))
+        return all(map(_is_writable, value))
     return not isinstance(value, str) or all(
-        any(first <= ord(char) <= last for first, last in _SPELT) for char in value
+        any(first <= ord(char) <= last for first, last in _ALPHABET) for char in value
     )
 
 

@@ -137,6 +137,8 @@ UNENFORCED = [
     ({"$dynamicRef": "#a"}, "$.$dynamicRef"),
     ({"$id": "a", "items": {"$id": "b"}}, "$.items.$id"),
     ({"const": "\u0001"}, "$.const"),
+    ({"const": "a\u007f"}, "$.const"),
+    ({"enum": ["\u007f", "a"]}, "$.enum"),
     ({"someday": 1}, "$.someday"),
     (
         {"type": "object", "properties": {"a": {"$ref": "#", "minProperties": 1}}},
