@@ -197,7 +197,7 @@ def _run(settings: "BenchSettings", api_key: str | None, allow_failures: bool) -
     """Run the benchmark, with a progress bar on standard error.
 
     Raises:
-        typer.Exit: with status 1, the server cannot be measured.
+        typer.Exit: the server cannot be measured. The exit status is 1; the reason has been printed.
     """
     from rich.console import Console
 

@@ -134,8 +134,9 @@ class CallGrammar:
     """The grammar that enforces a tool call format.
 
     Attributes:
-        spec: the specification; it is strict if all tools are strict. If only some tools are strict,
-            `GrammarBackend.check` may also return keywords of strict tools; `left_out` finds the tool of each keyword.
+        spec: the specification of all tools. It is strict if all of them are. Otherwise `GrammarBackend.check` returns
+            the keywords that are not enforced, and some of these may belong to a strict tool. The caller finds the tool
+            of each keyword with `left_out`, and refuses the request if the tool is strict.
         places: path of each tool's schema in the specification, in the notation of `check`, such as
             `$.structures[0].schema`. Empty if the specification contains no schema.
         unenforced: keywords that the format does not enforce, as pairs (index of the tool, path of the keyword in the

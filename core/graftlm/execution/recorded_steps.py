@@ -292,11 +292,10 @@ class RecordedSteps:
             self._memory = _Memory()
 
     def replay(self, plan: StepPlan) -> Tensor | None:
-        """Run a step's forward pass, in inference mode.
+        """Run a step's forward pass from its recording, in inference mode. A step without a recording is recorded.
 
-        Returns: hidden states [T, hidden], valid until the next replay. None if such steps are not recorded: they
-            contain prefill, a request has an adapter, the batch is too large, or pages are loaded from host memory
-            layer by layer.
+        Returns: hidden states [T, hidden], valid until the next replay. None if the model must run the step: the step
+            has prefill, an adapter, page copies or too many tokens, or recording steps of this kind has failed.
         """
         size = plan.num_tokens
         if self._steps is None or size > len(self._positions) or plan.num_prefill_tokens:

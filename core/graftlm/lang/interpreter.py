@@ -180,7 +180,7 @@ class Interpreter:
             return list(self._children)
 
     def _cancel_with(self, error: ProgramError) -> None:
-        if self._has_ended and not self._is_running:  # nothing to cancel in this state; its forks may still run
+        if self._has_ended and not self._is_running:  # its forks may still run; the caller cancels them
             return
         self._fail_with(error)
         if self._task is not None and self._is_running:  # the task is waiting for its backend

@@ -261,7 +261,11 @@ def _message(role: str, expr: Expr | str | None) -> Expr:
 
 
 def _with_specifications(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments of `gen` with output types converted, and with the schema as JSON text."""
+    """Return arguments of `gen` in which specifications replace output types, and in which a schema is JSON text.
+
+    An output type is a class, a type hint or a term of Outlines. It is replaced by a `json_schema`, a `regex` or an
+    `ebnf`, in whichever of these arguments it was passed.
+    """
     converted = dict(arguments)
     for name in _SPECIFICATIONS:
         if is_output_type(arguments[name]):

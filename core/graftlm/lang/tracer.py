@@ -30,10 +30,12 @@ __all__ = ["trace", "trace_prefix"]
 _MAX_NODES: Final = 100_000
 _MAX_PREFIX_NODES: Final = 1000
 
-#: Longer strings are ignored: programs search texts for words, rarely for paragraphs, and long strings make marks long.
+#: Maximum length of the program's strings that marks must not contain. Longer strings are ignored: programs search
+#: texts for words, rarely for paragraphs, and long strings make marks long.
 _MAX_LITERAL_CHARACTERS: Final = 64
 
-#: Longer collections of strings are ignored: they are data.
+#: Collections with more elements are not searched for strings: they are probably data, not words that the program
+#: searches texts for.
 _MAX_LITERALS: Final = 64
 
 

@@ -51,7 +51,15 @@ class WindowSpan:
         return self.keep_pages + self.stride_pages + 2
 
     def num_passed(self, computed: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the number of pages before the window after `computed` tokens: int64, same shape as `computed`."""
+        """Return how many of a row's first pages need no window page any more.
+
+        These are the pages before the window of the row's next token and before the spare tokens.
+
+        Args:
+            computed: int64, numbers of computed tokens of rows.
+
+        Returns: int64, same shape as `computed`.
+        """
         return np.maximum(computed // self.page_size - self.keep_pages, 0)
 
 

@@ -39,8 +39,8 @@ class WindowCacheConformance(Conformance, ABC):
     Attributes:
         parameters: `page_size` is the number of tokens in a page. `reach_pages` is the number of pages before the end
             of a match that must have window pages.
-        max_window_examples: number of random histories that the last test tries for each parameter combination and
-            history length.
+        max_window_examples: number of random sequences of cache calls that `test_random_histories_with_windows` runs,
+            for each combination of parameters and each length of a sequence.
     """
 
     parameters: ClassVar[Mapping[str, Sequence[Any]]] = {"page_size": (1, 4), "reach_pages": (0, 1, 2, 5)}
@@ -55,7 +55,10 @@ class WindowCacheConformance(Conformance, ABC):
         return CacheRig(lambda context: LentArrays(self.create(replace(context, window=windows))), page_size)
 
     def test_a_match_ends_where_its_window_is_whole(self, page_size: int) -> None:
-        """A match can only end where the `reach_pages` pages before its end, or all pages, have window pages."""
+        """A match can end only where the last `reach_pages` pages before its end have window pages.
+
+        If there are fewer pages before its end, all of them must have window pages.
+        """
         for held, reach_pages, usable in _MATCHES:
             windows = FakeWindows(reach_pages, {page for page, bit in enumerate(held) if bit == "1"})
             rig = self.window_rig(windows, page_size)

@@ -75,8 +75,8 @@ class _Step:
     Attributes:
         batch: the batch.
         page_table: int32 [B, P]; its rows are contiguous.
-        chunk_tiles: (group, head_dim) -> shape of the tiles of chunks, and the request of each tile; empty if there are
-            no chunks.
+        chunk_tiles: (query heads per key/value head, head_dim) -> shape of the query tiles into which chunks are
+            divided, and the index of each tile's request. Empty if no request of the batch is a chunk.
     """
 
     batch: ForwardBatch

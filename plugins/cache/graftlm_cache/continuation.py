@@ -43,7 +43,10 @@ def find_continuation(root: RadixNode, tokens: bytes, num_tokens: int, page_byte
 
 
 def _descend(node: RadixNode, tokens: bytes, page_bytes: int) -> tuple[RadixNode | None, bytes]:
-    """Return the node in which the tokens end, and its run after them; (None, b"") if the tree lacks the tokens."""
+    """Return the node in which `tokens` end, and the part of the node's run after that point.
+
+    Returns (None, b"") if the tree does not contain `tokens`.
+    """
     offset, end = 0, len(tokens)
     while offset < end:
         if end - offset >= page_bytes:

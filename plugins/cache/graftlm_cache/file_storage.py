@@ -35,7 +35,9 @@ __all__ = ["FileStorage", "FileStorageOptions"]
 
 _logger = logging.getLogger(__name__)
 
-_SLACK = 20  # at most 1/20 of the limit is written between two walks; an eviction frees 1/20 more than it must
+#: 1/20 of `max_bytes` is the most that is written between two walks through the folder. It is also what an eviction
+#: frees in addition to the bytes that it must free.
+_SLACK = 20
 _TOUCH_S = 60.0  # minimum number of seconds between two updates of a file's time
 _ABANDONED_S = 600.0  # a temporary file older than this, in seconds, is removed as abandoned
 

@@ -298,7 +298,10 @@ class _Translation:
             named[name] = self.rules.any() if is_free else self._additional(additional, path, depth)
 
     def _by_pattern(self, schema: dict[str, Any], path: str, depth: int) -> str | None:
-        """Return the expression of a property whose name matches a pattern; None if the keyword is left out."""
+        """Return the expression of a property whose name matches the pattern of `patternProperties`.
+
+        Returns None if `patternProperties` cannot be enforced in this schema. It is then recorded as not enforced.
+        """
         patterns = _mapping(schema, "patternProperties", path)
         path = f"{path}.patternProperties"
         if len(patterns) != 1 or schema.get("additionalProperties", False) is not False or "propertyNames" in schema:

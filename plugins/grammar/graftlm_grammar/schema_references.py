@@ -1,4 +1,4 @@
-"""Finds the references in a JSON schema with definitions, and whether finite values are valid under the schema."""
+"""Finds the references in a JSON schema with definitions, and whether a finite value can match the schema."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -35,13 +35,14 @@ def reachable(schema: Any, definitions: Mapping[str, Any]) -> set[str]:
 
 
 def without_endless(schema: Any, finite: set[str]) -> Any:
-    """Return a schema with `false` in place of references to definitions without finite values.
+    """Return a schema with `false` in place of each reference to a definition that no finite value matches.
 
-    Other references are not copied: the result has the same objects.
+    No finite value matches a definition that requires itself again without end. Objects of `schema` that are other
+    references are not copied.
 
     Args:
         schema: the schema.
-        finite: names of the definitions under which a finite value is valid.
+        finite: names of the definitions that a finite value can match.
     """
     if isinstance(schema, list):
         return [without_endless(one, finite) for one in schema]
@@ -56,7 +57,12 @@ def without_endless(schema: Any, finite: set[str]) -> Any:
 
 
 def is_finite(schema: Any, finite: set[str]) -> bool:
-    """Return whether a finite value can be valid under a schema; `finite` names the definitions with finite values."""
+    """Return whether a finite value can match a schema.
+
+    Args:
+        schema: the schema.
+        finite: names of the definitions that a finite value can match.
+    """
     if not isinstance(schema, dict):
         return schema is not False
     if "$ref" in schema:
