@@ -1,4 +1,4 @@
-"""Computes a model's fingerprint. Models with different keys and values for the same tokens have different ones."""
+"""Computes a model's fingerprint, which differs between models that compute different keys and values."""
 
 import hashlib
 from collections.abc import Sequence

@@ -249,7 +249,8 @@ class ReasoningParser(ABC):
 
     Invariants:
         - The invariants of `ToolCallParser` hold. Text that is not reasoning is content.
-        - Up to two line breaks after the end of the reasoning are dropped. An answer with a grammar begins after these.
+        - Up to two line breaks after the end of the reasoning are dropped. A grammar of the
+          answer begins after these line breaks.
     """
 
     @abstractmethod

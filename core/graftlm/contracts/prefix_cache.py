@@ -99,7 +99,7 @@ class PrefixMatch:
     pages: PageIds
 
 
-@dataclass(slots=True)  # not frozen, for the same reason
+@dataclass(slots=True)  # not frozen, because frozen dataclasses are slower to create
 class InsertResult:
     """The result of `insert`, in pages counted from the start of the prompt.
 

@@ -138,7 +138,7 @@ class EngineThread:
         self._abort(completion_ids, "another request of the same call was refused")
 
     def _wake(self) -> None:
-        """Wake the thread while it waits for calls. May be called from any thread."""
+        """Wake the thread if it waits for calls. May be called from any thread."""
         self._calls.put(lambda: None)
 
     def _abort(self, completion_ids: list[CompletionId], reason: str) -> None:

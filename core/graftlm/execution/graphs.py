@@ -199,8 +199,7 @@ class DecodeGraphs:
         """Run a step's forward pass.
 
         Returns: hidden states [T, hidden], valid until the next replay. None if no graph can run this step: a request
-            has more than one token or an adapter, the batch is too large, or pages are loaded from host memory layer by
-            layer.
+            has more than one token or an adapter, the batch is too large, or the step has page copies.
         """
         if plan.num_tokens != plan.num_decodes or plan.num_tokens > self._sizes[-1]:
             return None

@@ -214,13 +214,13 @@ def _repeat_with_result(result: object, function: Callable[..., Any], arguments:
 
 
 class _TokensOnly(ForwardBatch):
-    """A batch with only the fields that a recorded model may read."""
+    """A batch that checks, while a step is recorded, that the model reads only fields that a recording updates."""
 
     __slots__ = ()
 
     @classmethod
     def of(cls, batch: ForwardBatch) -> Self:
-        """Return a batch whose other fields raise when they are read."""
+        """Return a batch with the fields of `batch`; reading a field in `_VARYING_FIELDS` raises GraphCaptureError."""
         return cls(**{field.name: getattr(batch, field.name) for field in fields(batch)})
 
     def __getattribute__(self, name: str) -> Any:

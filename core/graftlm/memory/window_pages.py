@@ -21,9 +21,9 @@ class WindowSpan:
     Attributes:
         window_tokens: number of tokens that a token attends to, itself included.
         page_size: number of tokens in a page.
-        spare_tokens: number of tokens before its window whose window pages a row does not free. A later prompt may
-            branch off shortly before the row's end, because of another tokenization; the window before the branch must
-            then still exist.
+        spare_tokens: number of tokens directly before a row's window whose window pages the row keeps. A later prompt
+            may branch off shortly before the row's end, because of another tokenization. The window pages before the
+            branch are then needed.
     """
 
     window_tokens: int
@@ -32,12 +32,12 @@ class WindowSpan:
 
     @property
     def reach_pages(self) -> int:
-        """Number of pages that the first token of a page may attend to, without its own page."""
+        """Number of earlier pages that the first token of a page attends to."""
         return -(-(self.window_tokens - 1) // self.page_size)
 
     @property
     def keep_pages(self) -> int:
-        """Number of pages before the page of its next token whose window pages a row does not free."""
+        """Number of pages, directly before the page of a row's next token, whose window pages the row keeps."""
         return -(-(self.window_tokens - 1 + self.spare_tokens) // self.page_size)
 
     @property
@@ -87,7 +87,7 @@ class WindowPages:
 
     @property
     def reach_pages(self) -> int:
-        """Number of pages that the first token of a page may attend to, without its own page."""
+        """Number of earlier pages that the first token of a page attends to."""
         return self.span.reach_pages
 
     @property

@@ -19,7 +19,7 @@ Send = Callable[[str, Message], None]
 
 
 class ProcessCalls:
-    """Sends calls and waits for their replies. All methods are called in one event loop."""
+    """Calls functions of the replicas' processes, and waits for the replies. All methods run in one event loop."""
 
     def __init__(self, replicas: ReplicaSet, send: Send) -> None:
         self._replicas = replicas

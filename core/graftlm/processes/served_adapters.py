@@ -43,7 +43,7 @@ class ServedAdapters(Mapping[str, ServedAdapter]):
     Args:
         configured: name -> folder of the adapters that each replica loads at the server's start.
         digests: name -> digest of the content of each configured adapter.
-        calls: calls to the replicas.
+        calls: calls functions of the replicas.
         replicas: the replicas.
         send: queues a message for a replica.
         wall_clock: returns Unix time in seconds.

@@ -19,7 +19,7 @@ class ServedWeights:
     """Replaces the weights of all replicas. Updates do not run concurrently. Used in one event loop.
 
     Args:
-        calls: calls to the replicas.
+        calls: calls functions of the replicas.
         in_flight: the prompts that have not ended. An update waits for their end.
         abort_all: aborts every prompt in flight.
 

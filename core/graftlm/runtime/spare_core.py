@@ -8,12 +8,12 @@ __all__ = ["SpareCore"]
 
 
 class SpareCore:
-    """Records the users of the spare core. All methods are thread-safe.
+    """Records the computations (users) for which steps leave a core free, such as compiling a grammar. Thread-safe.
 
     Args:
         clock: clock in seconds.
-        limit_s: maximum time in seconds for which steps use one core less, from the start of the latest user on, so
-            that a user that never ends does not slow down steps permanently.
+        limit_s: maximum time in seconds, from the start of the latest user, for which steps use one core less. Without
+            this limit, a user that never ends would slow down steps permanently.
     """
 
     def __init__(self, clock: Callable[[], float], limit_s: float) -> None:

@@ -12,8 +12,9 @@ __all__ = ["AdmissionControl"]
 class AdmissionControl:
     """Estimates the number of pages that running requests will still need.
 
-    A request may generate up to its limit but rarely does. The estimate covers the rest of their prompts, and a share
-    of their maximum outputs. The share decreases slowly with each step, and increases when a request is retracted.
+    A request rarely generates as many tokens as its limit allows. The estimate therefore covers the rest of the running
+    requests' prompts, and only a share of their maximum outputs. The share decreases slowly with each step, and
+    increases when a request is retracted. `Planner` admits a request only if the remaining pages suffice for it.
     """
 
     FIRST_SHARE = 0.5

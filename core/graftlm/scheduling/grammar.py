@@ -1,4 +1,4 @@
-"""The grammar of one request, while it is being compiled and afterwards with the state of the output."""
+"""One request's grammar: first its compilation, then the state of the request's output in the grammar."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future

@@ -47,8 +47,8 @@ class Jump:
     """A change of a request's output.
 
     Attributes:
-        dropped: the latest tokens, which are removed.
-        token_ids: the tokens that replace them; their text is that of `dropped` followed by `text`.
+        dropped: the latest tokens of the output, which are removed.
+        token_ids: the tokens that replace `dropped`. Their text is the text of `dropped` followed by `text`.
         text: the text that the grammar forced.
     """
 
@@ -62,7 +62,10 @@ class _Window:
     """The latest tokens of a request, which are encoded again.
 
     Attributes:
-        text: text of the latest tokens. before: text of the tokens before them, which are `context`.
+        token_ids: the latest tokens.
+        text: the text of `token_ids`.
+        before: the text of `context`.
+        context: the tokens before `token_ids`.
     """
 
     token_ids: list[int]

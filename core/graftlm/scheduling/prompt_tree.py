@@ -37,7 +37,7 @@ class PromptNode:
 
     @property
     def group(self) -> PromptNode | None:
-        """The smallest group of a request that ends at this node; if it is the node's only request, the parent."""
+        """The smallest group of a request that ends at this node: the node, or its parent if the node has one request."""
         return self if self.num_waiting > 1 and self.num_tokens else self.parent
 
     @property

@@ -53,7 +53,10 @@ class QueueEntry:
 
     @property
     def cached_tokens(self) -> int:
-        """Number of cached tokens. After a change of the cache, they are looked up again, from the last result on."""
+        """Number of cached tokens.
+
+        After a change of the cache, the number is looked up again. The lookup starts at the result of the last one.
+        """
         queue = self._queue
         if self._probed_at is not queue.moment:
             self._probe(queue)
@@ -67,7 +70,7 @@ class QueueEntry:
         return None if self.node is None else self.node.group
 
     def forget_place(self) -> None:
-        """Forget the last lookup, because the cache was replaced; the next one starts at the first token."""
+        """Forget the last lookup, because the cache was replaced. The next lookup starts at the first token."""
         self._place = None
 
     def _probe(self, queue: "WaitingQueue") -> None:

@@ -17,10 +17,10 @@ _WEIGHT: Final = 0.1
 class DraftAllowance:
     """Limits a drafter's time to the time that its accepted drafts saved, plus a small share of the time of steps.
 
-    A call that computes a new prompt takes long, and saves time only later. Therefore at most twice the average time of
-    a call is charged to the balance; the remaining time becomes a debt. The share of the time of steps repays the debt
-    before it is added to the balance. Saved time is added to the balance, and only a surplus repays the debt. All time
-    is charged in the end, except that of the first calls.
+    `Speculator` has one for each expensive drafter. A call that computes a new prompt takes long, and saves time only
+    later. Therefore at most twice the average time of a call is charged to the balance; the remaining time becomes a
+    debt. The share of the time of steps repays the debt before it is added to the balance. Saved time is added to the
+    balance, and only a surplus repays the debt. All time is charged in the end, except that of the first calls.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,10 @@ class DraftAllowance:
         return self._num_free > 0 or self._balance_s >= 0.0
 
     def spend(self, seconds: float) -> None:
-        """Charge a call of the drafter. A call shorter than the share of a step computed nothing; it is never free."""
+        """Charge the time of a call of the drafter.
+
+        The first calls are not charged. A very short call, in which the drafter computed nothing, is always charged.
+        """
         charged_s = seconds if self._mean_s == 0.0 else min(seconds, 2 * self._mean_s)
         self._mean_s += (_WEIGHT if self._mean_s else 1.0) * (seconds - self._mean_s)
         if self._num_free and seconds >= _SHARE * self._step_s:

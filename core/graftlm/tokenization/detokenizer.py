@@ -101,7 +101,13 @@ class Detokenizer:
         return self._decode(self._window[self._num_context :])  # the decoder changed text that was already returned
 
     def _slide(self, new_text: str, num_keep: int, num_held: int) -> str:
-        """Keep only the last `num_keep` tokens; their text except the last `num_held` characters was returned."""
+        """Keep only the last `num_keep` tokens in the window, and return `new_text`.
+
+        Args:
+            new_text: text that `push` returns.
+            num_keep: number of tokens to keep.
+            num_held: number of last characters of the kept tokens' text that have not been returned.
+        """
         self._window = self._window[-num_keep:]
         text = self._decode(self._window)
         self._given = text[: len(text) - num_held]

@@ -11,7 +11,7 @@ from graftlm.layers import CacheRows
 
 __all__ = ["scale_bits", "write_kv"]
 
-#: Number of elements of keys that one program writes; it writes as many elements of values.
+#: Number of elements of keys that one program writes, and number of elements of values.
 _BLOCK = 2048
 #: The largest number of float8_e4m3fn. Larger numbers are stored as this number: the type has no infinity, and a NaN
 #: would make every later result of the request NaN.

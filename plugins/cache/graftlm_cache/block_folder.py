@@ -1,8 +1,10 @@
 """The index of a folder of block files: names, sizes and times of last use, in memory.
 
+The path of a block's file has four parts:
+
     root / 32 hex digits: model, layout, format / 2 hex digits / 40 hex digits: the block .kv
 
-Only files and folders with exactly these names are read or removed, so other files in the root are safe.
+Files and folders with other names are never read or removed.
 """
 
 from __future__ import annotations

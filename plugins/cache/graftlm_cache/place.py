@@ -6,7 +6,9 @@ __all__ = ["Place", "find_place"]
 
 
 class Place:
-    """The end of a probe. All of `node` matches; a part of its child at `edge` also matches if there is such a child.
+    """The end of a probe. The key matches all of `node`, and the start of `child` if there is a child at `edge`.
+
+    `RadixCache` creates it, and passes it to the next probe of the same key.
 
     Attributes:
         node: the last node that matched in full.
@@ -36,10 +38,10 @@ class Place:
 
 
 def find_place(node: RadixNode, tokens: bytes, page_bytes: int) -> Place:
-    """Return the place where a match from `node` on would end; change nothing.
+    """Return the place where a match that continues from `node` would end. The tree is not changed.
 
     Args:
-        node: a node whose path is a prefix of the key.
+        node: a node whose path is a prefix of `tokens`.
         tokens: bytes of int32 token ids; whole pages, from the start of the prompt.
         page_bytes: number of bytes of a page's token ids.
     """

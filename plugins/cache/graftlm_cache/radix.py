@@ -129,7 +129,7 @@ class RadixCache(PrefixCache):
     def _path(self, node: RadixNode, tokens: bytes, priority: int, now: float) -> list[RadixNode]:
         """Return the nodes below `node` on the key's longest cached prefix.
 
-        Effects: updates their recency; splits the last one if the key continues differently within its run.
+        Effects: updates the recency of these nodes. Splits the last node if the key matches only a part of its run.
         """
         page_bytes, end = self._page_bytes, len(tokens)
         offset = node.num_pages * page_bytes

@@ -9,7 +9,7 @@ from graftlm_chat.json_text import BracketScanner, dump, load_object
 
 __all__ = ["CallReader"]
 
-#: Both names of the arguments are accepted, because models confuse them.
+#: Keys of a call's arguments. Each format accepts both keys, because models confuse them.
 _ARGUMENT_KEYS: Final = ("arguments", "parameters")
 _HEAD: Final = re.compile(r'\{\s*"name"\s*:\s*"([\w.-]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)', re.ASCII)
 _BEGINNING: Final = re.compile(r'\{\s*(?:"([a-z]*)(?:(")\s*(?::\s*(?:"([\w.-]*)(")?)?)?)?)?', re.ASCII)

@@ -76,8 +76,8 @@ class _CallRules:
     def rules(self, rule: str) -> list[str]:
         """Return the rules, two for each argument.
 
-        `rule`_i is the rest of the call from argument i on. `rule`_i_more is the same rest after another argument, so
-        it starts with a comma.
+        `rule`_i matches the call from argument i on, if no earlier argument is given. `rule`_i_more matches the call
+        from argument i on after an earlier argument, so it starts with a comma.
 
         Raises:
             GrammarError: an argument cannot be named in Python, or the tool is strict and a keyword cannot be enforced.

@@ -74,7 +74,10 @@ class SegmentedLRU(EvictionStrategy):
             self._protect(node)
 
     def on_hit(self, node: NodeStats) -> None:
-        """Protect the node until S tokens have entered after it."""
+        """Protect the node until S further tokens are protected.
+
+        A node in the newest quarter of the protected segment keeps its position.
+        """
         newest = self._clock + self._protected_tokens - self._settled_tokens
         if self._positions[node] <= newest:
             self._protect(node)

@@ -136,7 +136,7 @@ class JsonRules:
 
         Args:
             first: expressions of the first items.
-            item: expression of the items after the first ones; None if no more items are allowed.
+            item: expression of an item after those in `first`; None if no more items are allowed.
             least: minimum number of items.
             most: maximum number of items, or None.
         """

@@ -134,7 +134,8 @@ class _Translation:
         form = next((key for key in COMBINED if key in schema), None)
         own = next((key for key in keywords if key in _KNOWN), None)
         if own is not None and form in ("anyOf", "oneOf", "allOf"):
-            # The combining keyword cannot be enforced together with the schema's other keywords. The others are kept.
+            # The combining keyword (`anyOf`, ...) cannot be enforced together with keywords such as `minimum`. It is
+            # left out, and the keywords such as `minimum` are enforced.
             keywords = self._without(keywords, lambda key: key in COMBINED, schema, path, own)
             form = None
         if form is None:
@@ -149,7 +150,15 @@ class _Translation:
     def _without(
         self, keywords: list[str], is_excluded: Callable[[str], bool], schema: dict[str, Any], path: str, kept: str
     ) -> list[str]:
-        """Leave out keywords that cannot be enforced together with the keyword `kept`. Returns the other keywords."""
+        """Leave out the keywords for which `is_excluded` returns True, and return the remaining keywords.
+
+        Args:
+            keywords: keywords of `schema`.
+            is_excluded: function that returns whether a keyword cannot be enforced together with `kept`.
+            schema: the schema.
+            path: path of the schema.
+            kept: a remaining keyword, for the error.
+        """
         for key in filter(is_excluded, keywords):
             if key in (*COMBINED, "type") or key in _KNOWN:
                 message = f"not enforced together with {kept}; move it into the schemas there"

@@ -79,10 +79,10 @@ def is_nearly_all(chars: CharSet) -> bool:
 
 
 class _Rewriting:
-    """Rewrites expressions.
+    """Rewrites the expressions of one grammar for `sound_counts`.
 
     Attributes:
-        parts: repetition -> name of its rule.
+        parts: repetition -> name of the rule that replaces it.
     """
 
     def __init__(self, rules: Mapping[str, Expression]) -> None:
@@ -97,7 +97,7 @@ class _Rewriting:
 
         Args:
             expression: the expression.
-            after: the characters that can follow it; empty at the end of the text, None if unknown.
+            after: the characters that can follow the expression; empty at the end of the text, None if unknown.
         """
         match expression:
             case Sequence():

@@ -18,7 +18,8 @@ from graftlm_grammar.structural_tag import StructuralTag, Structure, parse_struc
 
 __all__ = ["LarkGrammar", "spec_to_lark"]
 
-# By default, the library's masks allow only one tokenization of forced text, although its parser accepts others.
+# By default, the library's masks allow only one tokenization of forced text, although its parser accepts every
+# tokenization.
 _HEAD: Final = '%llguidance {"no_forcing": true}\n'
 # The library's own format, which guidance writes.
 _NATIVE: Final = re.compile(r"\s*%llguidance[ \t]*([^\n]*)")
@@ -125,7 +126,7 @@ class _Tag:
                 schema = prepare_schema(structure.schema, self._options, self._strict, f"{structure.path}.schema")
                 self._unenforced += schema.unenforced
                 return f"b{index}: %json {schema.text} {_literal(structure.end)}"
-            # By default a lexeme uses the longest match. This one is lazy: it ends at the first possible position.
+            # By default a lexeme uses the longest match. A lazy lexeme ends at the first possible position.
             lazy = "[lazy]" if structure.end else ""
             return f"b{index}{lazy}: /(?:{rust_regex(structure.regex or '')}){regex_text(structure.end)}/"
         except GrammarError as error:

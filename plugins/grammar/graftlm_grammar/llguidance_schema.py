@@ -131,10 +131,10 @@ class _Preparation:
     def _check_in_place(self) -> None:
         """Refuse schemas that refer to themselves for the same value.
 
-        The meaning of such a schema is undefined, and validators do not terminate.
+        The meaning of such a reference is undefined, and validators do not terminate.
 
         Raises:
-            GrammarError: there is such a schema.
+            GrammarError: a schema refers to itself without a property or an item in between.
         """
         waiting = {name: applied_in_place(schema) for name, schema in self._definitions.items()}
         while waiting:
@@ -145,7 +145,7 @@ class _Preparation:
                 del waiting[name]
 
     def _finite(self) -> set[str]:
-        """Return the names of the definitions under which a finite value is valid."""
+        """Return the names of the definitions that a finite value can match."""
         finite: set[str] = set()
         num_before = -1
         while num_before < len(finite):

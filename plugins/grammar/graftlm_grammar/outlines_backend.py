@@ -226,7 +226,7 @@ class _Matcher(GrammarMatcher):
         allowed = self._allowed()
         texts = [self._tokens.bytes_of[i] for i in allowed[:1].tolist() + allowed[-1:].tolist()]
         if not texts or texts[0][:1] != texts[1][:1]:
-            return None, b""  # the most frequent case; two of perhaps 100,000 tokens suffice to detect it
+            return None, b""  # the most frequent case; comparing two tokens detects it
         by_id = {i: self._tokens.bytes_of[i] for i in allowed.tolist()}
         least, most = min(by_id.values()), max(by_id.values())
         length = next((i for i, byte in enumerate(least) if most[i] != byte), len(least))

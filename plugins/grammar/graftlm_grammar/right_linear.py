@@ -17,11 +17,11 @@ __all__ = ["right_linear"]
 
 #: Maximum total number of parts after inlining a rule at all its references.
 _MAX_INLINED: Final = 2000
-#: The same maximum for a rule that matches the empty text.
+#: Maximum like `_MAX_INLINED`, for a rule that matches the empty text.
 _MAX_EMPTY_INLINED: Final = 32
 #: Maximum number of parts of an unrolled repetition.
 _MAX_UNROLLED: Final = 128
-#: The same maximum within an inlined rule, if the grammar has more than `_FEW_RULES` rules.
+#: Maximum like `_MAX_UNROLLED`, for repetitions within an inlined rule of a grammar with more than `_FEW_RULES` rules.
 _MAX_UNROLLED_WITHIN: Final = 8
 _FEW_RULES: Final = 200
 #: Maximum nesting of expressions, including inlined rules.
@@ -163,7 +163,7 @@ def _empty_rules(rules: Mapping[str, Expression], leaves_first: list[str]) -> se
 
 
 def _is_empty(expression: Expression, rules: set[str]) -> bool:
-    """Return whether an expression matches the empty text; `rules` are the rules that match it."""
+    """Return whether an expression matches the empty text; `rules` are the names of all rules that match it."""
     match expression:
         case Reference(name):
             return name in rules

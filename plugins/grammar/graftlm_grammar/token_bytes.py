@@ -71,6 +71,9 @@ def _of_sentencepiece(token: str, has_bytes: bool) -> bytes:
 
 
 def _added_text(core: tokenizers.Tokenizer, token_id: int) -> str:
-    """Return the text that a token adds after the same token. At the start of a text, it may lose a space or prefix."""
+    """Return a token's text within a longer text.
+
+    The token is decoded after a copy of itself, because a decoder may remove a space or a prefix at a text's start.
+    """
     alone, twice = core.decode([token_id]), core.decode([token_id, token_id])
     return str(twice[len(alone) :])

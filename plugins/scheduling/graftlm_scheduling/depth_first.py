@@ -7,7 +7,8 @@ from graftlm.contracts import PrefixGroup, WaitingRequest
 
 __all__ = ["Rank", "depth_first_ranks"]
 
-#: Sort key among groups and requests with the same parent, lowest first. All ranks in one order have the same length.
+#: Sort key that is compared among the groups and requests with one parent group; the lowest comes first. All ranks in
+#: one order have the same length.
 Rank: TypeAlias = tuple[int, ...]
 
 

@@ -55,7 +55,7 @@ class Ceilings:
     Attributes:
         read_bytes_per_s: bandwidth of reading memory.
         read_by: name of the fastest read operation.
-        read_bytes: number of bytes that one sample read.
+        read_bytes: number of bytes that were read for one sample.
         matrix_flops_per_s: speed of a matrix product in the model's dtype.
         matrix_shape: (M, K, N) of the fastest product.
         dtype: dtype of the product.
