@@ -140,7 +140,7 @@ class UnsupportedArchitectureError(ModelError):
 
 
 class RequestError(GraftlmError, ValueError):
-    """One request fails; others continue.
+    """One request is invalid or failed; other requests are not affected.
 
     Attributes:
         param: name of the wrong argument or HTTP field; None if the error is not about a single one.

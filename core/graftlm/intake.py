@@ -41,6 +41,8 @@ MAX_TTL_S = 1e9
 class IntakeLimits:
     """The limits of a request.
 
+    The assembly derives them from the model and the memory; `Intake` checks each request against them.
+
     Attributes:
         vocab_size: size of the vocabulary; valid token ids are smaller.
         context_len: maximum number of tokens of prompt and output together.

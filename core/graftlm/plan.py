@@ -239,7 +239,7 @@ class StepResult(msgspec.Struct, frozen=True, eq=False):
         token_ids: integers [S], the sampled tokens; undefined for failed samples.
         errors: index of a failed sample -> its error.
         logprobs: log-probabilities of all S samples; None if no request in the step returns log-probabilities.
-        prompt_logprobs: one per prompt span of the plan.
+        prompt_logprobs: log-probabilities of the prompt tokens, one table for each prompt span of the plan.
         model_s: device time of the step in seconds.
         pooled: float32 vectors, one per pool span of the plan.
     """

@@ -28,6 +28,8 @@ _MB = 1e6
 class AdapterParts:
     """The parts that an engine needs for adapters.
 
+    `make_adapters` creates them; `make_device_parts` and the intake use them.
+
     Attributes:
         catalog: the adapters by name.
         layers: the layers that store the adapters' weights.

@@ -134,7 +134,10 @@ def _loaded(
 
 @dataclass(frozen=True, slots=True)
 class DraftKVSize:
-    """The size of a draft model's KV memory."""
+    """The size of a draft model's KV memory.
+
+    `size_draft_kv` computes it; the start plan counts it, and `load_draft_model` allocates it.
+    """
 
     num_pages: int
     page_size: int

@@ -21,6 +21,8 @@ __all__ = ["AllocatedKV", "allocate_kv"]
 class AllocatedKV:
     """The allocated KV memory.
 
+    `allocate_kv` creates it; the runner, the attention backends and the scheduler get its parts.
+
     Attributes:
         memory: size of the KV memory, and the allocator of window pages if sliding-window layers have a separate
             memory.

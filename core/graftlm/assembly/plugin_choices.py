@@ -28,6 +28,8 @@ __all__ = ["ChosenPlugins", "attention_misfit", "check_choices", "choose_attenti
 class ChosenPlugins:
     """The providers that fit the checkpoint and the device.
 
+    `choose_plugins` returns them; the later stages of the assembly create the plugins' objects.
+
     Attributes:
         model: the model, without weights.
         model_provider: the provider that created it.

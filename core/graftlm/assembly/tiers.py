@@ -24,6 +24,8 @@ __all__ = ["TierParts", "assemble_tiers"]
 class TierParts:
     """The parts that a cache with lower tiers needs.
 
+    `assemble_tiers` creates them; `CacheFactory` passes them to each cache, and the runner copies with the same queue.
+
     Attributes:
         mover: copies pages between the device and host memory while steps run.
         queue: queue of the copies for the next step.

@@ -11,6 +11,8 @@ __all__ = ["PageTree", "RequestPath"]
 class RequestPath:
     """The path of a request through the tree.
 
+    `PageTree` creates one per request; the computation of the optimum reads them.
+
     Attributes:
         nodes: numbers of the request's blocks, starting at the root. Blocks shorter than a page are left out.
         num_pages: number of pages in these blocks.

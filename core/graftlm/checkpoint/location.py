@@ -24,8 +24,8 @@ def resolve_checkpoint(path: str, setting: str = "model.path") -> Path:
     A model of a hub is searched only in the local cache of `huggingface_hub`; nothing is downloaded.
 
     Args:
-        path: as configured.
-        setting: the setting that names it, for messages.
+        path: value of the setting.
+        setting: name of the setting, for messages.
 
     Raises:
         CheckpointError: there is no such folder or file, or the folder has no config.json.

@@ -48,7 +48,7 @@ def check_same_model(own: ModelConfig, own_path: Path, other: ModelConfig, path:
 
     Args:
         own, own_path: configuration and path of the served model.
-        other, path: configuration and path of the checkpoint that replaces it.
+        other, path: configuration and path of the checkpoint that is to replace the served one.
 
     Raises:
         CheckpointError: the models differ; the message has the first different entry.

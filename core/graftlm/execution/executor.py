@@ -52,7 +52,10 @@ class StepExecutor(Protocol):
 
 
 class Launched(Protocol):
-    """A step that was launched on the device."""
+    """A step that was launched on the device.
+
+    `LaunchExecutor` gets it from the runner, and waits for its result in a second thread.
+    """
 
     def result(self) -> StepResult:
         """Wait for the device without holding the GIL."""

@@ -29,6 +29,8 @@ _PARALLEL_LOGITS: Final = 1 << 16
 class DrawSettings:
     """Sampling parameters of m rows.
 
+    The sampler creates one per step for the rows that the compiled kernels sample.
+
     Attributes:
         temperature, top_p, min_p: float64 [m]; with top_p 1 and min_p 0, all tokens are kept.
         top_k: int64 [m], at least 1; with V or more, all tokens are kept.

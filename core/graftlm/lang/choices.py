@@ -47,6 +47,8 @@ class ChoiceScore:
 class Decision:
     """The selected choice.
 
+    A `ChoicesMethod` returns it from `decide`.
+
     Attributes:
         index: index of the selected choice.
         scores: [choices], one score for each choice. The choice with the highest score is selected, except by methods

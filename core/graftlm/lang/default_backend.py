@@ -32,7 +32,7 @@ def as_backend(backend: Any) -> Backend:
     An Engine is wrapped into an EngineBackend.
 
     Raises:
-        ConfigError: the object is none of these.
+        ConfigError: the object is not a Backend, a Runtime or an Engine.
     """
     if isinstance(backend, type):  # a class has the methods of a Backend too, so it would pass the check below
         raise ConfigError(f"a backend is an object, got the class {backend.__name__}; write {backend.__name__}(...)")

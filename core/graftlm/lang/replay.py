@@ -27,6 +27,8 @@ T = TypeVar("T")
 class Start:
     """The point at which runs begin.
 
+    It is the beginning of the graph, or the point after nodes that were run once for all runs of a batch.
+
     Attributes:
         num_nodes: number of leading nodes of ROOT that have already run.
         snapshot: the state after these nodes.

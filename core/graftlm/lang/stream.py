@@ -17,7 +17,7 @@ class Stream(Protocol):
 
     @property
     def feed(self) -> TextFeed:
-        """The text as it grows."""
+        """The feed of the text that the expressions have appended so far."""
 
     @property
     def error(self) -> ProgramError | None:

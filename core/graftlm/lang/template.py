@@ -56,6 +56,8 @@ Source = Argument | Produced | MetaInfo
 class Conversion:
     """An operation that the program applies to a value.
 
+    A traced program records it, and a run of the graph applies it when the value is known.
+
     Attributes:
         operation: "str", "repr", "format", "item", or one of TEXT_METHODS.
         arguments: the operation's arguments; constants.

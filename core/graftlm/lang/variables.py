@@ -138,7 +138,7 @@ class Variables:
         """Wait until the program creates no more variables.
 
         Raises:
-            ProgramError: its function failed.
+            ProgramError: the program's function failed.
             RequestError: the calling thread is the program's own.
         """
         with self._changed:
@@ -162,7 +162,7 @@ class Variables:
 
         Raises:
             KeyError: the program has no such variable.
-            ProgramError: its function failed before it created the variable.
+            ProgramError: the program's function failed before it created the variable.
         """
         with self._changed:
             while (cell := self._find(name)) is None:

@@ -21,7 +21,7 @@ class Routing:
 
     Attributes:
         expert_ids: int64 [T, K], the experts of each token, all different.
-        weights: float32 [T, K], the factors of their outputs.
+        weights: float32 [T, K], the factors by which the outputs of these experts are multiplied.
     """
 
     expert_ids: Tensor

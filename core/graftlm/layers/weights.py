@@ -139,7 +139,7 @@ def _fill(slot: WeightSlot, tensor: Tensor) -> None:
 
 
 def _check_tie(slot: WeightSlot, name: str, tensor: Tensor, first: Tensor | None) -> None:
-    """Refuse a second tensor for a slot, unless it is the same as the first."""
+    """Refuse a second tensor for a slot, unless both tensors are equal."""
     same = torch.equal(slot.target, _as_placed(slot, tensor)) if first is None else torch.equal(first, tensor)
     if not same:
         raise WeightError(

@@ -34,6 +34,8 @@ _EMBEDDING_MARK, _MAGNITUDE_MARK = ".lora_embedding_", ".lora_magnitude_vector"
 class AdapterWeights:
     """The factors of an adapter, on the CPU.
 
+    `read_peft_adapter` returns them; `AdapterLoader.install` copies them to a slot on the device.
+
     Attributes:
         factors: name of the projection in the checkpoint -> factors, scaled, in the layers' dtype and finite.
         digest: digest of the factors; adapters with the same digest give the same results.

@@ -17,6 +17,8 @@ POOLED = SamplingParams(max_tokens=1, temperature=0.0)
 class EmbeddingForm:
     """The form of a call's embeddings.
 
+    `embedding_form` derives it from the call's arguments and the checkpoint's defaults.
+
     Attributes:
         pooling: how the hidden states are pooled.
     """

@@ -12,6 +12,8 @@ __all__ = ["ServedModel"]
 class ServedModel:
     """The description of the served model for clients.
 
+    The main process creates it when the replicas are ready; the endpoints read it.
+
     Attributes:
         name: name of the model in the API.
         path: path of the checkpoint, as configured.

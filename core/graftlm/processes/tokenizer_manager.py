@@ -251,8 +251,8 @@ class TokenizerManager:
         """Stop generating until `resume`. New requests wait.
 
         Args:
-            mode: "abort" aborts all current requests; "in_place" keeps them and their memory; "retract" keeps them but
-                frees their memory.
+            mode: "abort" aborts all current requests. "in_place" pauses them; they keep their pages. "retract" puts
+                them back into the queue; their pages stay cached until they are evicted.
 
         Raises:
             UnavailableError: a replica does not reply in time.

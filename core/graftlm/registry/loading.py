@@ -80,7 +80,10 @@ class PluginFailure:
 
 @dataclass(frozen=True, slots=True)
 class HookImplementation:
-    """One plugin's function for one hook."""
+    """One plugin's function for one hook.
+
+    `PluginLoader.implementations` returns one for each plugin that has the hook.
+    """
 
     plugin: Plugin
     function: Callable[..., Any]

@@ -37,6 +37,8 @@ KernelOrigin = Literal["compiled", "cache", "wheel"]
 class KernelUse:
     """One use of a compiled kernel.
 
+    The loader of kernels reports it to the active watches.
+
     Attributes:
         name: name of the source file, without the suffix.
         library: the compiled file.

@@ -23,6 +23,8 @@ _NO_MASKS: Final[NDArray[np.int32]] = np.empty((0, 0), dtype=np.int32)
 class PlannedDraft:
     """A draft that a step verifies.
 
+    `Drafting` creates it for the step that is being planned, and receives it again with the number of accepted tokens.
+
     Attributes:
         source: the draft, cut before the first token that is not allowed.
         masks: int32 [n, ceil(V / 32)], allowed tokens after each of the draft's n tokens; [0, 0] without a grammar.

@@ -37,7 +37,7 @@ class PromptNode:
 
     @property
     def group(self) -> PromptNode | None:
-        """The smallest group of a request that ends at this node: the node, or its parent if the node has one request."""
+        """The smallest group of a request that ends here: this node, or the parent if this node has one request."""
         return self if self.num_waiting > 1 and self.num_tokens else self.parent
 
     @property

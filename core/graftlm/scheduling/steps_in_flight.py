@@ -16,6 +16,8 @@ __all__ = ["StepInFlight", "StepsInFlight"]
 class StepInFlight:
     """A planned step.
 
+    `Scheduler.plan` creates it; the committer reads it when the result of the step arrives.
+
     Attributes:
         requests: the step's requests, in the order of the plan's rows.
         drafts: row -> the draft that the step verifies.

@@ -13,9 +13,9 @@ __all__ = ["CopyingDevice"]
 class CopyingDevice(FakeDevice):
     """A `FakeDevice` with host memory, for caches with lower tiers.
 
-    On a real device, a copy in parallel with a step may run before or after the step. This device runs such stores
-    after the step. A store that had to be an early store therefore reads overwritten data. New host memory contains
-    garbage.
+    On a real device, a copy in parallel with a step may run before or after the step. This device runs the stores that
+    are not early after the step. If a store should have been early, it therefore reads overwritten data. New host
+    memory contains garbage.
 
     Attributes:
         page_bytes: size of a page's digests in bytes.

@@ -13,6 +13,8 @@ __all__ = ["StopMatch", "StopStrings"]
 class StopMatch:
     """The result of a push.
 
+    `StopStrings.push` returns it.
+
     Attributes:
         text: new text that cannot become part of a match.
         matched: the stop string or pattern that ended the text, or None.

@@ -89,6 +89,8 @@ class LayerKind:
 class Part:
     """Tokens of a batch that one wrapper computes.
 
+    A step has a part for its decodes, for its chunks, or for each level of a cascade.
+
     Attributes:
         tokens: range of the n tokens in the batch.
         attend: attend(q, (keys, values), out) writes the result, [n, H, D], to `out`.

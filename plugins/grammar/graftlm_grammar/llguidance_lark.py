@@ -30,6 +30,8 @@ _ANY: Final = "(?s:.*)"
 class LarkGrammar:
     """A specification as a grammar for llguidance.
 
+    `spec_to_lark` returns it; `LLGuidanceBackend` compiles it.
+
     Attributes:
         text: the grammar.
         unenforced: paths of keywords of JSON schemas that were left out.

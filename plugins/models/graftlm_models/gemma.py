@@ -41,7 +41,7 @@ _ALL_LAYERS = "all_layers"
 
 @dataclass(frozen=True, slots=True)
 class GemmaVariant:
-    """The differences between the generations and their checkpoints.
+    """The properties in which the generations of Gemma and their checkpoints differ.
 
     Attributes:
         layer_types: "full_attention" or "sliding_attention" for each layer_id.

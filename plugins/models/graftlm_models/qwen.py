@@ -37,7 +37,7 @@ __all__ = ["QwenForCausalLM"]
 
 @dataclass(frozen=True, slots=True)
 class QwenVariant:
-    """The differences between the generations.
+    """The parts in which the generations of Qwen models differ.
 
     Attributes:
         qkv_bias, out_bias: whether these projections have a bias.

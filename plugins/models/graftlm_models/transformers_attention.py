@@ -241,7 +241,7 @@ class _Call:
         module: the attention module.
         num_heads, num_kv_heads: H and H_kv.
         key_dim, value_dim: D and D_v.
-        mask: the mask, or its description.
+        mask: the mask that the module passed: the result of `_describe_mask`, None, or a tensor of the module itself.
         arguments: the other arguments by name.
     """
 

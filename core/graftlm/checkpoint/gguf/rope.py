@@ -97,7 +97,7 @@ def _llama3(factors: Sequence[float], theta: float, head_dim: int) -> dict[str, 
 
 
 def _original_context(factors: Sequence[float], waves: Sequence[float], factor: float) -> int:
-    """Compute the original context from a factor between the extremes; without one, return Llama 3's context."""
+    """Compute the original context from a factor between 1 and `factor`; if there is none, return Llama 3's context."""
     for found, wave in zip(factors, waves, strict=False):
         if 1.01 < found < 0.99 * factor:
             smooth = (1 / found - 1 / factor) / (1 - 1 / factor)

@@ -51,7 +51,7 @@ class AwqFormat(WeightFormat):
         return f"AWQ, {_BITS} bits"
 
     def main_part(self, parts: Set[str]) -> str | None:
-        """Return "qweight" if it exists."""
+        """Return "qweight", the tensor with the codes; None if the module has no such tensor."""
         return "qweight" if "qweight" in parts else None
 
     def coded_weight(self, parts: WeightParts) -> CodedWeight:

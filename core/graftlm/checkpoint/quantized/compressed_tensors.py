@@ -68,7 +68,7 @@ class CompressedTensorsFormat(WeightFormat):
         return f"compressed-tensors, {' and '.join(self.names) or 'no weights'}"
 
     def main_part(self, parts: Set[str]) -> str | None:
-        """Return "weight_packed" if it exists; else "weight" if there are scales."""
+        """Return "weight_packed" if the module has it, "weight" if the module has scales, else None."""
         if "weight_packed" in parts:
             return "weight_packed"
         return "weight" if "weight_scale" in parts else None

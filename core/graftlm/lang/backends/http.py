@@ -89,7 +89,7 @@ class HttpClient:
         Args:
             api_key: sent with each request.
             timeout_s: a request is aborted after this number of seconds without a byte from the server; None: no limit.
-            hint: a possible error in the URL; it becomes part of the message for a missing page.
+            hint: description of a likely error in the URL, for the message of an answer with status 404.
             ca_file: file with the certificates of the authorities that may sign the server's certificate; None: the
                 system's authorities.
 

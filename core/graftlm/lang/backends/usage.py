@@ -8,14 +8,14 @@ __all__ = ["ApiUsage", "TokenUsage", "UsageMeter"]
 
 @dataclass(frozen=True, slots=True)
 class ApiUsage:
-    """Numbers of calls and tokens; the difference of two objects is the usage between the two times.
+    """Numbers of calls and tokens since a start; the difference of two objects is the usage between two times.
 
     Attributes:
         calls: number of answered calls.
         prompt_tokens: prompt tokens of all calls, as counted by the endpoint.
         completion_tokens: generated tokens, as counted by the endpoint; this includes tokens that no `gen` used.
         saved_calls: number of `gen`s that were answered from the completion of an earlier call.
-        saved_prompt_tokens: prompt tokens that these `gen`s did not need; an estimate from the calls' counts.
+        saved_prompt_tokens: estimated number of prompt tokens that separate calls for these `gen`s would have had.
     """
 
     calls: int = 0
@@ -77,5 +77,5 @@ class TokenUsage:
         return (self._meter.usage - self._start).completion_tokens
 
     def reset(self) -> None:
-        """Set both numbers to 0."""
+        """Set `prompt_tokens` and `completion_tokens` to 0."""
         self._start = self._meter.usage

@@ -17,7 +17,7 @@ _logger = logging.getLogger(__name__)
 
 
 def bind_ops(model: object, ops: LayerOps) -> None:
-    """Set the operations of all modules of a model that call them."""
+    """Pass `ops` to each module of a model that calls them, which are the modules with the base class `UsesOps`."""
     if isinstance(model, nn.Module):
         for module in model.modules():
             if isinstance(module, UsesOps):

@@ -36,6 +36,8 @@ __all__ = ["HierarchicalCache"]
 class _Offer:
     """Pinned host blocks that continue a match.
 
+    `find` returns it to the KV manager, which passes it to `load` or `decline`.
+
     Attributes:
         blocks: the blocks, in the order of the prompt.
         first_page: index, within the first block, of the first page to load.

@@ -93,7 +93,7 @@ class OpenAI:
 
     @property
     def usage(self) -> ApiUsage:
-        """Numbers of calls and tokens so far, and of those that speculation has saved."""
+        """Numbers of calls and tokens so far, and numbers of calls and tokens that speculation has saved."""
         return self._meter.usage
 
     @property

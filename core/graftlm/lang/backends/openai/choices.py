@@ -68,7 +68,7 @@ def path_scores(
 
     Args:
         tokens: [log-probability, None, text] for each token of the answer.
-        top: for each position, such entries for the most likely tokens.
+        top: for each token of the answer, the most likely tokens at its position, in the form of `tokens`.
 
     Raises:
         RequestFailedError: none of the reported tokens begins a choice.

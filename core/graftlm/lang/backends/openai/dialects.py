@@ -35,7 +35,7 @@ class Piece:
 
     Attributes:
         tokens: [log-probability, token id, text] of each token.
-        top: for each token, the most likely tokens at its position, in the same form.
+        top: for each token, the most likely tokens at its position, each as [log-probability, token id, text].
     """
 
     text: str = ""
