@@ -13,7 +13,7 @@
     │   ├── WeightError                a tensor is missing, unexpected or of the wrong shape
     │   ├── AdapterError               a LoRA adapter cannot be loaded: wrong files, rank, shapes or modules
     │   └── UnsupportedArchitectureError
-    ├── RequestError                   one request fails; others continue
+    ├── RequestError                   one request is invalid or failed; other requests are not affected
     │   ├── SamplingParamsError
     │   ├── GrammarError               a JSON schema, regular expression or grammar is malformed or not enforceable
     │   ├── AdapterNotFoundError       the request's adapter is not loaded; has the loaded adapters

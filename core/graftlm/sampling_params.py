@@ -63,16 +63,18 @@ class SamplingParams:
         prompt_logprobs: number of most likely tokens whose log-probabilities are reported for each prompt token, in
             addition to that of the prompt token; None: no log-probabilities. The first prompt token has none, because
             no token precedes it.
-        prompt_logprobs_start: index of the first prompt token whose log-probability is reported; past the end, none is
-            reported. A token's log-probability needs the logits of the token before it. Only tokens before that one may
-            come from the prefix cache; with 0, the whole prompt is computed.
+        prompt_logprobs_start: index of the first prompt token whose log-probability is reported; if it is past the
+            prompt's end, no log-probability is reported. The prompt is computed from token `prompt_logprobs_start - 1`
+            on, because a token's log-probability needs the logits of the token before it. Only earlier tokens may come
+            from the prefix cache; with 0, the whole prompt is computed.
         logprob_token_ids: token ids whose log-probabilities are reported wherever `logprobs` or `prompt_logprobs`
             reports some, in `TokenLogprob.requested`.
         logits_processors: processor name -> options; plugins provide the processors.
         json_schema: constrain the output to a JSON schema: a dict, true or false, JSON text, or a pydantic model class,
             which is converted to a dict. Needs a grammar backend. With the extra `outlines`, `json_schema`, `regex`,
             `ebnf` and `choice` also accept output types: terms of Outlines, dataclasses, enums, `Literal["a", "b"]`,
-            `list[int]`. Such a type is converted to the specification that fits, whichever of the fields has it.
+            `list[int]`. The type alone determines whether it is converted to a JSON schema, a regular expression or a
+            grammar; any of the four fields accepts it.
         regex: constrain the output to a regular expression. Needs a grammar backend.
         ebnf: constrain the output to a grammar in EBNF or in Lark's format. Needs a grammar backend.
         choice: constrain the output to one of several strings. Needs a grammar backend.
@@ -88,7 +90,7 @@ class SamplingParams:
             ignored, and `RequestOutput.unenforced` lists them.
         grammar_backend: name of the grammar backend; None: the engine's default.
         jump_forward: whether tokens that the grammar forces are appended without sampling. False: every token is
-            sampled, so the text is the same as with masks only, with and without `logprobs`. None and True: the setting
+            sampled under the mask, so `logprobs` does not change the text. None and True: the setting
             `grammar.jump_forward` of the configuration applies; True does not override a false setting.
         speculation: whether tokens are drafted for the request. False: no tokens are drafted. None and True: the
             setting `speculation` of the configuration applies. The output is the same in all cases.

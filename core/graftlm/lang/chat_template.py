@@ -19,9 +19,10 @@ Renderer = Callable[[Sequence[Message], bool], str]
 class ChatTemplate:
     """Returns the text that opens a chat message, and the text that closes it.
 
-    A program appends to a message while it runs, so it needs these texts separately. A chat is rendered with marks as
-    its messages' contents; the text between the marks contains the openings and closings. They depend on the roles of
-    the earlier messages, because some templates add a default system message, but not on the contents.
+    A program appends to a message while it runs, so it needs the two texts separately. To find them, a chat is rendered
+    with marks in place of the messages' contents; the text between the marks consists of closings and openings. Both
+    depend on the roles of the earlier messages, because some templates add a default system message, but not on the
+    contents of messages.
     """
 
     def __init__(self, render: Renderer, *, added_prefix: str = "") -> None:

@@ -153,9 +153,10 @@ class ChoicesMethod:
 class CallableMethod:
     """A choices method in SGLang's form: an object that is called with keyword arguments.
 
-    It gets `choices`, `normalized_prompt_logprobs`, `input_token_logprobs`, `output_token_logprobs` (empty lists) and
-    `unconditional_token_logprobs`. It returns an object with `decision`, the selected choice, and `meta_info`. If its
-    attribute `requires_unconditional_logprobs` is true, it gets the unconditional log-probabilities, else None.
+    The object gets `choices`, `normalized_prompt_logprobs`, `input_token_logprobs`, `output_token_logprobs` (empty
+    lists) and `unconditional_token_logprobs`. The last argument is None, unless the object's attribute
+    `requires_unconditional_logprobs` is true. The result has the attributes `decision`, the selected choice, and
+    `meta_info`.
     """
 
     call: Callable[..., Any]
