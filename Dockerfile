@@ -14,7 +14,7 @@ ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 WORKDIR /install
 COPY constraints.txt .
 COPY --from=build /dist dist
-RUN pip install --no-cache-dir --extra-index-url "$TORCH_INDEX" -c constraints.txt "$(ls dist/*.whl)[cpu]"
+RUN pip install --no-cache-dir --extra-index-url "$TORCH_INDEX" -c constraints.txt "$(ls dist/*.whl)[cpu,otlp]"
 # Other machines reach the server, so it needs a key; without the variable it does not start.
 RUN echo 'server: {host: 0.0.0.0, port: 30000, api_key: "${GRAFTLM_API_KEY}"}' > /etc/graftlm.yaml
 RUN useradd --create-home graftlm

@@ -105,6 +105,13 @@ def test_defaults_are_the_documented_ones():
             "record_trace": None,
             "metrics_aliases": (),
             "clip_max_tokens": False,
+            "traces": {
+                "enabled": None,
+                "endpoint": None,
+                "sample_ratio": None,
+                "service_name": None,
+                "headers": {},
+            },
             "files": {"path": None, "max_file_bytes": 2**29, "max_bytes": 2**34},
             "batches": {"max_running": 16, "max_running_beside": 0, "priority": -1000, "max_requests": 50000},
             "response_store": {"kind": "memory", "path": None, "max_responses": 1000, "max_bytes": 268435456},

@@ -1,12 +1,13 @@
-"""Checks that this machine has what a configuration needs: checkpoint, device, adapters, space for storage."""
+"""Checks that this machine has what a configuration needs: checkpoint, device, adapters, packages, storage."""
 
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from graftlm.assembly.draft_checkpoint import draft_model_options, option_path, read_draft_checkpoint, unfit_draft_model
 from graftlm.checkpoint import cached_snapshot, is_gguf, is_hub_name, load_model_config, resolve_checkpoint
 from graftlm.checkpoint.safetensors_files import SafetensorsFiles
-from graftlm.config import EngineConfig, KeyPath, Problem, origin_of
+from graftlm.config import EngineConfig, KeyPath, Problem, origin_of, traces_plan
 from graftlm.contracts import Options
 from graftlm.errors import AdapterError, ConfigError, ModelError, PluginError
 from graftlm.lora.peft_config import read_peft_config
@@ -27,7 +28,7 @@ def check_machine(config: EngineConfig, registry: Registry) -> list[str]:
 
 
 def check_files(config: EngineConfig, registry: Registry) -> list[str]:
-    """Return the errors in checkpoints and adapters that would make a start fail, one line each.
+    """Return the errors in checkpoints, adapters and packages that would make a start fail, one line each.
 
     The check takes milliseconds, or up to seconds if the draft model's tokenizer.json differs from the served model's.
     The device is not checked, because torch may find a device that the driver does not report. Problems that do not
@@ -48,7 +49,7 @@ def _device(config: EngineConfig) -> Iterator[Problem]:
 
 
 def _files(config: EngineConfig, registry: Registry) -> list[Problem]:
-    return [*_checkpoint(config), *_draft_model(config, registry), *_adapters(config)]
+    return [*_checkpoint(config), *_draft_model(config, registry), *_adapters(config), *_traces(config)]
 
 
 def must_download(config: EngineConfig) -> bool:
@@ -106,6 +107,13 @@ def _adapters(config: EngineConfig) -> Iterator[Problem]:
             yield _problem(config, where, f"{place} does not contain {_ADAPTER_WEIGHTS}")
         if peft.r > config.lora.max_rank and not peft.rank_pattern:  # rank_pattern may lower the rank of every module
             yield _problem(config, where, f"has rank {peft.r}, above lora.max_rank {config.lora.max_rank}")
+
+
+def _traces(config: EngineConfig) -> Iterator[Problem]:
+    error = traces_plan(config.server.traces, os.environ).error
+    if error is not None:
+        name = "enabled" if config.server.traces.endpoint is None else "endpoint"
+        yield _problem(config, ("server", "traces", name), error)
 
 
 def _options(config: EngineConfig, registry: Registry) -> Iterator[Problem]:

@@ -100,6 +100,8 @@ OTHER_OPTIONS = (
         "{path: PATH}, with speculation.drafter.name=draft_model",
     ),
     OtherOption(("--speculative-eagle-topk",), note="a draft is one sequence of tokens, not a tree"),
+    OtherOption(("--otlp-traces-endpoint",), "server.traces.endpoint", "OTLP over HTTP, usually port 4318"),
+    OtherOption(("--enable-trace",), "server.traces.enabled=true", "or server.traces.endpoint"),
     OtherOption(("--enable-metrics",), note="metrics are always served, at /metrics"),
 )
 

@@ -26,7 +26,9 @@ from graftlm.config.sections import (
     Section,
     ServerSettings,
     SpeculationSettings,
+    TracesSettings,
 )
+from graftlm.config.traces import TracesPlan, traces_plan
 
 __all__ = [
     "AttentionSettings",
@@ -55,6 +57,8 @@ __all__ = [
     "ServerSettings",
     "Setting",
     "SpeculationSettings",
+    "TracesPlan",
+    "TracesSettings",
     "canonical_host",
     "explain",
     "exposure_errors",
@@ -65,4 +69,5 @@ __all__ = [
     "origin_of",
     "problems_in",
     "report",
+    "traces_plan",
 ]

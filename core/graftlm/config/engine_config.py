@@ -104,6 +104,15 @@ class EngineConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _check_traces_endpoint(self) -> EngineConfig:
+        # Not checked by the field, because the error of a field contains its value.
+        if "@" in (self.server.traces.endpoint or "").partition("://")[2].partition("/")[0]:
+            message = "must not contain a user or a password; send them in server.traces.headers"
+            path = ("server", "traces", "endpoint")
+            raise PydanticCustomError("traces_endpoint", "{message}", {"path": path, "message": message})
+        return self
+
+    @model_validator(mode="after")
     def _check_graph_batch_sizes(self) -> EngineConfig:
         sizes, most = self.execution.graph_batch_sizes, self.scheduling.max_running_requests
         if sizes is not None and max(sizes) > most:

@@ -163,7 +163,15 @@ def _fields_at(model: type[BaseModel], path: KeyPath) -> dict[str, FieldInfo]:
 
 
 def _field_at(model: type[BaseModel], path: KeyPath) -> FieldInfo | None:
-    return _fields_at(model, path[:-1]).get(str(path[-1])) if path else None
+    """Return the field at a path; for an element of a mapping or a list, the field that contains it."""
+    found: FieldInfo | None = None
+    annotation: Any = model
+    for part in path:
+        fields = _fields_of(annotation)
+        if fields:
+            found = fields.get(str(part))
+            annotation = annotation if found is None else found.annotation
+    return found
 
 
 @functools.lru_cache(maxsize=64)

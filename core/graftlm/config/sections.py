@@ -1,7 +1,8 @@
 """The sections of a configuration, with fields, defaults and limits."""
 
 import re
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
 
@@ -29,6 +30,7 @@ __all__ = [
     "Section",
     "ServerSettings",
     "SpeculationSettings",
+    "TracesSettings",
 ]
 
 
@@ -513,6 +515,73 @@ class BatchSettings(Section):
     max_requests: PositiveInt = Field(default=50_000, description="Maximum number of requests in a batch.")
 
 
+def _check_collector_url(url: str) -> str:
+    """Refuse what is not the URL of an OTLP/HTTP endpoint. `EngineConfig` refuses URLs that contain a password."""
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable or re.search(r"\s", url):
+        raise ValueError("expected a URL such as http://localhost:4318")
+    if parts.query or parts.fragment:
+        raise ValueError("must not contain a query or a fragment")
+    return url
+
+
+_HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+
+
+def _check_header_name(name: str) -> str:
+    if not _HEADER_NAME.fullmatch(name):
+        raise ValueError("must be the name of an HTTP header field")
+    return name
+
+
+def _check_header_value(value: SecretStr) -> SecretStr:
+    text = value.get_secret_value()
+    if not (text.isascii() and text.isprintable()) or text != text.strip():
+        raise ValueError("must be printable ASCII without spaces at its ends")
+    return value
+
+
+HeaderName = Annotated[Name, AfterValidator(_check_header_name)]
+HeaderValue = Annotated[SecretStr, AfterValidator(_check_header_value)]
+
+
+class TracesSettings(Section):
+    """The export of traces to an OpenTelemetry collector."""
+
+    shorthand = "endpoint"
+
+    enabled: bool | None = Field(
+        default=None,
+        description="Export traces. Null: true if `endpoint` is set, or if the environment variables of OpenTelemetry "
+        "name an OTLP endpoint or exporter. `OTEL_SDK_DISABLED=true` always disables traces.",
+    )
+    endpoint: Annotated[Name, AfterValidator(_check_collector_url)] | None = Field(
+        default=None,
+        description="URL of a collector that receives OTLP over HTTP, such as `http://localhost:4318`; `/v1/traces` is "
+        "added. Null: `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` or `OTEL_EXPORTER_OTLP_ENDPOINT`, else port 4318 of this "
+        "machine.",
+    )
+    sample_ratio: Annotated[float, Field(ge=0, le=1), BeforeValidator(_refuse_bool)] | None = Field(
+        default=None,
+        description="Share of the requests that are traced. A request with a `traceparent` header is traced if and "
+        "only if that header has the sampled flag. Null: `OTEL_TRACES_SAMPLER`, else all.",
+    )
+    service_name: Name | None = Field(
+        default=None,
+        description="The resource attribute `service.name`; null: `OTEL_SERVICE_NAME` or `OTEL_RESOURCE_ATTRIBUTES`, "
+        "else `graftlm`.",
+    )
+    headers: dict[HeaderName, HeaderValue] = Field(
+        default_factory=dict,
+        description="HTTP header fields of each export, for example with a key. They replace fields of the same name "
+        "in `OTEL_EXPORTER_OTLP_HEADERS`.",
+    )
+
+
 class ServerSettings(Section):
     """The HTTP server: address, access, limits and failures."""
 
@@ -640,6 +709,7 @@ class ServerSettings(Section):
         description="Servers under whose names `/metrics` also reports the metrics, so that their dashboards work: "
         "`vllm`, `sglang`, or a list of both.",
     )
+    traces: TracesSettings = TracesSettings()
     response_store: ResponseStoreSettings = ResponseStoreSettings()
     files: FileSettings = FileSettings()
     batches: BatchSettings = BatchSettings()

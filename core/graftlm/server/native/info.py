@@ -130,7 +130,9 @@ def _server_info(manager: TokenizerManager, uptime_s: float) -> ServerInfo:
         page_size=page_size,
         dp_size=len(replicas),
         resolved=model.resolved,
-        config=config.model_dump(mode="json", exclude={"server": {"api_key", "admin_api_key"}}),
+        config=config.model_dump(
+            mode="json", exclude={"server": {"api_key": True, "admin_api_key": True, "traces": {"headers"}}}
+        ),
         internal_states=[_state(manager, rank, replica) for rank, replica in enumerate(replicas)],
     )
 
