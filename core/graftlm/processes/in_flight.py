@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from graftlm.processes.generation import Generation
 from graftlm.processes.messages import PromptId
+from graftlm.processes.prompt_traces import PromptTrace
 from graftlm.processes.replicas import Replica
 from graftlm.scheduling import CompletionId
 
@@ -19,6 +20,7 @@ class InFlight:
     Attributes:
         arrived_s: time of the prompt's arrival, in seconds of the monotonic clock.
         last_token_s: time at which its latest tokens arrived, on the same clock; None before the first token.
+        trace: receives the end of the prompt; None if the request is not traced.
     """
 
     prompt_id: PromptId
@@ -26,6 +28,7 @@ class InFlight:
     replica: Replica
     arrived_s: float
     last_token_s: float | None = None
+    trace: PromptTrace | None = None
 
 
 class InFlightRequests:

@@ -35,6 +35,7 @@ from graftlm.processes.messages import (
 )
 from graftlm.processes.names import DETOKENIZER
 from graftlm.processes.prompt_encoder import PromptEncoder
+from graftlm.processes.prompt_traces import request_trace_var
 from graftlm.processes.released_memory import ReleasedMemory
 from graftlm.processes.replicas import Health, ReplicaSet
 from graftlm.processes.request_metrics import RequestMetrics
@@ -199,7 +200,9 @@ class TokenizerManager:
         except MessageError as error:
             message_text = f"the request contains invalid Unicode or a number that is too large: {error.__cause__}"
             raise RequestError(message_text) from error
-        self._in_flight.add(InFlight(prompt_id, generation, replica, arrived_s))
+        trace = request_trace_var.get()
+        prompt_trace = None if trace is None else trace.begin_prompt(request)
+        self._in_flight.add(InFlight(prompt_id, generation, replica, arrived_s, trace=prompt_trace))
         try:
             await generation.accepted
         except asyncio.CancelledError:
@@ -399,6 +402,8 @@ class TokenizerManager:
         if self._in_flight.remove(item):
             output = item.generation.gathered()
             self._metrics.finished(output, self._clock() - item.arrived_s, outcome)
+            if item.trace is not None:
+                item.trace.end(output, outcome)
             if self._recorder is not None and item.last_token_s is not None:
                 self._recorder.record(_finished_request(item, output))
 

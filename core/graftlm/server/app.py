@@ -1,7 +1,9 @@
 """The HTTP application with its routes and middleware."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.security import HTTPBearer
@@ -15,7 +17,11 @@ from graftlm.server import anthropic, native, openai
 from graftlm.server.batches import FILES_PATH
 from graftlm.server.dashboard import PAGE_PATHS
 from graftlm.server.errors import ErrorBody, install_error_handlers
-from graftlm.server.middleware import ApiKeyAuth, BodyLimit, HostGuard, OriginGuard, RequestLog
+from graftlm.server.middleware import PROBES, ApiKeyAuth, BodyLimit, HostGuard, OriginGuard, RequestLog
+from graftlm.server.traces import tracing_layers
+
+if TYPE_CHECKING:
+    from graftlm.server.traces.exporter import TraceExporter
 
 __all__ = ["create_app", "create_local_app"]
 
@@ -47,7 +53,11 @@ _TAGS: Final = [
 
 
 def create_app(
-    manager: TokenizerManager, *, api: APIRouter | None = None, extra_routers: Sequence[APIRouter] = ()
+    manager: TokenizerManager,
+    *,
+    api: APIRouter | None = None,
+    extra_routers: Sequence[APIRouter] = (),
+    traces: TraceExporter | None = None,
 ) -> FastAPI:
     """Return the application.
 
@@ -55,6 +65,7 @@ def create_app(
         manager: receives the requests of all routes.
         api: the routes of OpenAI's API; None to create them.
         extra_routers: further routes with the same middleware.
+        traces: exports a span for each request; None if requests are not traced.
     """
     app = FastAPI(
         title="graftlm",
@@ -63,7 +74,7 @@ def create_app(
         openapi_tags=_TAGS,
         responses={"4XX": {"model": ErrorBody, "description": "The request is refused; the body says why."}},
         dependencies=_documented_keys(manager.config),
-        middleware=_middleware(manager.config),
+        middleware=_middleware(manager, traces),
         # Disabled, because FastAPI's documentation pages load scripts from another host. Such scripts could call this
         # server.
         docs_url=None,
@@ -76,12 +87,15 @@ def create_app(
     return app
 
 
-def create_local_app(api: APIRouter) -> FastAPI:
+def create_local_app(api: APIRouter, tracing: Sequence[Middleware] = ()) -> FastAPI:
     """Return an application with the routes of `api`, for calls within this process.
 
     The application does not check keys, hosts or origins.
+
+    Args:
+        tracing: the layer that traces the calls; empty if they are not traced.
     """
-    app = FastAPI(openapi_url=None)
+    app = FastAPI(openapi_url=None, middleware=list(tracing))
     install_error_handlers(app)
     app.include_router(api)
     return app
@@ -97,9 +111,9 @@ def _documented_keys(config: EngineConfig) -> list[Any]:
     return [Depends(HTTPBearer(auto_error=False, description="The value of server.api_key or server.admin_api_key"))]
 
 
-def _middleware(config: EngineConfig) -> list[Middleware]:
+def _middleware(manager: TokenizerManager, traces: TraceExporter | None) -> list[Middleware]:
     """Return the middleware, outermost first."""
-    server = config.server
+    server = manager.config.server
     cors = Middleware(
         CORSMiddleware,
         allow_origins=server.cors_origins,
@@ -122,6 +136,8 @@ def _middleware(config: EngineConfig) -> list[Middleware]:
             open_admin=server.open_admin,
             takes_key_header=anthropic.is_messages_path,
         ),
+        # Inside the checks above: refused clients create no spans.
+        *tracing_layers(traces, manager.model.name, ignored_paths=PROBES | _HEALTH_PATHS | PAGE_PATHS),
         Middleware(
             BodyLimit,
             max_bytes=server.max_body_bytes,

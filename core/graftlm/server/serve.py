@@ -1,8 +1,11 @@
 """Implements `graftlm serve`: starts and stops the processes and the HTTP server."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import sys
@@ -12,7 +15,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import FrameType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -39,6 +42,10 @@ from graftlm.server.load_log import LoadLog
 from graftlm.server.metrics import ServerMetrics
 from graftlm.server.metrics import make_router as make_metrics_router
 from graftlm.server.metrics_aliases import AliasSource, add_aliases
+from graftlm.server.traces import open_traces, tracing_layers
+
+if TYPE_CHECKING:
+    from graftlm.server.traces.exporter import TraceExporter
 
 __all__ = ["dry_run", "serve"]
 
@@ -48,6 +55,8 @@ logger = logging.getLogger(__name__)
 _LAST_BYTES_S = 5.0
 #: Seconds for which /health reports the death of a process before the server exits, so that a load balancer notices.
 _REPORT_DEATH_S = 5.0
+#: Maximum time in seconds for the export of the last traces.
+_LAST_TRACES_S = 5.0
 
 
 def serve(
@@ -171,14 +180,26 @@ class _Service:
     async def run(self) -> int:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._signalled, number)
+        traces = open_traces(self._config.server.traces, os.environ)
         launcher = Launcher(self._config)
         try:
             metrics = ServerMetrics()
             manager = await self._unless_stopped(self._assemble(launcher, metrics))
-            return 0 if manager is None else await self._serve(launcher, manager, metrics)
+            return 0 if manager is None else await self._serve(launcher, manager, metrics, traces)
         finally:
+            if traces is not None:
+                await self._close_traces(traces)
             await launcher.close()
             logger.info("stopped")
+
+    async def _close_traces(self, traces: TraceExporter) -> None:
+        """Export the last traces, until a second signal."""
+        closing = asyncio.ensure_future(traces.close(_LAST_TRACES_S))
+        stop_now = asyncio.ensure_future(self._stop_now.wait())
+        either: set[asyncio.Future[Any]] = {closing, stop_now}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        closing.cancel()
+        stop_now.cancel()
 
     def _signalled(self, number: signal.Signals) -> None:
         if self._stop.is_set():
@@ -214,7 +235,9 @@ class _Service:
         )
         return manager
 
-    async def _serve(self, launcher: Launcher, manager: TokenizerManager, metrics: ServerMetrics) -> int:
+    async def _serve(
+        self, launcher: Launcher, manager: TokenizerManager, metrics: ServerMetrics, traces: TraceExporter | None
+    ) -> int:
         metrics.watch(manager.replicas)
         history = History(manager.replicas.replicas, time.monotonic)
         metrics.forward([history.latencies])
@@ -223,14 +246,16 @@ class _Service:
         )
         listener = _bind(self._config)
         api = openai.make_router(manager)
-        batches = make_batch_service(manager, create_local_app(api))
+        batches = make_batch_service(
+            manager, create_local_app(api, tracing_layers(traces, manager.model.name, is_local=True))
+        )
         routers = [
             make_metrics_router(metrics),
             make_dashboard_router(manager, history),
             make_batch_router(batches, self._config),
         ]
         table = ConnectionTable(_connection_limits(self._config))
-        server = _Server(_uvicorn_config(create_app(manager, api=api, extra_routers=routers), table))
+        server = _Server(_uvicorn_config(create_app(manager, api=api, extra_routers=routers, traces=traces), table))
         tasks = [asyncio.create_task(table.run())]
         if self._config.server.log_interval_s > 0:
             log = LoadLog(manager.replicas.replicas, time.monotonic, self._config.server.log_interval_s)

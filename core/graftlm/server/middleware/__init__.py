@@ -7,6 +7,15 @@ from graftlm.server.middleware.auth import ApiKeyAuth, require_admin, require_op
 from graftlm.server.middleware.body_limit import BodyLimit
 from graftlm.server.middleware.hosts import HostGuard
 from graftlm.server.middleware.origins import OriginGuard
-from graftlm.server.middleware.request_log import RequestLog
+from graftlm.server.middleware.request_log import PROBES, RequestLog
 
-__all__ = ["ApiKeyAuth", "BodyLimit", "HostGuard", "OriginGuard", "RequestLog", "require_admin", "require_operator"]
+__all__ = [
+    "PROBES",
+    "ApiKeyAuth",
+    "BodyLimit",
+    "HostGuard",
+    "OriginGuard",
+    "RequestLog",
+    "require_admin",
+    "require_operator",
+]

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from graftlm.logs import request_id_var
 from graftlm.server.errors import error_response, shortened
 
-__all__ = ["RequestLog"]
+__all__ = ["PROBES", "RequestLog"]
 
 logger = logging.getLogger("graftlm.server.access")
 
@@ -25,7 +25,7 @@ _MAX_PATH_LEN: Final = 300
 _PRINTABLE: Final = frozenset(string.ascii_letters + string.digits + string.punctuation)
 
 #: Paths that programs request every few seconds. Answers without an error are logged at the level DEBUG.
-_PROBES: Final = frozenset({"/health", "/ready", "/ping", "/metrics", "/dashboard/state", "/dashboard/tree"})
+PROBES: Final = frozenset({"/health", "/ready", "/ping", "/metrics", "/dashboard/state", "/dashboard/tree"})
 
 #: The status that proxies log for a client that disconnected before its answer began.
 _CLIENT_DISCONNECTED: Final = 499
@@ -36,7 +36,7 @@ class RequestLog:
 
     The id is the client's `X-Request-Id`, or random if this is missing or not valid. It is stored in
     `scope["state"]["request_id"]`, added to the log lines that are written while the request is handled, and sent in
-    the answer's `X-Request-Id`.
+    the answer's `X-Request-Id`. If the request is traced, the JSON log line contains the trace id as `trace_id`.
     """
 
     def __init__(self, app: ASGIApp, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -76,7 +76,7 @@ class RequestLog:
 
     def _log(self, scope: Scope, status: int | None, seconds: float) -> None:
         logged_status = _CLIENT_DISCONNECTED if status is None else status
-        level = logging.DEBUG if scope["path"] in _PROBES and logged_status < 400 else logging.INFO
+        level = logging.DEBUG if scope["path"] in PROBES and logged_status < 400 else logging.INFO
         if not logger.isEnabledFor(level):
             return
         fields = {
@@ -85,7 +85,10 @@ class RequestLog:
             "status": logged_status,
             "duration_ms": round(seconds * 1000, 1),
         }
-        problem = scope.get("state", {}).get("problem")
+        state = scope.get("state", {})
+        if "trace_id" in state:
+            fields["trace_id"] = state["trace_id"]
+        problem = state.get("problem")
         if problem is not None:
             fields["problem"] = " ".join(str(problem).split())[:_MAX_PROBLEM_LEN]
         text = "%(method)s %(path)s %(status)d in %(duration_ms).1f ms" + (": %(problem)s" if problem else "")
