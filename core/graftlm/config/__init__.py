@@ -5,15 +5,14 @@ from graftlm.config.engine_config import EngineConfig, Setting, explain
 from graftlm.config.exposure import exposure_errors, exposure_warnings
 from graftlm.config.layers import KeyPath, Layer, Origin, Problem, origin_of
 from graftlm.config.problems import nearest, problems_in, report
+from graftlm.config.section import Section
 from graftlm.config.sections import (
     AttentionSettings,
-    BatchSettings,
     CacheSettings,
     ChatSettings,
     DrafterSettings,
     EvictionSettings,
     ExecutionSettings,
-    FileSettings,
     GrammarSettings,
     LoraSettings,
     MemorySettings,
@@ -21,11 +20,14 @@ from graftlm.config.sections import (
     PluginSettings,
     PolicySettings,
     QuantizationSettings,
-    ResponseStoreSettings,
     SchedulingSettings,
-    Section,
-    ServerSettings,
     SpeculationSettings,
+)
+from graftlm.config.server_sections import (
+    BatchSettings,
+    FileSettings,
+    ResponseStoreSettings,
+    ServerSettings,
     TracesSettings,
 )
 from graftlm.config.traces import TracesPlan, traces_plan

@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from graftlm.config.layers import KeyPath, Layer, Origin, dotted, expand, given, known, merge
 from graftlm.config.problems import problems_in, report
+from graftlm.config.section import Section
 from graftlm.config.sections import (
     AttentionSettings,
     CacheSettings,
@@ -25,9 +26,10 @@ from graftlm.config.sections import (
     ParallelSettings,
     PluginSettings,
     SchedulingSettings,
-    Section,
-    ServerSettings,
     SpeculationSettings,
+)
+from graftlm.config.server_sections import (
+    ServerSettings,
 )
 from graftlm.config.yaml_source import read_override, read_yaml_file
 from graftlm.errors import ConfigError

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 
 from pydantic import BaseModel
 
-from graftlm.config.sections import Section
+from graftlm.config.section import Section
 from graftlm.shortening import shortened
 
 __all__ = [

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from graftlm.config.sections import TracesSettings
+from graftlm.config.server_sections import TracesSettings
 
 __all__ = ["TracesPlan", "traces_plan"]
 
