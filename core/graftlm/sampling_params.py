@@ -69,6 +69,9 @@ class SamplingParams:
             from the prefix cache; with 0, the whole prompt is computed.
         logprob_token_ids: token ids whose log-probabilities are reported wherever `logprobs` or `prompt_logprobs`
             reports some, in `TokenLogprob.requested`.
+        masked_logprobs: whether log-probabilities of the output are normalized over the tokens that the grammar allows.
+            The log-probability of a forbidden token is then -inf, and `top` has only allowed tokens. False: the model's
+            log-probabilities.
         logits_processors: processor name -> options; plugins provide the processors.
         json_schema: constrain the output to a JSON schema: a dict, true or false, JSON text, or a pydantic model class,
             which is converted to a dict. Needs a grammar backend. With the extra `outlines`, `json_schema`, `regex`,
@@ -121,6 +124,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     prompt_logprobs_start: int = 0
     logprob_token_ids: tuple[int, ...] | Sequence[int] = ()
+    masked_logprobs: bool = False
     logits_processors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     json_schema: Mapping[str, Any] | bool | str | type[Any] | Any | None = None
     regex: str | Any | None = None
@@ -296,7 +300,8 @@ def _check_grammar(p: SamplingParams) -> None:
     for name in ("regex", "ebnf", "grammar_backend", "reasoning_end", "reasoning_begin"):
         value = getattr(p, name)
         _check(value is None or isinstance(value, str), name, value, "a string")
-    _check(isinstance(p.strict, bool), "strict", p.strict, "true or false")
+    for name in ("strict", "masked_logprobs"):
+        _check(isinstance(getattr(p, name), bool), name, getattr(p, name), "true or false")
     for name in ("jump_forward", "speculation"):
         value = getattr(p, name)
         _check(value is None or isinstance(value, bool), name, value, "true, false or None")

@@ -1,6 +1,7 @@
 """Constrained decoding end to end, on the bundled model."""
 
 import json
+import math
 import re
 import threading
 from itertools import pairwise
@@ -177,6 +178,29 @@ def test_completions_of_one_prompt_are_constrained_independently(engine):
     texts = [completion.text for completion in output.completions]
     assert all(re.fullmatch("[a-z]{4,8}", text) for text in texts)
     assert len(set(texts)) > 3
+
+
+@pytest.mark.parametrize("temperature", [0, 0.9])
+def test_masked_logprobs_are_normalized_over_the_allowed_tokens(engine, temperature):
+    words = ["red", "reddish", "blue"]
+    shared = {"temperature": temperature, "seed": 1, "logprobs": 20, "max_tokens": 8, "choice": words}
+    plain, masked = engine.generate([ANA, ANA], [SamplingParams(**shared, masked_logprobs=on) for on in (False, True)])
+    assert masked.token_ids == plain.token_ids
+    encode = engine.tokenizer.encode
+    allowed_first = {
+        int(encode(word[:n], add_special_tokens=False)[0]) for word in words for n in range(1, len(word) + 1)
+    }
+    assert {token_id for token_id, _ in masked.logprobs[0].top} <= allowed_first
+    for one, unmasked in zip(masked.logprobs, plain.logprobs, strict=True):
+        assert sum(math.exp(value) for _, value in one.top) == pytest.approx(1, abs=1e-4)
+        top, model = dict(one.top), dict(unmasked.top)
+        assert top[one.token_id] == pytest.approx(one.logprob)
+        both = [token_id for token_id in top if token_id in model]
+        shifts = [top[token_id] - model[token_id] for token_id in both]
+        assert shifts == pytest.approx([shifts[0]] * len(both), abs=1e-4) if both else True
+        assert one.logprob >= unmasked.logprob - 1e-5
+    forbidden = SamplingParams(**shared | {"logprob_token_ids": [0], "logprobs": 0}, masked_logprobs=True)
+    assert engine.generate([ANA], forbidden)[0].logprobs[0].requested == (-math.inf,)
 
 
 def test_logprobs_are_those_of_the_unconstrained_model(engine):

@@ -95,6 +95,7 @@ class Sampler:
         self._seed = np.zeros(num_rows, dtype=np.uint64)
         self._returns_logprobs = np.zeros(num_rows, dtype=np.bool_)
         self._num_top = np.zeros(num_rows, dtype=np.int64)
+        self._masks_logprobs = np.zeros(num_rows, dtype=np.bool_)
         self._logprob_ids: dict[int, tuple[int, ...]] = {}  # row -> tokens whose log-probabilities it reports
         self._needs_full_sampling = np.zeros(num_rows, dtype=np.bool_)  # whether a row may need more than argmax
         self._argmax_rows: NDArray[np.int32] | None = None  # latest `rows` that needed only argmax; `set_row` resets it
@@ -114,6 +115,7 @@ class Sampler:
         self._seed[row] = setup.seed
         self._returns_logprobs[row] = params.logprobs is not None
         self._num_top[row] = params.logprobs or 0
+        self._masks_logprobs[row] = params.masked_logprobs and params.logprobs is not None
         self._logprob_ids.pop(row, None)
         if params.logprob_token_ids and params.logprobs is not None:
             self._logprob_ids[row] = tuple(params.logprob_token_ids)
@@ -175,7 +177,7 @@ class Sampler:
         self._penalties.count(at, positions, token_ids, counted)
         self._processors.record(at, token_ids, counted)
         errors |= {i: self._failures[row] for i, row in enumerate(at.tolist()) if row in self._failures}
-        return Sampled(token_ids, failed, errors, self._logprobs(logits, at, token_ids), counted)
+        return Sampled(token_ids, failed, errors, self._logprobs(logits, at, token_ids, token_mask), counted)
 
     def _are_argmax_only(self, rows: NDArray[np.int32]) -> bool:
         """Return whether all rows need only the argmax. The latest array for which this is true is cached."""
@@ -238,13 +240,20 @@ class Sampler:
         noise = exponential(to_device(keys, self._device), num_noise(probs.shape[1]))
         return draw(probs, noise)
 
-    def _logprobs(self, logits: Tensor, rows: NDArray[np.int64], token_ids: Tensor) -> TokenLogprobs | None:
+    def _logprobs(
+        self, logits: Tensor, rows: NDArray[np.int64], token_ids: Tensor, token_mask: TokenMask | None
+    ) -> TokenLogprobs | None:
         local = np.flatnonzero(self._returns_logprobs[rows])
         if len(local) == 0:
             return None
         num_top = int(self._num_top[rows[local]].max())
         requested = self._requested(rows[local]) if self._logprob_ids else None
-        found = token_logprobs(take_rows(logits, local), take_rows(token_ids, local), num_top, requested)
+        scores = take_rows(logits, local)
+        if token_mask is not None and (masked := self._masks_logprobs[rows[token_mask.idx]]).any():
+            scores = scores.to(torch.float32, copy=True)
+            at = np.searchsorted(local, token_mask.idx[masked])
+            forbid(scores, at, token_mask.bits[masked], native=self._native_masks)
+        found = token_logprobs(scores, take_rows(token_ids, local), num_top, requested)
         return found.each(lambda part: put_rows(part.new_zeros(len(rows), *part.shape[1:]), local, part))
 
     def _requested(self, rows: NDArray[np.int64]) -> Tensor | None:

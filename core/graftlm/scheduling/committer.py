@@ -1,5 +1,6 @@
 """Applies a step's result to its requests."""
 
+import math
 from collections.abc import Callable
 from typing import Final
 
@@ -230,6 +231,7 @@ def _finish_after(request: Request, token_id: int) -> Finish | None:
 
 def _read_logprob(table: LogprobTable, i: int, token_id: int, num_top: int, num_ids: int) -> TokenLogprob:
     """Return row `i` of a table, with `num_top` most likely tokens and `num_ids` tokens that the request names."""
-    top = zip(table.top_ids[i, :num_top].tolist(), table.top_logprobs[i, :num_top].tolist(), strict=True)
+    pairs = zip(table.top_ids[i, :num_top].tolist(), table.top_logprobs[i, :num_top].tolist(), strict=True)
+    top = tuple(pair for pair in pairs if pair[1] != -math.inf)  # a grammar may allow fewer tokens
     requested = () if table.requested is None else tuple(table.requested[i, :num_ids].tolist())
-    return TokenLogprob(token_id, float(table.token_logprobs[i]), tuple(top), requested)
+    return TokenLogprob(token_id, float(table.token_logprobs[i]), top, requested)

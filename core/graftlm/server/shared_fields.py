@@ -10,6 +10,7 @@ __all__ = [
     "CacheSalt",
     "IgnoredText",
     "LogitBias",
+    "MaskedLogprobs",
     "Name",
     "Priority",
     "RequestId",
@@ -58,6 +59,13 @@ StopPatterns: TypeAlias = Annotated[
 LogitBias: TypeAlias = Annotated[
     dict[Annotated[int, Field(strict=False, ge=0)], Annotated[float, Field(ge=-100, le=100), NUMBER]] | None,
     Field(description="Number that is added to a token's logit, by token id as a string."),
+]
+MaskedLogprobs: TypeAlias = Annotated[
+    bool | None,
+    Field(
+        description="With a grammar: normalize the log-probabilities of the output over the allowed tokens. "
+        "False: return the model's log-probabilities."
+    ),
 ]
 CacheSalt: TypeAlias = Annotated[
     Annotated[str, Field(max_length=1024), UNICODE] | None,

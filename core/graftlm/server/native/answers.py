@@ -1,5 +1,6 @@
 """Conversion of a prompt's output into answers of /generate, with SGLang's field names."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -157,8 +158,11 @@ class _OutputLogprobs:
 def _requested(
     logprob: TokenLogprob, token_ids: tuple[int, ...], entry: Callable[[int, float | None], _Entry]
 ) -> list[_Entry]:
-    """Return the entries of the tokens that the request names, in its order."""
-    return [entry(*pair) for pair in zip(token_ids, logprob.requested, strict=True)]
+    """Return the entries of the tokens that the request names, in its order; JSON has no infinity, so -inf is None."""
+    return [
+        entry(token_id, None if value == -math.inf else value)
+        for token_id, value in zip(token_ids, logprob.requested, strict=True)
+    ]
 
 
 def _finish_reason(completion: Completion, num_tokens: int | None) -> dict[str, Any] | None:

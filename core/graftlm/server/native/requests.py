@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Discriminator, Field, Tag
 from graftlm.contracts import MAX_CHOICES
 from graftlm.intake import MAX_TTL_S
 from graftlm.sampling_params import MAX_LOGPROB_IDS, MAX_LOGPROBS
-from graftlm.server.shared_fields import StopPatterns
+from graftlm.server.shared_fields import MaskedLogprobs, StopPatterns
 from graftlm.server.wire import (
     MAX_PROMPTS,
     NUMBER,
@@ -166,6 +166,7 @@ class SamplingRequest(WireModel):
         description="If false, no tokens are drafted. If null or true, the server's `speculation` section applies. "
         "The output is the same.",
     )
+    masked_logprobs: MaskedLogprobs = False
     logit_bias: (
         dict[Annotated[int, Field(strict=False, ge=0)], Annotated[float, Field(ge=-1000, le=1000), NUMBER]] | None
     ) = Field(default=None, description="Number that is added to a token's logit, by token id as a string.")

@@ -51,6 +51,7 @@ _SAME: Final = (
     "grammar_backend",
     "jump_forward",
     "speculation",
+    "masked_logprobs",
     "n",
 )
 

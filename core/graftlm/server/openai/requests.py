@@ -18,6 +18,7 @@ from graftlm.server.shared_fields import (
     CacheSalt,
     IgnoredText,
     LogitBias,
+    MaskedLogprobs,
     Name,
     Priority,
     RequestId,
@@ -277,6 +278,7 @@ class SamplingFields(OpenAIModel):
         default=None,
         description="Options of logits processors, by the name of the processor. Plugins provide the processors.",
     )
+    masked_logprobs: MaskedLogprobs = False
     cache_salt: CacheSalt = None
     priority: Priority = 0
     timeout_s: TimeoutS = None
