@@ -16,7 +16,7 @@ from typing import Any, Final
 __all__ = ["MAX_STATES", "Nfa", "PatternError", "When", "build_nfa"]
 
 #: Maximum number of an automaton's states. A step of the text costs at most this number of comparisons.
-MAX_STATES: Final = 512
+MAX_STATES: Final = 256
 
 CharTest = Callable[[str], object]
 
