@@ -193,14 +193,14 @@ class _Reader:
             self._loader.dispose()
 
     def _count(self, node: yaml.Node) -> None:
-        """Count a key or a value. Repetitions by aliases are counted each time."""
+        """Count a key or a value towards the limit. A value that aliases repeat is counted each time."""
         self._num_nodes += 1
         if self._num_nodes > _MAX_NODES:
             message = f"with expanded aliases, there are more than {_MAX_NODES:,} keys and values"
             raise _LimitError(message, node.start_mark)
 
     def _count_chars(self, node: yaml.Node, text: str) -> None:
-        """Count the characters of a scalar. Repetitions by aliases are counted each time."""
+        """Count the characters of a scalar towards the limit. A scalar that aliases repeat is counted each time."""
         self._num_chars += len(text)
         if self._num_chars > _MAX_CHARS:
             message = f"with expanded aliases and variables, there are more than {_MAX_CHARS:,} characters"

@@ -102,7 +102,7 @@ class EngineThread:
 
     def close(self) -> None:
         """Abort every request, and wait until the thread has ended. A further call has no effect."""
-        with self._lock:  # no call may be queued after the last one
+        with self._lock:  # a call that is queued after the last one would never run
             self.stop()
         if threading.current_thread() is not self._thread:
             self._thread.join()
@@ -175,7 +175,7 @@ class EngineThread:
             self._held.popleft()()
 
     def _put(self, run: Callable[[], None]) -> None:
-        with self._lock:  # no call may be queued after the last one
+        with self._lock:  # a call that is queued after the last one would never run
             if self._closing:
                 raise EngineClosedError("this engine is closed")
             self._calls.put(run)

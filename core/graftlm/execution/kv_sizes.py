@@ -49,7 +49,7 @@ class KVDemand:
 
     @property
     def useful_pages(self) -> int:
-        """Number of pages that all rows together can use."""
+        """Maximum number of pages that all rows together can use."""
         return self.num_rows * -(-self.context_len // self.page_size)
 
 
@@ -92,7 +92,7 @@ def size_kv(layers: Sequence[AttentionLayer], dtype: torch.dtype, demand: KVDema
 def _fitting_pages(demand: KVDemand, full_bytes: int, window_bytes: int) -> int:
     """Return the number of pages that fit into the budget together with the window pages that they need."""
     budget = demand.budget_bytes
-    unsplit = budget // (full_bytes + window_bytes)  # with one window page per page, which is the maximum
+    unsplit = budget // (full_bytes + window_bytes)  # pages if each has a window page
     if demand.span is None:
         return unsplit
     if demand.window_tokens is not None:

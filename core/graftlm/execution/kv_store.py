@@ -142,7 +142,10 @@ class KVStore:
         return self._key_scales[layer_id]
 
     def value_scales(self, layer_id: int) -> Tensor | None:
-        """Return the scales of a layer's values, or None. If values are a key prefix, return the keys' scales."""
+        """Return the scales of a layer's values; None unless they are int8.
+
+        If values are a prefix of the keys, these are the keys' scales.
+        """
         return self._value_scales[layer_id]
 
     def stored(self, layer_id: int) -> tuple[Tensor, ...]:

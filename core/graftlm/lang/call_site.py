@@ -43,7 +43,7 @@ def raising_site(error: BaseException, filename: str) -> CallSite | None:
 
 
 def error_at(kind: type[E], what: str, site: CallSite | None) -> E:
-    """Return an error whose message names the line `site`, unless it is None."""
+    """Return an error. Its message names the program's line `site`, unless `site` is None."""
     return kind(what) if site is None else kind(f"{what}\n  {site}", site.filename, site.lineno)
 
 

@@ -69,9 +69,9 @@ def trace_prefix(function: Callable[..., Any], constants: Mapping[str, Any]) -> 
 
 
 def _literals(function: Callable[..., Any]) -> list[str]:
-    """Return the short strings in a function and in the globals that it reads.
+    """Return the short strings in a function, and in the globals and the functions of its file that it uses.
 
-    This includes the functions in the same file that it uses.
+    The globals and functions that these functions use are searched too.
     """
     function = inspect.unwrap(function)
     filename = getattr(getattr(function, "__code__", None), "co_filename", None)

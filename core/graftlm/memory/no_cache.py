@@ -23,7 +23,7 @@ __all__ = ["NoCache"]
 
 
 class _Root:
-    """The only handle, of the empty prefix."""
+    """The only handle: the end of the empty prefix."""
 
     __slots__ = ()
 

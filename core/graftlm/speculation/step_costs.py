@@ -18,7 +18,8 @@ _CORRECTION: Final = 0.2
 #: Share by which all times return to their initial values after a step that differs in size or kind from the previous
 #: step. Otherwise, if one time was measured too long, steps of this size would never be tried again.
 _RETURN: Final = 0.0005
-_MAX_DEVIATION: Final = 0.7  # of the logarithm of a time; a larger deviation means that other work ran during the step
+#: Maximum deviation of the logarithm of a time. A larger deviation means that other work ran during the step.
+_MAX_DEVIATION: Final = 0.7
 #: Weight of the latest step in the average time of consecutive steps of one size.
 _WEIGHT: Final = 0.3
 #: Base-2 logarithm of the factor within which neighbouring sizes are corrected too.

@@ -40,7 +40,7 @@ class JsonRules:
         options: white space in the output.
     """
 
-    #: A character of a string that is not an escape.
+    #: A character of a JSON string that is written without an escape.
     PLAIN_CHAR: ClassVar = ebnf_class(IN_JSON_STRING)
     #: Whether rules may be recursive. The rules for "any value" are always recursive.
     MAY_REPEAT: ClassVar = True

@@ -35,8 +35,11 @@ from graftlm_grammar.schema_references import applied_in_place, is_finite, reach
 __all__ = ["LLGuidanceSchema", "prepare_schema"]
 
 _MAX_BOUND: Final = 2**53
-_MAX_MULTIPLE: Final = 4096  # each remainder needs a state; 16 million states need 10 GB
-_MAX_OPTIONAL: Final = 400  # each needs an item in the parser's state; a state can have 2,000 items
+#: Maximum of `multipleOf`. The library needs a state for each remainder; 16 million states need 10 GB.
+_MAX_MULTIPLE: Final = 4096
+#: Maximum number of optional properties of an object. The library's parser needs an item for each at one place of the
+#: text, and can have 2,000 items there.
+_MAX_OPTIONAL: Final = 400
 _LOWER: Final[tuple[str, ...]] = ("minimum", "exclusiveMinimum")
 _UPPER: Final[tuple[str, ...]] = ("maximum", "exclusiveMaximum")
 _BOUNDS: Final[tuple[str, ...]] = (*_LOWER, *_UPPER)

@@ -15,7 +15,7 @@ _MAX_STRUCTURES: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """A constrained part. Exactly one of `schema` and `regex` is not None.
+    """A constrained part of a structural tag. Exactly one of `schema` and `regex` is not None.
 
     Attributes:
         begin: the text before the part; it starts with a trigger.

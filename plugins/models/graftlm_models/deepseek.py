@@ -146,7 +146,7 @@ class DeepseekForCausalLM(DecoderModel):
 
 
 class DeepseekLayer(DecoderLayer):
-    """A decoder layer like Llama's. The first layers have a dense feed-forward, the others have experts."""
+    """A decoder layer like Llama's. The first layers have a dense feed-forward, later layers have experts."""
 
     def __init__(self, shape: DecoderShape, latent: LatentShape, context: ModelContext, layer_id: int) -> None:
         super().__init__()

@@ -144,7 +144,7 @@ class _Call:
             self._abort()
 
     async def _write(self, writer: AnswerWriter, write: Callable[[], T]) -> T:
-        """Write answers. Another thread does this if the texts of thousands of tokens may have to be decoded."""
+        """Call `write`, which writes answers; in another thread if it may decode the texts of thousands of tokens."""
         return await self._manager.preparer.in_thread(write) if writer.has_token_texts else write()
 
     def _abort(self) -> None:
