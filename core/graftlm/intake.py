@@ -192,7 +192,7 @@ class Intake:
         max_new_tokens = self.check_room(len(prompt_token_ids), params, pooling=pooling)
         spec = grammar_spec(params)
         base = params.seed if seed is None else seed
-        if index and params.prompt_logprobs is not None:  # the first completion reports the prompt's log-probabilities for all completions
+        if index and params.prompt_logprobs is not None:  # only the first completion reports prompt_logprobs
             params = replace(params, prompt_logprobs=None)
         return Request(
             request_id=completion_id,

@@ -127,8 +127,9 @@ class NodeView:
     Attributes:
         node_id: id of the node, unique in one cache object.
         parent_id: id of the parent node; None for a node at the start of a prompt.
-        token_ids: int32 [pages * page_size], this node's own tokens; read-only, and not an array of a caller.
-        pages: int32, this node's own pages; read-only, and not an array of a caller.
+        token_ids: int32 [pages * page_size], the tokens of this node without its ancestors; read-only. The memory is the
+            cache's own, not that of an array that a caller passed.
+        pages: int32, page ids of these tokens; read-only, in memory of the cache too.
         num_locks: number of handles that lock the node.
         num_pins: number of pins that end at the node.
         has_window: whether the node's pages have window pages; always True if all layers share one memory.

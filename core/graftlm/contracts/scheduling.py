@@ -89,7 +89,8 @@ class Preemption:
     """The condition under which a waiting request preempts a running request.
 
     Attributes:
-        min_difference: minimum difference between the priorities of the two requests; at least 1.
+        min_difference: minimum difference, at least 1, between the priority of the waiting request and the priority of
+            a running request that is retracted for it.
     """
 
     min_difference: int = 1

@@ -74,7 +74,7 @@ class AttentionCalls:
 
     Args:
         layers: the attention layer of each call.
-        trials: the recorded calls, in the same order.
+        trials: the recorded call of each layer, in the order of `layers`.
     """
 
     def __init__(self, layers: Sequence[AttentionLayer], trials: Sequence[_Call]) -> None:
