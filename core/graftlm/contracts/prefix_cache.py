@@ -127,9 +127,9 @@ class NodeView:
     Attributes:
         node_id: id of the node, unique in one cache object.
         parent_id: id of the parent node; None for a node at the start of a prompt.
-        token_ids: int32 [pages * page_size], the tokens of this node without its ancestors; read-only. The memory is the
-            cache's own, not that of an array that a caller passed.
-        pages: int32, page ids of these tokens; read-only, in memory of the cache too.
+        token_ids: int32 [pages * page_size], the tokens of this node, without those of its ancestors; read-only. The
+            array is the cache's own, not an array that a caller passed.
+        pages: int32, page ids of these tokens; read-only, also the cache's own array.
         num_locks: number of handles that lock the node.
         num_pins: number of pins that end at the node.
         has_window: whether the node's pages have window pages; always True if all layers share one memory.

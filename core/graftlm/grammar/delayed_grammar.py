@@ -159,7 +159,7 @@ class ReasoningTokens:
         """Return the place after a text within the reasoning; None if the text is not allowed.
 
         Args:
-            num_matched: number of bytes of the end that were matched before the text.
+            num_matched: number of bytes of `Reasoning.end` that were matched before the text.
             text: the bytes of a token.
         """
         for i, byte in enumerate(text):

@@ -31,11 +31,11 @@ class EvictionStrategyConformance(Conformance, ABC):
             def create(self, context):
                 return MyStrategy()
 
-    The last test needs the `hypothesis` package.
+    `test_a_cache_works_with_it` needs the `hypothesis` package.
 
     Attributes:
         parameters: `seed` determines the random nodes and their histories.
-        max_examples: number of random histories of a cache in the last test.
+        max_examples: number of random sequences of cache calls of each length that `test_a_cache_works_with_it` runs.
     """
 
     parameters: ClassVar[Mapping[str, Sequence[Any]]] = {"seed": (0, 1, 2)}

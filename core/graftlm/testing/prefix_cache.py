@@ -26,7 +26,7 @@ class PrefixCacheConformance(Conformance, ABC):
             def create(self, context):
                 return MyCache(context)
 
-    The last test needs the `hypothesis` package.
+    `test_any_history_agrees_with_a_dictionary` needs the `hypothesis` package.
 
     Attributes:
         parameters: `page_size` is the number of tokens in a page. Override this if the cache does not support all of
@@ -35,7 +35,8 @@ class PrefixCacheConformance(Conformance, ABC):
         granularity_tokens: the provider's `CacheCapabilities.granularity_tokens`. If a cache only shares prefixes in
             multiples of, for example, 64 tokens, the tests use blocks instead of pages. The number of tokens in a
             block is the least common multiple of the granularity and the page size.
-        max_examples: number of random histories that the last test tries for each page size and history length.
+        max_examples: number of random sequences of cache calls that `test_any_history_agrees_with_a_dictionary` runs,
+            for each page size and each length of a sequence.
     """
 
     parameters: ClassVar[Mapping[str, Sequence[Any]]] = {"page_size": (1, 4, 16)}

@@ -27,11 +27,11 @@ _Prefix = tuple[str, bytes]
 
 
 def check_random_histories(make_rig: Callable[[], CacheRig], max_examples: int) -> None:
-    """Run random histories, each on a new cache.
+    """Run random histories, which are sequences of cache calls, each on a new cache.
 
     Args:
         make_rig: function that returns a rig with a new cache.
-        max_examples: number of histories of each length.
+        max_examples: number of histories of each length in steps.
 
     Raises:
         AssertionError: the cache and the dictionary differ. `hypothesis` prints the history.
