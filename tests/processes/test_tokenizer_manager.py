@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from graftlm.errors import (
 )
 from graftlm.processes.assembly import assemble_manager
 from graftlm.processes.launcher import Launcher
+from graftlm.processes.prompt_traces import request_trace_var
 from graftlm.registry import Registry
 from graftlm.request_options import RequestOptions
 from graftlm.tokenization import Tokenizer
@@ -97,6 +100,49 @@ def pages_come_home(manager):
         and load.stats.owned_pages == load.stats.locked_pages == 0
         for load in loads
     )
+
+
+class TracedEvents:
+    """Records the events of one request and of its prompts."""
+
+    def __init__(self):
+        self.events = []
+
+    def begin_prompt(self, request):
+        self.events.append("begin")
+        return self
+
+    def end(self, output, outcome):
+        self.events.append((outcome, output.usage.completion_tokens))
+
+    def cancel(self):
+        self.events.append("cancel")
+
+    @contextmanager
+    def current(self):
+        """Trace what starts in this context."""
+        token = request_trace_var.set(self)
+        try:
+            yield self
+        finally:
+            request_trace_var.reset(token)
+
+
+async def test_the_trace_of_a_request_receives_the_end_of_each_prompt(running):
+    manager, _, _ = running
+    params = SamplingParams(max_tokens=3, ignore_eos=True)
+    with TracedEvents().current() as trace:
+        outputs = [await run(manager, "a", params) for _ in range(2)]
+    assert [output.usage.completion_tokens for output in outputs] == [3, 3]
+    assert trace.events == ["begin", ("length", 3)] * 2
+
+
+async def test_the_trace_of_a_request_forgets_a_prompt_that_cannot_be_sent(running):
+    manager, _, _ = running
+    prepared = replace(await manager.prepare("a", GREEDY), request_id="\ud800")
+    with TracedEvents().current() as trace, pytest.raises(RequestError, match="invalid Unicode"):
+        await manager.start(prepared)
+    assert trace.events == ["begin", "cancel"]
 
 
 @pytest.mark.parametrize(

@@ -20,12 +20,16 @@ class PromptTrace(Protocol):
         """
         ...
 
+    def cancel(self) -> None:
+        """Forget the prompt, because it could not be sent. Called instead of `end`."""
+        ...
+
 
 class RequestTrace(Protocol):
     """Traces one HTTP request."""
 
     def begin_prompt(self, request: PreparedRequest) -> PromptTrace:
-        """Record that a prompt of the request was sent to a replica. Called in the event loop."""
+        """Record that a prompt of the request will now be sent to a replica. Called in the event loop."""
         ...
 
 

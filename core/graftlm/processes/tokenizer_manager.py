@@ -195,13 +195,15 @@ class TokenizerManager:
             seed=request.seed,
             options=request.options,
         )
+        trace = request_trace_var.get()
+        prompt_trace = None if trace is None else trace.begin_prompt(request)
         try:
             self._send(replica.name, message)
         except MessageError as error:
+            if prompt_trace is not None:
+                prompt_trace.cancel()
             message_text = f"the request contains invalid Unicode or a number that is too large: {error.__cause__}"
             raise RequestError(message_text) from error
-        trace = request_trace_var.get()
-        prompt_trace = None if trace is None else trace.begin_prompt(request)
         self._in_flight.add(InFlight(prompt_id, generation, replica, arrived_s, trace=prompt_trace))
         try:
             await generation.accepted

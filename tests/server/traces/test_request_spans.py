@@ -87,6 +87,14 @@ def test_a_prompt_that_begins_after_the_end_of_the_answer_has_a_span(rig):
     assert rig.exported[-1].parent.span_id == rig.exported[0].context.span_id
 
 
+def test_a_prompt_that_could_not_be_sent_is_forgotten(rig):
+    sent, unsent = rig.spans.begin_prompt(request("a")), rig.spans.begin_prompt(request("b"))
+    unsent.cancel()
+    sent.end(output(), "stop")
+    rig.spans.end_answer("POST /x", {}, None)
+    assert rig.names == ["queue", "prefill", "decode", "POST /x"]
+
+
 @pytest.mark.parametrize(
     ("outcomes", "expected"),
     [

@@ -54,7 +54,7 @@ class RequestSpans:
         self._is_written = False
 
     def begin_prompt(self, request: PreparedRequest) -> "_RunningPrompt":
-        """Record that a prompt was sent to a replica."""
+        """Record that a prompt will now be sent to a replica."""
         self._num_running += 1
         self._num_prompts += 1
         return _RunningPrompt(self, request, self._clock_ns())
@@ -84,6 +84,12 @@ class RequestSpans:
         self._output_tokens += prompt.output_tokens
         if prompt.failure is not None and self._failure in (None, "abort"):
             self._failure = prompt.failure  # if one prompt fails, the others are aborted
+        self._write_if_ended()
+
+    def cancel_prompt(self) -> None:
+        """Forget a prompt that could not be sent."""
+        self._num_running -= 1
+        self._num_prompts -= 1
         self._write_if_ended()
 
     def _write_if_ended(self) -> None:
@@ -137,6 +143,9 @@ class _RunningPrompt:
 
     def end(self, output: GatheredOutput, outcome: str) -> None:
         self._spans.end_prompt(self._request, self._sent_ns, output, outcome)
+
+    def cancel(self) -> None:
+        self._spans.cancel_prompt()
 
 
 def _model_attributes(prompt: TracedPrompt) -> dict[str, AttributeValue]:

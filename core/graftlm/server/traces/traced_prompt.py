@@ -32,7 +32,7 @@ class TracedPrompt:
     Attributes:
         is_pooled: whether the prompt's vector was computed instead of tokens.
         model: name of the adapter, or else of the model.
-        sent_ns: time at which the prompt was sent to a replica, in nanoseconds since the epoch.
+        sent_ns: time immediately before the prompt was sent to a replica, in nanoseconds since the epoch.
         end_ns: time at which its last output arrived, on the same clock.
         outcome: as in `RequestMetrics.finished`.
     """
@@ -79,7 +79,7 @@ class TracedPrompt:
     def phases(self) -> Iterator[Phase]:
         """Yield the phases that the prompt reached. The last one ends with the prompt.
 
-        The scheduler measures its times from the prompt's arrival there, which follows `sent_ns` at once.
+        The scheduler measures its times from the prompt's arrival there, shortly after `sent_ns`.
         """
         timings = self.timings
         end_ns = self._after(timings.total_s, self.end_ns)
