@@ -75,6 +75,7 @@ def create_app(
         responses={"4XX": {"model": ErrorBody, "description": "The request is refused; the body says why."}},
         dependencies=_documented_keys(manager.config),
         middleware=_middleware(manager, traces),
+        telemetry=_without_spans(traces is not None),
         # Disabled, because FastAPI's documentation pages load scripts from another host. Such scripts could call this
         # server.
         docs_url=None,
@@ -95,10 +96,19 @@ def create_local_app(api: APIRouter, tracing: Sequence[Middleware] = ()) -> Fast
     Args:
         tracing: the layer that traces the calls; empty if they are not traced.
     """
-    app = FastAPI(openapi_url=None, middleware=list(tracing))
+    app = FastAPI(openapi_url=None, middleware=list(tracing), telemetry=_without_spans(bool(tracing)))
     install_error_handlers(app)
     app.include_router(api)
     return app
+
+
+def _without_spans(is_traced: bool) -> Any:
+    """Return settings with which FastAPI creates no spans, if this server creates them.
+
+    FastAPI creates spans if a plugin or a launcher has installed a global provider of OpenTelemetry. Versions of
+    FastAPI without this feature ignore the settings.
+    """
+    return {"tracing": False} if is_traced else None
 
 
 def _documented_keys(config: EngineConfig) -> list[Any]:
