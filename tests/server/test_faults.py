@@ -316,7 +316,7 @@ def test_a_process_that_hangs_at_its_start_is_reported_and_failing_starts_are_li
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(complete, server.url)
             # Three more starts, on a machine that may be busy.
-            wait_until(lambda: "server.restart is off or did not help" in server.log, 120)
+            wait_until(lambda: "server.restart is false or the restart failed" in server.log, 120)
             assert server.stop() == 1  # the signal only shortens the time in which /health reports the failure
             assert waiting.result().status_code == 503
         assert server.log.count("scheduler-0 runs as pid") == 5

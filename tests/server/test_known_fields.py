@@ -232,7 +232,7 @@ def test_another_servers_name_of_a_field_has_the_same_effect(server, path, field
             "structured_outputs.whitespace_pattern",
             "vLLM",
         ),
-        ({"structured_outputs": {"regexp": "a"}}, "structured_outputs.regexp", "known: json, regex"),
+        ({"structured_outputs": {"regexp": "a"}}, "structured_outputs.regexp", "known fields: json, regex"),
         ({"guided_regex": "a", "regex": "b"}, "guided_regex", "the same as regex"),
         ({"rid": "a", "request_id": "b"}, "rid", "the same as request_id"),
         ({"guided_regex": "("}, "regex", ""),

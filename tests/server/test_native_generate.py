@@ -421,7 +421,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("body", "said"),
         [
-            ({}, "give one of text and input_ids, got neither"),
+            ({}, "give either text or input_ids, got neither"),
             ({"text": "a", "input_ids": [1]}, "got text and input_ids"),
             ({"text": []}, "text is an empty list"),
             ({"input_ids": []}, "the prompt is empty"),

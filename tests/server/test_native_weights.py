@@ -98,7 +98,7 @@ def test_an_update_waits_for_running_requests(client, norm):
     ("tensors", "message"),
     [
         ({NORM: torch.ones(3)}, "has shape [3]"),
-        ({"nonsense": torch.ones(3)}, "'nonsense', which this model has no place for"),
+        ({"nonsense": torch.ones(3)}, "'nonsense', which this model does not use"),
         ({}, "no weights are given"),
     ],
 )

@@ -190,8 +190,12 @@ STRUCTURES = [{"begin": "<n>", "schema": {}, "end": "</n>"}]
     ("wanted", "param", "says"),
     [
         ({"type": "json_object", "json_schema": {"name": "x", "schema": {}}}, "json_schema", "set type: 'json_schema'"),
-        ({"type": "text", "json_schema": {"name": "x", "schema": {}}}, "json_schema", "not a field of type 'text'"),
-        ({"type": "text", "at_least_one": False}, "at_least_one", "set type: 'structural_tag', or leave it out"),
+        (
+            {"type": "text", "json_schema": {"name": "x", "schema": {}}},
+            "json_schema",
+            "is not allowed with type 'text'",
+        ),
+        ({"type": "text", "at_least_one": False}, "at_least_one", "set type: 'structural_tag', or leave the field out"),
         (
             {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}, "triggers": ["<"]},
             "triggers",
@@ -200,7 +204,7 @@ STRUCTURES = [{"begin": "<n>", "schema": {}, "end": "</n>"}]
         (
             {"type": "structural_tag", "triggers": ["<"], "structures": STRUCTURES, "json_schema": {"name": "x"}},
             "json_schema",
-            "not a field of type 'structural_tag'",
+            "is not allowed with type 'structural_tag'",
         ),
         ({"type": "json_schema", "json_schema": {"name": "x"}}, "json_schema.schema", "the schema is missing"),
         ({"type": "json_schema", "json_schema": {"name": "x", "schema": None}}, "json_schema.schema", "missing"),

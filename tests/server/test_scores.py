@@ -49,7 +49,7 @@ def test_each_pair_is_scored_separately(head, expected):
 
 def test_softmax_over_one_number_is_refused(head):
     error = ask(head, "/v1/score", 400, query="a river", items=DOCUMENTS, apply_softmax=True)
-    assert ("softmax is always 1" in error["message"], error["param"]) == (True, "apply_softmax")
+    assert ("softmax of one score is always 1" in error["message"], error["param"]) == (True, "apply_softmax")
 
 
 def test_classify_returns_the_outputs_of_the_head(head):
@@ -65,7 +65,7 @@ def test_a_server_without_an_output_projection_is_healthy_and_refuses_to_generat
     info = httpx2.get(head.url + "/model_info", timeout=60).json()
     assert (info["is_generation"], info["labels"]) == (False, ["LABEL_0"])
     error = ask(head, "/v1/completions", 400, prompt="x")
-    assert (error["code"], "and no tokens" in error["message"]) == ("unsupported", True)
+    assert (error["code"], "but cannot generate tokens" in error["message"]) == ("unsupported", True)
     assert len(ask(head, "/v1/embeddings", input="x", dimensions=5)["data"][0]["embedding"]) == 5
 
 
@@ -98,9 +98,13 @@ def test_documents_are_ranked_by_the_share_of_the_first_label_token(server):
 @pytest.mark.parametrize(
     ("path", "body", "message"),
     [
-        ("/classify", {"text": "x"}, "To have a model that generates score or rerank"),
+        ("/classify", {"text": "x"}, "To score or rerank with a model that generates text"),
         ("/v1/rerank", {"query": "x", "documents": ["y"], "label_token_ids": LABELS, "top_n": 0}, "top_n: "),
-        ("/v1/score", {"text_1": "x", "text_2": "y", "label_token_ids": [5]}, "then those of others"),
+        (
+            "/v1/score",
+            {"text_1": "x", "text_2": "y", "label_token_ids": [5]},
+            "the others are the answers for other documents",
+        ),
         ("/classify", {}, "either text or input_ids"),
         ("/classify", {"text": []}, "the list of prompts is empty"),
         ("/classify", {"text": ["x", "y"], "rid": "one"}, "a different id for each of the 2"),
@@ -116,7 +120,11 @@ def test_documents_are_ranked_by_the_share_of_the_first_label_token(server):
         ("/v1/score", {"query": "x", "items": "y", "label_token_ids": [10**6]}, "outside the vocabulary"),
         ("/v1/rerank", {"query": "x", "documents": ["y"]}, "no score head"),
         ("/v1/rerank", {"query": "x", "documents": []}, "documents"),
-        ("/v1/rerank", {"query": "x", "documents": ["y"], "label_token_ids": [5]}, "then those of others"),
+        (
+            "/v1/rerank",
+            {"query": "x", "documents": ["y"], "label_token_ids": [5]},
+            "the others are the answers for other documents",
+        ),
         (
             "/v1/rerank",
             {"query": "x", "documents": ["y"], "label_token_ids": LABELS, "prompt_template": "{query}"},

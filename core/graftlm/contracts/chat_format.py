@@ -162,7 +162,9 @@ class CallGrammar:
         for i, place in enumerate(self.places):
             if path.startswith(place) and path[len(place) :][:1] in ("", ".", "["):
                 return i, "$" + path[len(place) :]
-        raise ValueError(f"{path} is in no tool's schema; these stand at {', '.join(self.places) or 'no place'}")
+        raise ValueError(
+            f"{path} is not inside a tool's schema; the schemas are at {', '.join(self.places) or 'no path'}"
+        )
 
 
 class ToolCallParser(ABC):

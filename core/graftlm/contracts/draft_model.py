@@ -23,9 +23,14 @@ class DraftModelOptions(Options):
     The core reads these options to check the checkpoint and to plan the memory before it loads the served model.
     """
 
-    path: str = Field(description="Checkpoint of the draft model, as `model.path`; of the served model's vocabulary.")
+    path: str = Field(
+        description="Checkpoint of the draft model, in the same forms as `model.path`. It must have the vocabulary of "
+        "the served model."
+    )
     kv_tokens: int = Field(
-        default=16384, ge=1, description="Size of the draft model's KV memory in tokens; it is allocated at the start."
+        default=16384,
+        ge=1,
+        description="Size of the draft model's KV memory in tokens. The memory is allocated when the engine starts.",
     )
 
 

@@ -35,8 +35,8 @@ class GrammarOptions(Options):
     fallback: Annotated[
         tuple[str, ...],
         Field(
-            description="Backends, with their default options, for specifications that this backend refuses; "
-            "the first that accepts one compiles it."
+            description="Names of other backends for specifications that this backend refuses. The first of them "
+            "that accepts a specification compiles it, with its default options."
         ),
     ] = ()
 

@@ -185,7 +185,7 @@ class Model(ABC):
         Raises:
             RequestError: there is no weight of this name, or this model does not support reading weights.
         """
-        raise UnsupportedFeatureError(f"{type(self).__name__} does not give its weights back, such as {name!r}")
+        raise UnsupportedFeatureError(f"{type(self).__name__} does not support reading its weights, such as {name!r}")
 
     def pack_weights(self) -> None:
         """Rearrange the loaded weights for the device's kernels; the default implementation does nothing.

@@ -124,7 +124,9 @@ def without_defaults(body: Mapping[str, Any], own: Collection[str], path: str) -
     for name in foreign:
         if name in kept and name in fields and fields[name].servers:
             context = {"name": name, "servers": " and ".join(fields[name].servers)}
-            raise PydanticCustomError(FOREIGN_FIELD, "a field of {servers}, not supported here; leave it out", context)
+            raise PydanticCustomError(
+                FOREIGN_FIELD, "is a field of {servers} and is not supported by this server; leave it out", context
+            )
     return {name: value for name, value in body.items() if name in own or name in kept}
 
 

@@ -294,7 +294,8 @@ class _Service:
         if not launcher.fatal.done():
             return 0
         logger.error(
-            "%s, and server.restart is off or did not help: exiting in %.0f s; /health reports it until then",
+            "%s, and server.restart is false or the restart failed: exiting in %.0f s; /health reports the failure "
+            "until then",
             launcher.fatal.result(),
             _REPORT_DEATH_S,
         )

@@ -46,7 +46,7 @@ def make_router(manager: TokenizerManager) -> APIRouter:
     @router.post(
         MESSAGES_PATH,
         summary="Answer a conversation",
-        responses=described(MessageBody, Event, "events, each with a name"),
+        responses=described(MessageBody, Event, "server-sent events, each with a name"),
     )
     async def messages(request: Request, body: MessagesRequest) -> Response:
         message_id = body.request_id or new_item_id("msg")

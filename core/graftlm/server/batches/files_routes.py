@@ -53,7 +53,10 @@ def make_router(service: BatchService, settings: FileSettings) -> APIRouter:
     )
     async def upload_file(request: Request) -> Response:
         if folder.num_bytes >= settings.max_bytes:
-            message = f"the files take {settings.max_bytes} bytes, which server.files.max_bytes allows; delete some"
+            message = (
+                f"the uploaded files have reached the maximum size server.files.max_bytes, {settings.max_bytes} bytes; "
+                "delete some files"
+            )
             raise ApiError(400, message, code="storage_full")
         async with _form(request) as form:
             return _json(await _store(folder, form))
@@ -86,7 +89,9 @@ def make_router(service: BatchService, settings: FileSettings) -> APIRouter:
     async def delete_file(file_id: str) -> Response:
         file = find_file(folder, file_id)
         if service.uses(file.id):
-            raise ApiError(400, f"a batch reads {file.id}; cancel it first", code="file_in_use")
+            raise ApiError(
+                400, f"a batch that has not ended uses the file {file.id}; cancel the batch first", code="file_in_use"
+            )
         folder.remove_file(file.id)
         return _json(DeletedFile(id=file.id))
 

@@ -45,7 +45,7 @@ class BatchFolder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             os.close(self._lock)
-            raise ConfigError(f"server.files.path: another server uses {path}. Name another folder.") from error
+            raise ConfigError(f"server.files.path: another server uses {path}. Set another folder.") from error
         except OSError as error:
             raise ConfigError(f"server.files.path: cannot use {path}: {error.strerror or error}.") from error
 

@@ -56,7 +56,7 @@ def check_input(path: Path, endpoint: str | None, max_requests: int) -> tuple[in
                 continue
             count += 1
             if count > max_requests:
-                problem = BatchProblem("too_many_tasks", f"a batch may have {max_requests} requests at most", number)
+                problem = BatchProblem("too_many_tasks", f"a batch may have at most {max_requests} requests", number)
                 return count, [*problems, problem]
             problem_of_line = _problem(text, number, endpoint, seen)
             if problem_of_line is not None:
@@ -82,7 +82,12 @@ def _problem(text: bytes, number: int, endpoint: str | None, seen: set[str]) -> 
     if any("\ud800" <= character <= "\udfff" for character in custom_id):
         return _wrong("custom_id", "must be Unicode text, got half of a surrogate pair", number)
     if custom_id in seen:
-        return BatchProblem("duplicate_custom_id", f"custom_id {custom_id!r} is given twice", number, "custom_id")
+        return BatchProblem(
+            "duplicate_custom_id",
+            f"custom_id {custom_id!r} is given twice; give each request a different one",
+            number,
+            "custom_id",
+        )
     seen.add(custom_id)
     if value.get("method", "POST") != "POST":
         return _wrong("method", "must be POST", number)

@@ -118,7 +118,7 @@ async def _run(
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not answering.done():
-                raise EngineError(f"{launcher.fatal.result()}; run the command again to go on")
+                raise EngineError(f"{launcher.fatal.result()}; run the command again to continue")
             answering.result()
         finally:
             answering.cancel()

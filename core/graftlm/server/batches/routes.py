@@ -55,7 +55,7 @@ def make_router(service: BatchService, settings: ServerSettings) -> APIRouter:
         window_s = _seconds(body.completion_window)
         return _json(service.create(file, body.endpoint, body.completion_window, window_s, body.metadata, seconds))
 
-    @router.get("/v1/batches", summary="The batches, the newest first", responses=described(BatchList))
+    @router.get("/v1/batches", summary="List the batches, newest first", responses=described(BatchList))
     async def list_batches(limit: Annotated[int, Query(ge=1, le=100)] = 20, after: str | None = None) -> Response:
         page = page_of(service.all(), limit, after)
         return _json(BatchList(data=page.items, first_id=page.first_id, last_id=page.last_id, has_more=page.has_more))
@@ -65,7 +65,7 @@ def make_router(service: BatchService, settings: ServerSettings) -> APIRouter:
         return _json(_found(service.get(batch_id), batch_id))
 
     @router.post(
-        "/v1/batches/{batch_id}/cancel", summary="End a batch; its results stay", responses=described(BatchBody)
+        "/v1/batches/{batch_id}/cancel", summary="Cancel a batch; its results are kept", responses=described(BatchBody)
     )
     async def cancel_batch(batch_id: str) -> Response:
         return _json(_found(service.cancel(batch_id), batch_id))
@@ -80,7 +80,9 @@ def make_router_without_folder() -> APIRouter:
     @router.api_route("/v1/files", methods=["GET", "POST"], include_in_schema=False)
     @router.api_route("/v1/batches", methods=["GET", "POST"], include_in_schema=False)
     async def refuse() -> Response:
-        raise ApiError(404, "this server keeps no files: set server.files.path to a folder", code="unsupported")
+        raise ApiError(
+            404, "files and batches are disabled on this server; set server.files.path to a folder", code="unsupported"
+        )
 
     return router
 

@@ -197,7 +197,7 @@ class BatchService:
         """Check the input, and return the updated record; None if the input is wrong and the batch has failed."""
         file = self.folder.file(record.body.input_file_id)
         if file is None:
-            self._fail(record, [BatchProblem("file_not_found", "the input file does not exist any more")])
+            self._fail(record, [BatchProblem("file_not_found", "the input file no longer exists")])
             return None
         limit = self._settings.max_requests
         path = self.folder.content(file.id)
@@ -263,7 +263,7 @@ class BatchService:
             changes[f"{kind}_file_id"] = file_id
         self._change(record, status=status, request_counts=counts, **changes, **{_TIMES[status]: now})
         logger.info(
-            "batch %s is %s: %d answered, %d failed of %d",
+            "batch %s is %s: %d requests answered, %d failed, %d in total",
             record.body.id,
             status,
             counts.completed,
@@ -283,7 +283,7 @@ class BatchService:
 
 def _expire(path: Any, results: ResultFiles) -> None:
     """Append an error for each request without a result."""
-    error = {"code": "batch_expired", "message": "the completion window ended before the request"}
+    error = {"code": "batch_expired", "message": "the completion window ended before the request was answered"}
     for line in read_lines(path):
         if not results.has(line.custom_id):
             result = {"id": new_record_id("batch_req").replace("-", "_"), "response": None, "error": error}

@@ -45,7 +45,7 @@ class BodyLimit:
 
 
 def _refusal(limit: int, setting: str) -> str:
-    return f"the request body is larger than {limit} bytes, which {setting} allows"
+    return f"the request body is larger than {limit} bytes, the maximum set by {setting}"
 
 
 def _counting(receive: Receive, limit: int, setting: str) -> Receive:

@@ -48,7 +48,9 @@ class OriginGuard:
         if is_allowed:
             await self._app(scope, receive, send)
             return
-        message = f"a page of {origin or 'another site'} may not do this; list its origin in server.cors_origins"
+        message = (
+            f"web pages of {origin or 'another site'} may not send this request; add the origin to server.cors_origins"
+        )
         await error_response(403, message)(scope, receive, send)
 
     def _has_effects(self, scope: Scope) -> bool:

@@ -39,7 +39,7 @@ class AnswerWriter:
         if prompt.logprob_start is not None and prompt.logprob_start > prompt_len:
             start = prompt.logprob_start
             raise RequestError(
-                f"logprob_start_len is {start}, but the prompt has {prompt_len} tokens; give {prompt_len} or less"
+                f"logprob_start_len must be at most the number of prompt tokens, {prompt_len}; got {start}"
             )
         self._prompt = prompt
         self._request = request

@@ -48,7 +48,9 @@ def make_router(manager: TokenizerManager) -> APIRouter:
         was_pinned = await manager.calls.call_schedulers("unpin", **arguments(prepared))
         return Unpinned(was_pinned=any(was_pinned))
 
-    @router.get("/cache_snapshot", summary="Every node of every replica's prefix cache; steps are delayed meanwhile")
+    @router.get(
+        "/cache_snapshot", summary="Return every node of every replica's prefix cache; steps are delayed until then"
+    )
     async def cache_snapshot() -> CacheSnapshots:
         replicas: list[dict[str, Any]] = await manager.calls.call_schedulers("cache_snapshot")
         return CacheSnapshots(replicas=replicas)

@@ -32,7 +32,7 @@ def make_router(manager: TokenizerManager) -> APIRouter:
             raise RequestError("rid is missing: give the id of a request, or set abort_all")
         for rid in rids:
             manager.abort(rid)
-        return Done(message="those of the requests that wait or run are being aborted")
+        return Done(message="waiting and running requests with these ids are being aborted")
 
     @router.post(
         "/flush_cache", summary="Remove every cached prefix that no running request uses", dependencies=_OPERATOR
@@ -67,7 +67,9 @@ def make_router(manager: TokenizerManager) -> APIRouter:
         )
         return ProfileStarted(output_dir=str(folder))
 
-    @router.post("/stop_profile", summary="End the recording; the answer lists the trace files", dependencies=_OPERATOR)
+    @router.post(
+        "/stop_profile", summary="Stop the recording; the answer lists the trace files", dependencies=_OPERATOR
+    )
     @router.get("/stop_profile", summary="As POST", dependencies=_OPERATOR, include_in_schema=False)
     async def stop_profile() -> TracesWritten:
         written = await manager.calls.call_schedulers("stop_profile")

@@ -72,7 +72,7 @@ def make_router(manager: TokenizerManager) -> APIRouter:
 async def _encode(manager: TokenizerManager, body: EncodeRequest, given: Any) -> list[EncodeBody]:
     start_s = time.monotonic()
     if (body.text is None) == (body.input_ids is None):
-        raise InvalidPromptError("give either text or input_ids: what is to be embedded")
+        raise InvalidPromptError("give the input as either text or input_ids")
     prompts = given if isinstance(given, list) else [given]
     ids: list[str | None] = [*body.rid] if isinstance(body.rid, list) else [body.rid] * len(prompts)
     if not prompts or len(ids) != len(prompts) or (body.rid is not None and len(set(ids)) < len(ids)):

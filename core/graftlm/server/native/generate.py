@@ -37,8 +37,9 @@ def make_router(manager: TokenizerManager) -> APIRouter:
         "/generate",
         summary="Generate from one prompt or several",
         response_model=AnswerBody | list[AnswerBody],
-        response_description="One answer, or a list for a list of prompts or `n` above 1. With `stream`, server-sent "
-        "events. Each is an answer with everything generated so far; the last one is `[DONE]`.",
+        response_description="One answer. For a list of prompts, or with `n` above 1, a list of answers. With "
+        "`stream`, server-sent events: each event is an answer with the complete output so "
+        "far, and the last event is `[DONE]`.",
     )
     @router.put("/generate", summary="As POST", include_in_schema=False)
     async def generate(request: Request, body: GenerateRequest) -> Response:

@@ -24,7 +24,7 @@ from graftlm.server.native.responses import (
 __all__ = ["make_router"]
 
 _UNHEALTHY_RESPONSE: dict[int | str, dict[str, Any]] = {
-    503: {"model": HealthBody, "description": "The server cannot serve requests; the body says why."}
+    503: {"model": HealthBody, "description": "The server cannot serve requests; the body has the reason."}
 }
 
 
@@ -46,8 +46,8 @@ def make_router(manager: TokenizerManager) -> APIRouter:
             status = "sleeping"
         return HealthBody(status=status, problems=problems, paused=health.paused)
 
-    @router.get("/ready", summary="As /health, for Kubernetes", responses=_UNHEALTHY_RESPONSE)
-    @router.get("/ping", summary="As /health, for SageMaker", responses=_UNHEALTHY_RESPONSE)
+    @router.get("/ready", summary="Same as /health, for Kubernetes", responses=_UNHEALTHY_RESPONSE)
+    @router.get("/ping", summary="Same as /health, for SageMaker", responses=_UNHEALTHY_RESPONSE)
     async def ready(response: Response) -> HealthBody:
         return await health(response)
 

@@ -90,12 +90,12 @@ def make_router(manager: TokenizerManager) -> APIRouter:
     """Return a router with the routes of this module."""
     router = APIRouter(tags=["information"], responses={400: ERROR_RESPONSES[400]})
 
-    @router.post("/parse_function_call", summary="Read a text for tool calls")
+    @router.post("/parse_function_call", summary="Parse the tool calls in a text")
     async def parse_function_call(body: ParseCallsRequest) -> ParsedCalls:
         _check_format(manager, "tool_calls", body.tool_call_parser, _TOOL_CALLS, "tool_call_parser")
         return _calls(manager, body)
 
-    @router.post("/separate_reasoning", summary="Divide a text into reasoning and the rest")
+    @router.post("/separate_reasoning", summary="Divide a text into reasoning and content")
     async def separate_reasoning(body: SeparateRequest) -> Separated:
         _check_format(manager, "reasoning", body.reasoning_parser, _REASONING, "reasoning_parser")
         return _separated(manager, body.text)
@@ -113,9 +113,11 @@ def _check_format(
     """
     own = manager.model.resolved.get(family, {}).get("name")
     if own is None:
-        raise ApiError(400, f"this server reads no {family.replace('_', ' ')}: no format is configured", param=param)
+        raise ApiError(
+            400, f"this server does not parse {family.replace('_', ' ')}: no format is configured", param=param
+        )
     if wanted and names.get(wanted, wanted) != own:
-        raise ApiError(400, f"{param}: this server reads the format {own!r}, not {wanted!r}", param=param)
+        raise ApiError(400, f"{param}: this server parses the format {own!r}, got {wanted!r}", param=param)
 
 
 def _calls(manager: TokenizerManager, body: ParseCallsRequest) -> ParsedCalls:

@@ -90,7 +90,7 @@ def split_request(body: GenerateRequest) -> list[NativePrompt]:
 def _prompts(body: GenerateRequest) -> list[str | TokenIds]:
     given = [name for name in ("text", "input_ids") if getattr(body, name) is not None]
     if len(given) != 1:
-        raise InvalidPromptError(f"give one of text and input_ids, got {' and '.join(given) or 'neither'}")
+        raise InvalidPromptError(f"give either text or input_ids, got {' and '.join(given) or 'neither'}")
     prompts: Any = body.text if body.input_ids is None else body.input_ids
     if not is_list(body):
         return [prompts]

@@ -116,14 +116,14 @@ def make_router(manager: TokenizerManager) -> APIRouter:
         await manager.groups.destroy(body.group_name)
         return Done(message=f"left the group {body.group_name}")
 
-    @router.post("/update_weight_version", summary="Name the weights, without a change of them")
+    @router.post("/update_weight_version", summary="Change the name of the weights, and not the weights themselves")
     async def update_weight_version(body: WeightVersionRequest) -> WeightsNamed:
         if body.abort_all_requests is not False:
             manager.abort_all()
         manager.weights.version = body.new_version
-        return WeightsNamed(message=f"the weights are called {body.new_version}", new_version=body.new_version)
+        return WeightsNamed(message=f"the name of the weights is now {body.new_version}", new_version=body.new_version)
 
-    @router.post("/get_weights_by_name", summary="The first rows of a weight, as numbers")
+    @router.post("/get_weights_by_name", summary="Return the first rows of a weight, as numbers")
     async def get_weight(body: WeightRequest) -> Any:
         found = await manager.calls.call_schedulers("get_weight", weight=body.name, num_rows=body.truncate_size)
         return found[0]

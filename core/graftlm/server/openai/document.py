@@ -13,7 +13,9 @@ _REF = "#/components/{name}"
 def described(
     answer: type[msgspec.Struct],
     events: type[msgspec.Struct] | UnionType | None = None,
-    stream: str = "events of `data: ` and a part of it each, the last one `[DONE]`",
+    stream: str = (
+        "server-sent events: each event has a part of the answer after `data: `, and the last event is `[DONE]`"
+    ),
 ) -> dict[int | str, Any]:
     """Return the `responses` of a route.
 

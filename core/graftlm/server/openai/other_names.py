@@ -68,11 +68,15 @@ def _set_structured(fields: dict[str, Any], name: str, value: Any) -> None:
     elif name in _STRUCTURED:
         _set(fields, _STRUCTURED[name], value, where)
     elif name in _STRUCTURED_DEFAULTS:
-        raise PydanticCustomError(FOREIGN_FIELD, "a field of vLLM, not supported here; leave it out", {"name": where})
+        raise PydanticCustomError(
+            FOREIGN_FIELD, "is a field of vLLM and is not supported by this server; leave it out", {"name": where}
+        )
     else:
         known = ", ".join((*_STRUCTURED, "json_object", *_STRUCTURED_DEFAULTS))
         raise PydanticCustomError(
-            FOREIGN_FIELD, "not a field of structured_outputs; known: {known}", {"name": where, "known": known}
+            FOREIGN_FIELD,
+            "is not a field of structured_outputs; known fields: {known}",
+            {"name": where, "known": known},
         )
 
 
@@ -85,5 +89,7 @@ def _set(fields: dict[str, Any], own: str, value: Any, where: str) -> None:
     given = fields.get(own)
     if given is not None and given is not False and given != value:
         context = {"name": where, "own": own}
-        raise PydanticCustomError(FOREIGN_FIELD, "means the same as {own}, which has another value", context)
+        raise PydanticCustomError(
+            FOREIGN_FIELD, "means the same as {own}, which has another value; leave one of them out", context
+        )
     fields[own] = value

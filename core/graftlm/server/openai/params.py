@@ -118,7 +118,10 @@ def request_adapter(body: SamplingFields, model: ServedModel, adapters: Collecti
     """
     named = check_model(body.model, model, adapters)
     if named is not None and body.lora_path not in (None, named):
-        message = f"lora_path: {body.lora_path!r} differs from the adapter in model, {named!r}; name one of them"
+        message = (
+            f"lora_path names the adapter {body.lora_path!r}, but model names the adapter {named!r}; leave one of them "
+            "out"
+        )
         raise ApiError(400, message, param="lora_path")
     return named or body.lora_path
 
@@ -248,7 +251,9 @@ def _check_fields(response_format: ResponseFormat) -> None:
         stray = [name for name in names if kind != response_format.type and getattr(response_format, name) is not None]
         if stray:
             where = f"response_format.{stray[0]}"
-            message = f"{where}: not a field of type {response_format.type!r}; set type: {kind!r}, or leave it out"
+            message = (
+                f"{where} is not allowed with type {response_format.type!r}; set type: {kind!r}, or leave the field out"
+            )
             raise ApiError(400, message, param=where)
 
 

@@ -96,7 +96,9 @@ _NumTokens: TypeAlias = Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE]
 
 def _check_truncation(value: int) -> int:
     if value == 0:
-        raise PydanticCustomError("no_tokens", "must be a number of tokens, or -1 for as many as the context holds")
+        raise PydanticCustomError(
+            "no_tokens", "must be a number of tokens, or -1 for as many as the context has room for"
+        )
     return value
 
 

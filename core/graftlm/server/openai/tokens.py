@@ -39,7 +39,9 @@ def make_router(manager: TokenizerManager) -> APIRouter:
         text = await _text_of(manager, body)
         return Response(encode(TokenText(text)), media_type="application/json")
 
-    @router.post("/detokenize", summary="As /v1/detokenize, with vLLM's `prompt`", responses=described(PromptText))
+    @router.post(
+        "/detokenize", summary="Same as /v1/detokenize, with vLLM's field `prompt`", responses=described(PromptText)
+    )
     async def detokenize_prompt(body: DetokenizeRequest) -> Response:
         text = await _text_of(manager, body)
         return Response(encode(PromptText(text, text)), media_type="application/json")

@@ -79,7 +79,8 @@ class ToolUse:
             name = f"tools[{self.indices[i]}].function.parameters{path.removeprefix('$')}"
             if self.tools[i].strict:
                 message = (
-                    f"{name}: no grammar backend enforces this together with the other tools; make all of them strict"
+                    f"{name}: no grammar backend can enforce this part of a strict tool together with tools that are "
+                    "not strict; make all tools strict"
                 )
                 param = f"tools.{self.indices[i]}.function.parameters"
                 raise ApiError(400, message, param=param, code="invalid_schema")

@@ -44,7 +44,7 @@ from graftlm.types import FinishReason, TokenLogprob, Usage
 __all__ = ["make_router"]
 
 _ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(list[InputItem])
-_STREAM = "events, each with a name and a `sequence_number`"
+_STREAM = "server-sent events, each with a name and a `sequence_number`"
 
 
 def make_router(manager: TokenizerManager) -> APIRouter:
@@ -76,7 +76,7 @@ def make_router(manager: TokenizerManager) -> APIRouter:
             count = await count_prompt_tokens(manager, chat_request(body, _ITEMS.validate_python(items)))
         return _json(InputTokenCount(input_tokens=count))
 
-    @router.get("/v1/responses/{response_id}", summary="A stored response", responses=described(ResponseBody))
+    @router.get("/v1/responses/{response_id}", summary="Return a stored response", responses=described(ResponseBody))
     async def get_response(response_id: str, stream: bool = False) -> Response:
         if stream:
             raise ApiError(400, "stream: a stored response is not streamed again", param="stream", code="unsupported")
@@ -96,7 +96,7 @@ def make_router(manager: TokenizerManager) -> APIRouter:
 
     @router.get(
         "/v1/responses/{response_id}/input_items",
-        summary="The conversation before a stored response",
+        summary="Return the conversation before a stored response",
         responses=described(ItemList),
     )
     async def list_input_items(

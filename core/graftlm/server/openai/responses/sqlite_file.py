@@ -42,7 +42,7 @@ class SqliteFile:
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute(_SCHEMA)
         except (OSError, sqlite3.Error) as error:
-            raise ConfigError(f"server.response_store.path: cannot open {path}: {error}. Name another file.") from error
+            raise ConfigError(f"server.response_store.path: cannot open {path}: {error}. Set another file.") from error
 
     def read(self, response_id: str) -> tuple[bytes, bytes] | None:
         """Return the body and the items of a response; None if it is not stored."""
