@@ -14,7 +14,8 @@ class CostlyLastOptions(Options):
         default=10.0,
         ge=0,
         le=1e6,
-        description="Seconds by which 1,000 tokens without context outlive their last use. 0 is least recently used.",
+        description="Seconds by which 1,000 tokens without context stay cached longer than by least recently used. 0: "
+        "the same order as `lru`.",
     )
 
 

@@ -20,7 +20,7 @@ def provide_attention_backends() -> list[Provider[AttentionBackend]]:
     return [
         Provider(
             name="new-plugin",
-            summary="Gathers each request's keys and values, and attends in PyTorch",
+            summary="Gathers the keys and values of each request, and computes attention in PyTorch",
             api_version=1,
             create=_create,
             options=GatherOptions,

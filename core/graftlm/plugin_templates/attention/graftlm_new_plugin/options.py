@@ -10,5 +10,7 @@ class GatherOptions(Options):
     """The entries of `attention.options`."""
 
     queries_at_once: int = Field(
-        default=256, ge=1, description="Query tokens whose scores are held at once; fewer take less memory."
+        default=256,
+        ge=1,
+        description="Number of query tokens whose scores are computed together. A smaller number needs less memory.",
     )

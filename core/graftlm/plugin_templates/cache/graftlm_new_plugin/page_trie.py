@@ -33,7 +33,7 @@ class PageTrieOptions(Options):
     """The entries of `cache.options` in a configuration."""
 
     max_prefix_pages: int | None = Field(
-        default=None, ge=1, description="Pages of a prompt that are kept at most; null keeps all."
+        default=None, ge=1, description="Maximum number of cached pages of a prompt. Null: all pages are cached."
     )
 
 
@@ -112,7 +112,7 @@ class PageTrie(PrefixCache):
         """
         for node in self._own(handle).path():
             if node.num_locks == 0:
-                raise InvariantError(f"new-plugin: unlock of a handle at page {node.num_pages} that nobody holds")
+                raise InvariantError(f"new-plugin: unlock of a handle at page {node.num_pages} that is not locked")
             node.num_locks -= 1
             self._num_locked -= node.num_locks == 0
 
@@ -225,7 +225,9 @@ class PageTrie(PrefixCache):
 
     def _own(self, handle: PrefixHandle) -> _Node:
         if not isinstance(handle, _Node):
-            raise InvariantError(f"new-plugin: got a handle of type {type(handle).__name__}, which it never gave out")
+            raise InvariantError(
+                f"new-plugin: got a handle of type {type(handle).__name__}, expected one that this cache returned"
+            )
         return handle
 
 

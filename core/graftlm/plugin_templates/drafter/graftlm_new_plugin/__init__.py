@@ -18,7 +18,7 @@ def provide_drafters() -> list[Provider[Drafter]]:
     return [
         Provider(
             name="new-plugin",
-            summary="The token that followed last time, one after another",
+            summary="Drafts the token that last followed the latest tokens, one token after another",
             api_version=1,
             create=_create,
             options=FollowersOptions,

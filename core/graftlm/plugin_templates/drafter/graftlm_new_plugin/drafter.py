@@ -16,7 +16,9 @@ _CONFIDENCE: Final = 0.5
 class FollowersOptions(Options):
     """The entries of `speculation.drafter.options` in a configuration."""
 
-    context_tokens: int = Field(default=2, ge=1, description="Number of tokens that a follower is looked up by.")
+    context_tokens: int = Field(
+        default=2, ge=1, description="Number of latest tokens for which the next token is looked up."
+    )
 
 
 @dataclass(slots=True)

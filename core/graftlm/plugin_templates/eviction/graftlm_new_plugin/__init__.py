@@ -18,7 +18,7 @@ def provide_eviction_strategies() -> list[Provider[EvictionStrategy]]:
     return [
         Provider(
             name="new-plugin",
-            summary="Least recently used, with a grace for each hit",
+            summary="Evicts the least recently used prefix; each hit extends the life of a prefix",
             api_version=1,
             create=_create,
             options=RecentAndUsedOptions,

@@ -10,7 +10,10 @@ class RecentAndUsedOptions(Options):
     """The entries of `cache.eviction.options` in a configuration."""
 
     grace_s_per_hit: float = Field(
-        default=60.0, ge=0, le=1e6, description="Seconds that a hit adds to a prefix's life. 0 is least recently used."
+        default=60.0,
+        ge=0,
+        le=1e6,
+        description="Seconds by which a hit extends the life of a prefix. 0: the same order as `lru`.",
     )
 
 

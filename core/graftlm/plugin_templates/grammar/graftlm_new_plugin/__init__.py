@@ -20,7 +20,7 @@ def provide_grammar_backends() -> list[Provider[GrammarBackend]]:
     return [
         Provider(
             name="new-plugin",
-            summary="One of a list of texts, and nothing else",
+            summary="Supports only choices, that is, one of a list of texts",
             api_version=1,
             create=_create,
             options=ChoiceOptions,

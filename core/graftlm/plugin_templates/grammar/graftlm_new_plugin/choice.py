@@ -40,7 +40,7 @@ class ChoiceBackend(GrammarBackend):
 
     def _texts(self, spec: GrammarSpec) -> list[bytes]:
         if spec.kind is not GrammarKind.CHOICE:
-            raise GrammarError(f"new-plugin enforces {GrammarKind.CHOICE.value} alone, got {spec.kind.value}")
+            raise GrammarError(f"new-plugin supports only {GrammarKind.CHOICE.value}, got {spec.kind.value}")
         try:
             texts = json.loads(spec.text)
             if isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts):
@@ -50,7 +50,9 @@ class ChoiceBackend(GrammarBackend):
         except (ValueError, RecursionError) as error:  # the text is not JSON, or has an unpaired surrogate
             raise GrammarError(f"choice: expected a JSON list of texts: {error}") from error
         if len(encoded) > self._max_texts:
-            raise GrammarError(f"choice: {len(encoded)} texts, at most {self._max_texts} (grammar.options.max_texts)")
+            raise GrammarError(
+                f"choice: got {len(encoded)} texts, expected at most {self._max_texts} (grammar.options.max_texts)"
+            )
         return encoded
 
 

@@ -9,4 +9,4 @@ __all__ = ["ChoiceOptions"]
 class ChoiceOptions(GrammarOptions):
     """The entries of `grammar.options`. `fallback` names the backends for specifications that this one refuses."""
 
-    max_texts: int = Field(default=1000, ge=1, le=MAX_CHOICES, description="Texts of a choice at most.")
+    max_texts: int = Field(default=1000, ge=1, le=MAX_CHOICES, description="Maximum number of texts in a choice.")

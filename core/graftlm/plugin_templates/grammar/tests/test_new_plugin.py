@@ -33,5 +33,5 @@ def test_a_list_that_is_too_long_is_refused_with_the_limit():
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1, "<end>": 2}, []))
     backend = PROVIDER.create(PROVIDER.options(max_texts=1), GrammarContext(tokenizer.to_str(), 3, (2,)))
     assert backend.check(GrammarSpec(GrammarKind.CHOICE, '["a"]')) == ()
-    with pytest.raises(GrammarError, match="2 texts, at most 1"):
+    with pytest.raises(GrammarError, match="got 2 texts, expected at most 1"):
         backend.check(GrammarSpec(GrammarKind.CHOICE, '["a", "b"]'))

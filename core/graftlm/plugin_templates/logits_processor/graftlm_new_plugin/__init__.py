@@ -20,7 +20,7 @@ def provide_logits_processors() -> list[Provider[LogitsProcessor]]:
     return [
         Provider(
             name="new-plugin",
-            summary="Makes tokens that were generated a moment ago less likely",
+            summary="Makes recently generated tokens less likely",
             api_version=1,
             create=_create,
             options=RecentPenaltyOptions,

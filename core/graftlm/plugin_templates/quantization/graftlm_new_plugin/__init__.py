@@ -20,7 +20,7 @@ def provide_quantizations() -> list[Provider[Quantization]]:
     return [
         Provider(
             name="new-plugin",
-            summary="Weights in 8 bits with one scale for each row, in PyTorch's operations",
+            summary="Weights in 8 bits with one scale for each row; products use PyTorch's operations",
             api_version=1,
             create=_create,
             options=RowInt8Options,

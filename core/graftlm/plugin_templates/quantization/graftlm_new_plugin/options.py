@@ -10,5 +10,8 @@ class RowInt8Options(Options):
     """The entries of `model.quantization.options`."""
 
     min_in_features: int = Field(
-        default=64, ge=8, description="Layers with fewer inputs stay as they are: little memory is to be gained."
+        default=64,
+        ge=8,
+        description="Minimum number of inputs of a layer. Layers with fewer inputs are not quantized, because little "
+        "memory would be saved.",
     )

@@ -19,7 +19,7 @@ class RowInt8(Quantization):
     def obstacle(self, layer: LinearLayer) -> str | None:
         """Return why a layer is not quantized, or None if it is quantized."""
         if layer.in_features < self._min_in_features:
-            return f"{layer.in_features} inputs, fewer than min_in_features: {self._min_in_features}"
+            return f"it has {layer.in_features} inputs, fewer than min_in_features, {self._min_in_features}"
         return None
 
     def convert(self, weight: Tensor, bias: Tensor | None) -> LinearKernel:

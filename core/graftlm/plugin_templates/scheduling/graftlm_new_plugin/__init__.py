@@ -18,7 +18,7 @@ def provide_scheduling_policies() -> list[Provider[SchedulingPolicy]]:
     return [
         Provider(
             name="new-plugin",
-            summary="The request with the fewest tokens left to compute goes first",
+            summary="Admits the request with the fewest tokens left to compute first",
             api_version=1,
             create=_create,
             options=ShortestFirstOptions,

@@ -12,7 +12,10 @@ class ShortestFirstOptions(Options):
     """The entries of `scheduling.policy.options` in a configuration."""
 
     max_wait_s: float = Field(
-        default=30.0, gt=0, description="Seconds that a request may be passed over before it goes first."
+        default=30.0,
+        gt=0,
+        description="Maximum time in seconds for which a waiting request may be passed over. After this time it is "
+        "admitted first.",
     )
 
 

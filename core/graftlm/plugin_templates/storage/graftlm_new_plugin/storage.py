@@ -26,9 +26,13 @@ _SCHEMA: Final = (
 class SqliteStorageOptions(Options):
     """The entries of `cache.options.storage.options` in a configuration."""
 
-    path: Path = Field(description="The file; it is made when it is not there.")
-    max_bytes: int | None = Field(default=None, ge=1, description="Bytes of one model's blocks at most.")
-    timeout_s: float = Field(default=5.0, gt=0, description="How long to wait for another process that writes.")
+    path: Path = Field(description="The file of the blocks. It is created if it does not exist.")
+    max_bytes: int | None = Field(
+        default=None, ge=1, description="Maximum size of the blocks of one model in bytes. Null: no limit."
+    )
+    timeout_s: float = Field(
+        default=5.0, gt=0, description="Maximum time in seconds to wait for another process that writes."
+    )
 
 
 class SqliteStorage(KVStorage):
