@@ -66,8 +66,8 @@ def _triton_obstacle(platform: Platform) -> str | None:
         return "the package triton is not installed: pip install graftlm[cuda]"
     if platform.device != "cuda":
         return (
-            f"its kernels run on a CUDA device; this device is {platform.device!r}; "
-            "for tests, set TRITON_INTERPRET=1 in the environment: it interprets the kernels on a CPU"
+            f"its kernels run on a CUDA device; this device is {platform.device!r}. For tests, set the environment "
+            "variable TRITON_INTERPRET=1; then the kernels are interpreted on a CPU"
         )
     capability = platform.compute_capability
     if capability is not None and capability < _TRITON_CAPABILITY:

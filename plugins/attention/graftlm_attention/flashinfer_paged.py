@@ -100,8 +100,8 @@ def _describe(layer: AttentionLayer, context: AttentionContext) -> _Layer:
     keys, values = context.kv.keys(layer.layer_id), context.kv.values(layer.layer_id)
     if keys.dtype != context.dtype:
         raise ProviderUnavailableError(
-            f"attention/flashinfer reads only a cache of the model's type, {context.dtype}, got {keys.dtype}; "
-            "set attention.name: triton"
+            f"attention/flashinfer supports only a KV cache of the model's dtype, {context.dtype}, got "
+            f"{keys.dtype}; set attention.name: triton"
         )
     return _Layer(LayerKind.of(layer), keys, values)
 

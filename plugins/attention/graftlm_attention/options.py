@@ -32,9 +32,10 @@ class TritonOptions(Options):
         default=None,
         ge=128,
         multiple_of=128,
-        description="Length in tokens, a multiple of 128, of the pieces into which the contexts of one-token requests "
-        "are split. With a fixed length, decode is batch-invariant: a request's numbers are bit-identical in every "
-        "batch. Null: as many pieces as fill the device, which is faster for few requests.",
+        description="Length in tokens, a multiple of 128, of the pieces into which the contexts of decode requests "
+        "are split. With a fixed length, decode is batch-invariant: a request's numbers are "
+        "bit-identical in every batch. Null: the number of pieces is chosen to fill the device, which "
+        "is faster for few requests.",
     )
 
 

@@ -61,7 +61,7 @@ def provide_prefix_caches() -> list[Provider[PrefixCache]]:
         ),
         Provider(
             name="swa_radix",
-            summary="As radix, but keeps pages of sliding-window layers only where prompts continue",
+            summary="Like radix, but keeps pages of sliding-window layers only where prompts continue",
             api_version=1,
             create=_create_swa_radix,
             capabilities=CacheCapabilities(reuses=True, window=True),

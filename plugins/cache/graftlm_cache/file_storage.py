@@ -71,7 +71,10 @@ class FileStorageOptions(Options):
     ]
     max_bytes: Annotated[
         ByteSize,
-        Field(gt=0, description="Size limit of the folder, for all models together: bytes, or a size such as 10GiB."),
+        Field(
+            gt=0,
+            description="Maximum size of the folder for all models together, in bytes or with a unit, such as 10GiB.",
+        ),
     ] = ByteSize(10 << 30)
     fsync: Annotated[
         bool,
@@ -94,7 +97,10 @@ class FileStorageOptions(Options):
             elif "max_bytes" in self.model_fields_set and self.max_bytes > (
                 disk_bytes := shutil.disk_usage(folder).total
             ):
-                yield "max_bytes", f"is {self.max_bytes:,} bytes, but the disk of {folder} has {disk_bytes:,}"
+                yield (
+                    "max_bytes",
+                    f"is {self.max_bytes:,} bytes, but the disk of {folder} has only {disk_bytes:,} bytes",
+                )
         except (OSError, ValueError) as error:
             yield "path", f"cannot be used: {error}"
 

@@ -248,7 +248,7 @@ class RadixCache(PrefixCache):
         tokens, now = self._whole_pages(key), self._clock()
         self._end_pins(now)
         if not self._pins.has_room(key.namespace, tokens):
-            logger.warning("a prefix was not pinned, because there are %d pins, which is the limit", len(self._pins))
+            logger.warning("a prefix was not pinned, because the maximum of %d pins is reached", len(self._pins))
             return 0
         path = self._path(self._start(None, key.namespace), tokens, key.priority, now)
         if not path:

@@ -55,7 +55,8 @@ def provide_grammar_backends() -> Iterable[Provider[GrammarBackend]]:
         ),
         Provider(
             name="llguidance",
-            summary="the same, and JSON schemas that combine keywords, such as allOf, with the llguidance library",
+            summary="JSON schemas, also with combined keywords such as allOf, regular expressions and EBNF, with the "
+            "llguidance library",
             api_version=1,
             create=_create_llguidance,
             options=LLGuidanceOptions,

@@ -14,8 +14,9 @@ class JsonOptions(GrammarOptions):
 
     whitespace: Literal["flexible", "spaced", "compact"] = Field(
         default="flexible",
-        description="White space in JSON output. `flexible`: the model chooses. `spaced`: one space after each colon "
-        "and comma. `compact`: none. With the latter two, jump-forward can append more tokens.",
+        description="White space in JSON output. `flexible`: the model chooses. `spaced`: one space after each "
+        "colon and comma. `compact`: none. With `spaced` and `compact`, jump-forward can append more "
+        "tokens.",
     )
     max_whitespace: int = Field(
         default=16,

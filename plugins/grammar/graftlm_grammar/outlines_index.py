@@ -55,7 +55,8 @@ class IndexBuilder:
             reason = self._ask(regex)
         if reason is None and time.monotonic() - start_s < self._max_s:
             raise GrammarError(
-                f"outlines needs more than max_index_mib, {self._max_bytes >> 20} MiB, to compile it; {_REMEDY}"
+                f"outlines needs more than max_index_mib, {self._max_bytes >> 20} MiB, to compile the grammar; "
+                f"{_REMEDY}"
             )
         if reason is None:
             raise GrammarError(f"not compiled by outlines within max_compile_s, {self._max_s:g} s; {_REMEDY}")

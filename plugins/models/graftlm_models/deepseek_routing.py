@@ -37,8 +37,8 @@ class ExpertGroups:
         groups = cls(read_size(raw, "n_group"), read_size(raw, "topk_group"))
         if num_experts % groups.num_groups or groups.num_kept > groups.num_groups:
             raise CheckpointError(
-                f"config.json has n_group {groups.num_groups} and topk_group {groups.num_kept}; the first must divide "
-                f"n_routed_experts {num_experts}, and the second be no larger"
+                f"config.json has n_group {groups.num_groups} and topk_group {groups.num_kept}; n_group must divide "
+                f"n_routed_experts {num_experts}, and topk_group must be at most n_group"
             )
         return groups
 
@@ -134,7 +134,7 @@ def read_v3_choice(raw: Mapping[str, Any], num_experts: int, correction: Tensor)
 def _read_top_k(raw: Mapping[str, Any], num_experts: int) -> int:
     top_k = read_size(raw, "num_experts_per_tok")
     if top_k > num_experts:
-        raise CheckpointError(f"config.json has num_experts_per_tok {top_k}, but n_routed_experts {num_experts}")
+        raise CheckpointError(f"config.json has num_experts_per_tok {top_k}, but only n_routed_experts {num_experts}")
     return top_k
 
 

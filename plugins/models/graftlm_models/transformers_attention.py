@@ -65,7 +65,7 @@ def _attend(
     """
     calls: AttentionCalls | _Recorder | None = getattr(module, _CALLS, None)
     if calls is None:
-        raise InvariantError(f"{type(module).__name__} attends, but did not attend in the trial run")
+        raise InvariantError(f"{type(module).__name__} called attention, but did not call it in the trial run")
     return calls.attend(module, query, key, value, attention_mask, arguments), None
 
 
@@ -106,7 +106,9 @@ class AttentionCalls:
         """
         turn, self._next = self._next, self._next + 1
         if turn == len(self._modules) or self._modules[turn] is not module:
-            raise InvariantError(f"Attention call {turn}, of {type(module).__name__}, is not in the order of the trial")
+            raise InvariantError(
+                f"Attention call {turn}, of {type(module).__name__}, is not in the order of the trial run"
+            )
         head_dim, num_tokens = self.layers[turn].head_dim, query.shape[2]
         mixed: Tensor = self._attentions[turn](*(_by_token(tensor, head_dim) for tensor in (query, key, value)))
         return mixed.view(1, num_tokens, -1, head_dim)[..., : self._value_dims[turn]]

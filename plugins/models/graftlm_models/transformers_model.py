@@ -187,8 +187,8 @@ def _build(context: ModelContext) -> Any:
     except Exception as error:  # the code may be part of the checkpoint
         if isinstance(error, KeyError) and error.args == (PROBE,):
             raise UnsupportedArchitectureError(
-                f"{named} chooses between its own attention functions; it does not accept the given one, which pages "
-                f"keys and values"
+                f"{named} chooses between its own attention functions, and does not accept the function for paged "
+                "attention"
             ) from error
         raise UnsupportedArchitectureError(
             f"Transformers cannot create {named} from this config.json: {type(error).__name__}: {error}"

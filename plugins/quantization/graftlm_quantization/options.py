@@ -38,7 +38,9 @@ class Int8Options(WeightOnlyOptions):
     """Options of `int8`."""
 
     group_size: Literal[32, 64, 128] | None = Field(
-        default=None, description="Inputs of a row that share a scale. Null: all inputs, so one scale per output."
+        default=None,
+        description="Number of inputs of a row that share one scale. Null: all inputs, so that each output has one "
+        "scale.",
     )
 
 
@@ -47,6 +49,6 @@ class Int4Options(WeightOnlyOptions):
 
     group_size: Literal[32, 64, 128] = Field(
         default=64,
-        description="Inputs of a row that share a scale and an offset. Smaller groups are more exact and need more "
-        "memory: 5, 4.5 and 4.25 bits per weight.",
+        description="Number of inputs of a row that share a scale and an offset. Smaller groups are more exact and "
+        "need more memory: 5 bits per weight with 32 inputs, 4.5 with 64, 4.25 with 128.",
     )

@@ -11,14 +11,17 @@ class ReorderingOptions(Options):
     """Options of every policy that can admit later arrivals before earlier ones."""
 
     max_wait_s: float = Field(
-        default=60.0, gt=0, description="Maximum seconds that a request may be passed over; then it is admitted first."
+        default=60.0,
+        gt=0,
+        description="Maximum time in seconds for which a waiting request may be passed over. After this time it is "
+        "admitted first.",
     )
 
 
 class RandomOrderOptions(ReorderingOptions):
     """Options of `random`."""
 
-    seed: int | None = Field(default=None, description="Seed of the orders. Null: the engine's seed.")
+    seed: int | None = Field(default=None, description="Seed of the random orders. Null: the engine's seed.")
 
 
 class PreemptivePriorityOptions(Options):
@@ -26,7 +29,8 @@ class PreemptivePriorityOptions(Options):
 
     preempt: bool = Field(
         default=True,
-        description="Whether to retract running requests of lower priority if a waiting request lacks a row or pages.",
+        description="Retract running requests of lower priority if no row or too few pages are free for a waiting "
+        "request.",
     )
     min_difference: int = Field(
         default=1,

@@ -37,14 +37,15 @@ def provide_drafters() -> list[Provider[Drafter]]:
     return [
         Provider(
             name="radix",
-            summary="What follows the request's tokens in the prefix cache: regenerated and replayed output",
+            summary="Drafts the tokens that follow the request's tokens in the prefix cache; for regenerated and "
+            "replayed output",
             api_version=1,
             create=_create_radix,
             rank=20,
         ),
         Provider(
             name="suffix",
-            summary="What followed the latest tokens where they occurred before in the request: copied text",
+            summary="Drafts the tokens after an earlier occurrence of the request's latest tokens; for copied text",
             api_version=1,
             create=_create_suffix,
             options=SuffixOptions,
@@ -52,7 +53,7 @@ def provide_drafters() -> list[Provider[Drafter]]:
         ),
         Provider(
             name="draft_model",
-            summary="What a smaller model of the same vocabulary generates greedily: new text",
+            summary="Drafts the greedy output of a smaller model of the same vocabulary; for new text",
             api_version=1,
             create=_create_draft_model,
             options=DraftModelDrafterOptions,

@@ -11,10 +11,15 @@ class SuffixOptions(Options):
     """Options of `suffix`."""
 
     min_match_tokens: int = Field(
-        default=2, ge=1, description="Shortest sequence of latest tokens whose earlier occurrence is used."
+        default=2,
+        ge=1,
+        description="Minimum number of latest tokens that must have occurred before, so that a draft is made.",
     )
     max_match_tokens: int = Field(
-        default=16, ge=1, description="Longest sequence that is compared; longer ones are equally trusted."
+        default=16,
+        ge=1,
+        description="Maximum number of latest tokens that are compared. Longer matches do not increase the confidence "
+        "of a draft.",
     )
 
     @model_validator(mode="after")
@@ -30,8 +35,13 @@ class DraftModelDrafterOptions(DraftModelOptions):
     """Options of `draft_model`."""
 
     max_drafts: int = Field(
-        default=5, ge=1, le=64, description="Maximum length of a draft in tokens; each is a step of the draft model."
+        default=5,
+        ge=1,
+        le=64,
+        description="Maximum length of a draft in tokens. Each token takes one step of the draft model.",
     )
     prefill_tokens: int = Field(
-        default=2048, ge=1, description="Maximum number of known tokens that the draft model computes in one call."
+        default=2048,
+        ge=1,
+        description="Maximum number of prompt and output tokens that the draft model computes in one call.",
     )

@@ -311,7 +311,9 @@ def test_graphs_of_all_sizes_share_their_memory():
 def test_a_cache_of_another_dtype_is_refused():
     context = draw([(3, 1)]).context
     narrow = KVStore([LAYER], 4, 16, torch.bfloat16, CPU)
-    with pytest.raises(ProviderUnavailableError, match=r"reads only a cache of the model's type, torch\.float32"):
+    with pytest.raises(
+        ProviderUnavailableError, match=r"supports only a KV cache of the model's dtype, torch\.float32"
+    ):
         backend(replace(context, kv=narrow))
 
 

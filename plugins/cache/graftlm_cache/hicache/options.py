@@ -41,8 +41,8 @@ class HicacheOptions(Options):
     block_tokens: int | None = Field(
         default=None,
         gt=0,
-        description="Tokens of a block, the unit of the lower tiers; a multiple of the page size. Null: the smallest "
-        "multiple of the page size that is at least 64.",
+        description="Number of tokens in a block, the unit of the lower tiers; a multiple of the page size. Null: "
+        "the smallest multiple of the page size that is at least 64.",
     )
     write_policy: Literal["write_through", "write_through_selective", "write_back"] = Field(
         default="write_through",
