@@ -133,5 +133,5 @@ def test_graphs_take_no_more_memory_than_was_reserved(checkpoint, caplog):
         parts = assemble(settings, Registry.load(settings.plugins, (), platform), platform)
     parts.loop.close()
     kept = float(re.search(r"([\d.]+) GiB for graphs", caplog.text)[1])
-    taken = float(re.search(r"graphs are captured, and use ([\d.]+) GiB", caplog.text)[1])
+    taken = float(re.search(r"graphs are captured and use ([\d.]+) GiB", caplog.text)[1])
     assert 0 <= taken <= kept

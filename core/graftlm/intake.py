@@ -156,8 +156,8 @@ class Intake:
         needed = prompt_len + max_new_tokens
         if needed > self.limits.memory_tokens:
             raise NeverFitsError(
-                f"{prompt_len} prompt tokens and up to {max_new_tokens} more need room for {needed} tokens, "
-                f"the KV memory holds {self.limits.memory_tokens}. "
+                f"{prompt_len} prompt tokens and up to {max_new_tokens} more need room for {needed} tokens, but the "
+                f"KV memory has room for {self.limits.memory_tokens}. "
                 f"{'Lower max_tokens' if pooling is None else 'Shorten the prompt'} or raise memory.kv_tokens."
             )
         return max_new_tokens
@@ -222,7 +222,9 @@ class Intake:
         if name is None:
             return None
         if self._adapters is None:
-            raise AdapterNotFoundError(f"no adapter {name!r:.200}: this engine takes none. Set lora.adapters.")
+            raise AdapterNotFoundError(
+                f"no adapter {name!r:.200} is loaded: this engine does not support adapters. Set lora.adapters."
+            )
         return self._adapters.find(name)
 
     def namespace(self, cache_salt: str, adapter: str | None) -> str:
@@ -255,14 +257,16 @@ class Intake:
         if pooling is not None and pooling.way == "scores":
             if self.limits.num_labels is None:
                 raise UnsupportedFeatureError(
-                    "this model has no score head: it cannot classify. Serve a checkpoint of an architecture such as "
-                    "Qwen3ForSequenceClassification. To have a model that generates score or rerank, give "
-                    "Engine.score, /v1/score or /v1/rerank label_token_ids: their probabilities as the next token are "
-                    "the scores."
+                    "this model has no score head: it cannot classify. Serve a checkpoint of an architecture such "
+                    "as Qwen3ForSequenceClassification. To score or rerank with a model that generates text, pass "
+                    "label_token_ids to Engine.score, /v1/score or /v1/rerank; the scores are the probabilities of "
+                    "these tokens as the next token."
                 )
         elif not self.limits.generates and (pooling is None or pooling.way == "labels"):
             able = "embeddings" if self.limits.num_labels is None else "embeddings and scores"
-            raise UnsupportedFeatureError(f"this model has no output projection: it gives {able}, and no tokens.")
+            raise UnsupportedFeatureError(
+                f"this model has no output projection: it computes {able}, but cannot generate tokens."
+            )
         outside = () if pooling is None else [i for i in pooling.token_ids if not 0 <= i < self.limits.vocab_size]
         if outside:
             size = self.limits.vocab_size
@@ -272,7 +276,7 @@ class Intake:
     def _check_backend(self, name: str | None) -> None:
         """Check that a named grammar backend exists, even if the request has no grammar."""
         if name is not None and self._grammars is None:
-            raise UnsupportedFeatureError(f"Unknown grammar backend {name[:60]!r}. This engine has none.")
+            raise UnsupportedFeatureError(f"Unknown grammar backend {name[:60]!r}. This engine has no grammar backend.")
         if name is not None and self._grammars is not None:
             self._grammars.check_name(name)
 
@@ -281,8 +285,8 @@ class Intake:
             raise UnsupportedFeatureError(f"{spec.kind.value}: this engine has no grammar backend to enforce it")
         if not self.limits.eos_token_ids:
             raise UnsupportedFeatureError(
-                f"{spec.kind.value}: the model names no end-of-sequence token, without which no output could end. Name "
-                "one in the checkpoint's generation_config.json."
+                f"{spec.kind.value}: the model has no end-of-sequence token, so the output could not end. Set "
+                "eos_token_id in the checkpoint's generation_config.json."
             )
         return self._grammars
 
@@ -297,7 +301,7 @@ class Intake:
 def _check_vector(params: SamplingParams) -> None:
     if params.n != 1 or params.prompt_logprobs is not None:
         raise SamplingParamsError(
-            "what is pooled is one vector and no log-probabilities: it takes n 1 and prompt_logprobs None, got "
+            "pooling returns one vector and no log-probabilities: n must be 1 and prompt_logprobs None, got "
             f"{params.n} and {params.prompt_logprobs}"
         )
 
@@ -343,7 +347,7 @@ def check_ids(request_ids: object, num_prompts: int) -> list[str]:
         raise RequestError(f"request_ids: got {len(request_ids)}, expected one for each of {num_prompts} prompt(s)")
     twice = sorted({i for i in request_ids if request_ids.count(i) > 1}) if len(set(request_ids)) < num_prompts else []
     if twice:
-        raise RequestError(f"request_ids: {twice[0]!r} is given twice in this call; give every request its own")
+        raise RequestError(f"request_ids: {twice[0]!r} is given twice in this call; give every request a different id")
     return list(request_ids)
 
 

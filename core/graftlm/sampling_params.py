@@ -221,7 +221,7 @@ def _check_lengths(p: SamplingParams) -> None:
     for name in ("logprobs", "prompt_logprobs"):
         expected = f"between 0 and {MAX_LOGPROBS}, or None"
         _check_int(name, getattr(p, name), 0, MAX_LOGPROBS, expected, optional=True)
-    expected = "a token of the prompt, from 0 on; leave prompt_logprobs None to report none"
+    expected = "the index of a prompt token, at least 0; to report none, leave prompt_logprobs None"
     _check_int("prompt_logprobs_start", p.prompt_logprobs_start, 0, _MAX_COUNT, expected)
     _check_int("seed", p.seed, 0, _MAX_SEED, "between 0 and 2**63 - 1, or None", optional=True)
 
@@ -316,5 +316,5 @@ def _check_reasoning(p: SamplingParams) -> None:
         is_text = text is None or (0 < len(text) <= MAX_TAG_CHARS and not any("\ud800" <= c <= "\udfff" for c in text))
         _check(is_text, name, text, f"text of 1 to {MAX_TAG_CHARS} characters")
     has_grammar = p.grammar_field is not None
-    _check(end is None or has_grammar, "reasoning_end", end, f"given beside one of {', '.join(GRAMMAR_FIELDS)}")
-    _check(begin is None or end is not None, "reasoning_begin", begin, "given beside reasoning_end")
+    _check(end is None or has_grammar, "reasoning_end", end, f"combined with one of {', '.join(GRAMMAR_FIELDS)}")
+    _check(begin is None or end is not None, "reasoning_begin", begin, "combined with reasoning_end")

@@ -126,7 +126,7 @@ class StepLoop:
                 added.append(request)
         except Exception:
             for request in added:
-                self.abort(request.request_id, "a sibling was refused")
+                self.abort(request.request_id, "another request of the same call was refused")
             raise
         for request in added:
             if request.grammar is not None:
@@ -347,7 +347,10 @@ class StepLoop:
         try:
             result = outcome.result()
         except BaseException as error:  # including SystemExit raised by a plugin
-            logger.exception("step %d failed on the device; its requests fail, others are queued again", plan.step_id)
+            logger.exception(
+                "step %d failed on the device: the requests of this step fail, and other requests are queued again",
+                plan.step_id,
+            )
             self._drain()
             return self.scheduler.fail(plan, _describe(error))
         start = self._clock()
@@ -369,7 +372,9 @@ class StepLoop:
         if is_repeated:
             logger.error("another failure before a step was launched: every request fails", exc_info=error)
         else:
-            logger.error("KV memory restarts empty: running requests fail, waiting ones continue", exc_info=error)
+            logger.error(
+                "KV memory is created again, empty: running requests fail, waiting requests continue", exc_info=error
+            )
         self._drain()
         try:
             self.scheduler.recover(_describe(error), self._make_cache, waiting_too=is_repeated)
@@ -377,7 +382,7 @@ class StepLoop:
             if self.scheduler.kv.has_cache:
                 logger.exception("the recovery failed")
             else:
-                logger.exception("no prefix cache can be created: every request fails until one can")
+                logger.exception("no prefix cache can be created: all requests fail until a cache can be created")
 
     def _drain(self) -> None:
         """Wait until the launched steps end, and drop their results."""

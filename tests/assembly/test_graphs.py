@@ -31,7 +31,9 @@ def test_auto_captures_graphs_if_device_and_backend_support_it(setting, can_capt
 
 
 def test_a_backend_without_capture_is_refused_if_graphs_are_required():
-    with pytest.raises(ConfigError, match=r"execution\.graphs is true, but the attention backend cannot be captured"):
+    with pytest.raises(
+        ConfigError, match=r"execution\.graphs is true, but the attention backend does not support CUDA graphs"
+    ):
         wants_graphs(EngineConfig(execution={"graphs": True}), AttentionCapabilities(), torch.device("cuda"))
 
 
@@ -62,7 +64,7 @@ def test_a_model_that_cannot_be_captured_runs_without_graphs_unless_they_are_req
         return
     with caplog.at_level(logging.WARNING):
         assert capture_graphs(*arguments) is None
-    assert "one-token steps run without graphs" in caplog.text
+    assert "decode steps run without CUDA graphs" in caplog.text
     assert "it looks at numbers" in caplog.text
 
 

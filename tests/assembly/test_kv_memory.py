@@ -56,7 +56,7 @@ SPLIT = {"name": "swa_radix", "page_size": 16}
         (
             [FULL, WINDOWED], {"kv_tokens": 16000, "window_tokens": 1600, "span": WindowSpan(64, 16)},
             HOST, StepMemory(), torch.float16,
-            "16,000 tokens of 4,096 bytes, sliding-window layers keep 1,600 of them, set by memory.kv_tokens "
+            "16,000 tokens of 4,096 bytes, 1,600 tokens for sliding-window layers, set by memory.kv_tokens "
             "(32.00 GiB of memory: 16.00 GiB free)",
         ),
         (
@@ -121,5 +121,5 @@ def test_kv_memory_has_the_configured_size(config, layers, num_pages, num_window
 
 
 def test_memory_for_steps_is_left_free():
-    with pytest.raises(ConfigError, match=r"too little for a single KV page .* beside \d+ MiB for steps"):
+    with pytest.raises(ConfigError, match=r"too small for one KV page .* steps need \d+ MiB"):
         sized({}, [FULL], StepMemory(activation_bytes=psutil.virtual_memory().total))

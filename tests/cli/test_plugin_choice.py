@@ -57,14 +57,14 @@ def verdicts(family, **config):
             "fifo",
             "names it",
             "lru",
-            "could be used; the configuration has to name it",
+            "available, but not named in the configuration",
         ),
         ("model", {}, "llama", "is auto", "qwen", "does not support LlamaForCausalLM"),
-        ("quantization", {}, None, "model.quantization.name is null", "int8", "could be used"),
+        ("quantization", {}, None, "model.quantization.name is null", "int8", "not named in the configuration"),
         ("tool_calls", {}, "hermes", "no format fits the chat template", "mistral", "has none of its markers"),
-        ("reasoning", {}, None, "none fits", "think", "has none of its markers"),
-        ("storage", {}, None, "names none", "file", "could be used"),
-        ("logits_processor", {}, None, "requests name", None, None),
+        ("reasoning", {}, None, "no plugin fits", "think", "has none of its markers"),
+        ("storage", {}, None, "storage.name is not set", "file", "not named in the configuration"),
+        ("logits_processor", {}, None, "request names", None, None),
     ],
 )
 def test_the_chosen_provider_and_the_others_are_explained(family, config, chosen, reason, other, verdict):
@@ -92,8 +92,15 @@ GPT_J = {"n_embd": 32, "n_layer": 1, "n_head": 4, "rotary_dim": 4, "bos_token_id
     [
         ("attention", "gpt_neox", "GPTNeoXForCausalLM", {}, "torch_native", "chosen"),
         ("model", "gpt_neox", "GPTNeoXForCausalLM", {}, "transformers", "chosen"),
-        ("model", "gptj", "GPTJForCausalLM", GPT_J, "transformers", "chosen, but: GPTJForCausalLM chooses between"),
-        ("model", "bert", "BertModel", {}, "transformers", "chosen, but: No model serves BertModel"),
+        (
+            "model",
+            "gptj",
+            "GPTJForCausalLM",
+            GPT_J,
+            "transformers",
+            "chosen, but not usable: GPTJForCausalLM chooses between",
+        ),
+        ("model", "bert", "BertModel", {}, "transformers", "chosen, but not usable: No model serves BertModel"),
     ],
 )
 def test_a_model_without_its_own_provider_is_explained_as_the_engine_serves_it(
@@ -108,7 +115,7 @@ def test_a_model_without_its_own_provider_is_explained_as_the_engine_serves_it(
 @pytest.mark.parametrize("family", ["model", "attention"])
 def test_a_named_provider_that_does_not_support_the_checkpoint_is_an_error(family, tmp_path):
     model = write_config(tmp_path, "llama", "LlamaForCausalLM") | {"architecture": "qwen"}
-    said = "model.architecture is 'qwen', which does not serve this checkpoint: config.json names LlamaForCausalLM"
+    said = "model.architecture is 'qwen', which does not support this checkpoint: config.json names LlamaForCausalLM"
     if family == "model":
         assert said in verdicts(family, model=model)[1]["qwen"]
         return
@@ -118,7 +125,7 @@ def test_a_named_provider_that_does_not_support_the_checkpoint_is_an_error(famil
 
 def test_a_named_provider_that_cannot_run_is_reported():
     _, others = verdicts("eviction", cache={"eviction": "nowhere"})
-    assert others["nowhere"] == "chosen, but: no luck on cpu"
+    assert others["nowhere"] == "chosen, but not usable: no luck on cpu"
 
 
 @pytest.mark.parametrize("family", ["cache", "eviction", "grammar", "scheduling"])

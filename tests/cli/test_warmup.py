@@ -55,7 +55,7 @@ def test_warmup_compiles_the_kernels_of_the_next_start(run, tmp_path):
     kernels = used(out)
     assert {"layer_ops", "paged_attention", "token_masks", "sampling"} <= kernels.keys() <= set(KERNELS)
     assert all(kernels.values())
-    assert re.search(rf"compiled {len(kernels)} kernels in [\d.]+ s, kept in {tmp_path / 'cache' / 'graftlm'}", out)
+    assert re.search(rf"compiled {len(kernels)} kernels in [\d.]+ s, stored in {tmp_path / 'cache' / 'graftlm'}", out)
     for name in kernels:
         assert f"compiling the kernel {name} " in err
 
@@ -76,7 +76,7 @@ def test_a_first_generate_reports_the_kernels_that_it_compiles(run, tmp_path):
     assert status == 0
     assert "compiling the kernel paged_attention for this CPU, once" in err
     assert err.splitlines()[-1].startswith("compiled ")
-    assert err.splitlines()[-1].endswith(f" s, kept in {tmp_path / 'cache' / 'graftlm'}")
+    assert err.splitlines()[-1].endswith(f" s, stored in {tmp_path / 'cache' / 'graftlm'}")
 
 
 def test_without_a_compiler_one_line_reports_the_consequence(run, monkeypatch, tmp_path):

@@ -135,7 +135,7 @@ def test_parameters_that_the_model_does_not_support_are_refused(engine, fields, 
 
 def test_a_request_larger_than_the_memory_is_refused_with_both_sizes():
     with Engine(model="demo", memory={"kv_tokens": 64}) as engine:
-        with pytest.raises(NeverFitsError, match="need room for 81 tokens, the KV memory holds 64"):
+        with pytest.raises(NeverFitsError, match="need room for 81 tokens, but the KV memory has room for 64"):
             engine.generate([[5] * 60], SamplingParams(max_tokens=21))
         (whole,) = engine.generate([[5] * 60], SamplingParams(max_tokens=None, ignore_eos=True))
         assert len(whole.token_ids) == 4

@@ -55,7 +55,7 @@ def test_each_prompt_may_have_its_own_parameters(engine):
     outputs = engine.generate(["a", "b", "c"], params)
     assert [len(output.token_ids) for output in outputs] == [1, 5, 9]
     assert all(output.finish_reason is FinishReason.LENGTH for output in outputs)
-    with pytest.raises(RequestError, match="3 sampling_params are given for 2 prompts"):
+    with pytest.raises(RequestError, match="sampling_params: got 3, expected one for each of 2 prompts"):
         engine.generate(["a", "b"], params)
 
 
@@ -438,7 +438,7 @@ async def test_a_call_cancelled_before_it_is_queued_has_no_effect(engine):
 
 async def test_more_async_prompts_than_the_queue_holds_are_refused():
     with Engine(model="demo", scheduling={"max_queued_requests": 4}) as engine:
-        with pytest.raises(QueueFullError, match="10 prompts do not fit"):
+        with pytest.raises(QueueFullError, match="10 prompts exceed the maximum"):
             await engine.agenerate(["a"] * 10, GREEDY)
         assert len(await engine.agenerate(["a"] * 4, GREEDY)) == 4
 

@@ -252,7 +252,7 @@ def test_a_grammar_without_a_next_token_fails_only_its_request():
     with Engine(model="demo", grammar={"name": "fake"}, plugins=[DeadEndPlugin()]) as engine:
         bound, free = engine.generate(["a", "a"], [SamplingParams(ebnf="a a"), FREE])
     assert bound.finish_reason is FinishReason.ERROR
-    assert "no token may come next" in bound.completions[0].error
+    assert "no token is allowed next" in bound.completions[0].error
     assert free.finish_reason is FinishReason.LENGTH
 
 

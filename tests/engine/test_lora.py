@@ -254,7 +254,7 @@ def test_the_error_without_adapters_says_how_to_enable_them(checkpoint):
         assert engine.adapters == {}
         with pytest.raises(AdapterError, match=r"Set lora\.enabled: true"):
             engine.load_adapter("a", "/a")
-        with pytest.raises(AdapterNotFoundError, match=r"takes none\. Set lora\.adapters"):
+        with pytest.raises(AdapterNotFoundError, match=r"does not support adapters\. Set lora\.adapters"):
             engine.generate([[1]], GREEDY, adapter="a")
 
 

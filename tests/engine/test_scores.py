@@ -135,8 +135,16 @@ def test_a_text_or_a_list_of_ids_is_one_item(generator):
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda e: e.classify("x"), UnsupportedFeatureError, "no score head.*To have a model that generates score"),
-        (lambda e: e.score("x", "y", label_token_ids=[5], apply_softmax=True), RequestError, "softmax is always 1"),
+        (
+            lambda e: e.classify("x"),
+            UnsupportedFeatureError,
+            "no score head.*To score or rerank with a model that generates",
+        ),
+        (
+            lambda e: e.score("x", "y", label_token_ids=[5], apply_softmax=True),
+            RequestError,
+            "softmax of one score is always 1",
+        ),
         (lambda e: e.classify("x", adapter="none"), UnsupportedFeatureError, "no score head"),
         (lambda e: e.score("x", "y", label_token_ids=[5], adapter="a"), AdapterNotFoundError, "no adapter 'a'"),
         (lambda e: e.score("x", ["y"]), UnsupportedFeatureError, "no score head.*label_token_ids"),
@@ -156,9 +164,9 @@ def test_scores_that_the_model_does_not_support_are_refused(generator, call, err
 
 def test_a_classifier_refuses_to_generate(classifier):
     with start(classifier("llama")) as engine:
-        with pytest.raises(UnsupportedFeatureError, match="embeddings and scores, and no tokens"):
+        with pytest.raises(UnsupportedFeatureError, match="computes embeddings and scores, but cannot generate tokens"):
             engine.generate("x")
-        with pytest.raises(UnsupportedFeatureError, match="no tokens"):
+        with pytest.raises(UnsupportedFeatureError, match="cannot generate tokens"):
             engine.score("x", ["y"], label_token_ids=[5])
 
 
@@ -173,7 +181,7 @@ def test_an_embedding_checkpoint_without_an_output_projection_is_served(checkpoi
     with start(checkpoint("qwen3")) as whole, start(source) as base:
         expected = whole.embed([SHARED], pooling="last")[0].embedding
         np.testing.assert_allclose(base.embed([SHARED], pooling="last")[0].embedding, expected, atol=1e-5)
-        with pytest.raises(UnsupportedFeatureError, match="it gives embeddings, and no tokens"):
+        with pytest.raises(UnsupportedFeatureError, match="it computes embeddings, but cannot generate tokens"):
             base.generate("x")
 
 

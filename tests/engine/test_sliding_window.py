@@ -228,5 +228,5 @@ def test_a_model_without_windows_has_one_memory(tmp_path, caplog):
     assert parts.loop.scheduler.kv.window is None
     assert "no layer has a sliding window" in caplog.text
     parts.loop.close()
-    with pytest.raises(ConfigError, match="cannot have a memory of their own: no layer has a sliding window"):
+    with pytest.raises(ConfigError, match="cannot have a separate memory: no layer has a sliding window"):
         make_parts(path, cache={"name": "swa_radix"}, memory={"kv_tokens": 100, "window_tokens": 50})

@@ -102,7 +102,7 @@ def test_quantized_layers_are_quantized_again(folders):
         engine.update_weights(tensors_of(new).items())
         assert tokens(engine) == expected
         with pytest.raises(
-            UnsupportedFeatureError, match=r"quantized by 'int8', so all weights have to be given together: .*lacks"
+            UnsupportedFeatureError, match=r"quantized by 'int8', so all weights must be replaced together: .*lacks"
         ):
             engine.update_weights([(NORM, tensors_of(old)[NORM])])
         with pytest.raises(UnsupportedFeatureError, match="quantized by 'int8'"):
@@ -239,7 +239,7 @@ def test_a_file_that_fails_during_the_copy_leaves_the_old_weights(folders, tmp_p
         before = tokens(engine)
         checked = engine._parts.weights.checked(bad)
         (bad / "model.safetensors").unlink()
-        with pytest.raises(EngineError, match=r"failed halfway, and those of .* were loaded again"):
+        with pytest.raises(EngineError, match=r"failed halfway, and the weights of .* were loaded again"):
             engine._thread.call_exclusive(lambda: engine._parts.replace_weights(checked, flush_cache=True)).result()
         assert tokens(engine) == before
 

@@ -72,7 +72,7 @@ def test_derived_sizes_fit_the_memory():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"free_bytes": 1000}, "too little for a single KV page of 1024 bytes"),
+        ({"free_bytes": 1000}, "too small for one KV page of 1024 bytes"),
         ({"span": SPAN, "kv_tokens": 4000, "window_tokens": 16}, r"window_tokens is 16, .* may need 20 tokens"),
     ],
 )

@@ -60,7 +60,7 @@ def test_a_message_with_several_fields_is_sampled_once(message, fields):
         OpenAI("scripted", base_url=api.url, is_chat=True) as backend,
     ):
         if fields is None:
-            with pytest.raises(ProgramError, match="sampling again would favour") as caught:
+            with pytest.raises(ProgramError, match="sampling the text again would favour") as caught:
                 program.run(backend=backend, temperature=1.0, max_tokens=20).text()
             assert isinstance(caught.value.__cause__, RequestFailedError)
         else:

@@ -283,7 +283,7 @@ async def is_both(s):
 
 @pytest.mark.parametrize("func", [is_coroutine, is_generator, is_both])
 def test_functions_whose_call_runs_no_code_are_refused(func):
-    with pytest.raises(RequestError, match=f"{func.__name__}.. is a.*: a call does not run its body"):
+    with pytest.raises(RequestError, match=f"{func.__name__}.. is a.*, so a call does not run its body"):
         function(func)
 
 

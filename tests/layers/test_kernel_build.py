@@ -97,7 +97,7 @@ def test_only_a_compilation_is_reported(tmp_path):
     assert lines[0] == "compiling the kernel tiny for this CPU, once (some seconds)"
     assert lines[1].startswith("compiled the kernel tiny in ")
     assert lines[2].startswith("compiled 1 kernel in ")
-    assert lines[2].endswith(f" s, kept in {tmp_path / 'cache'}")
+    assert lines[2].endswith(f" s, stored in {tmp_path / 'cache'}")
     assert lines[3:] == [None]
 
 
@@ -204,7 +204,10 @@ def test_a_damaged_library_is_compiled_again(tmp_path, caplog, num_bytes):
     assert library.read_bytes() == content
     assert [use.compiled for use in watch.uses] == [True]
     shown = f"{len(content[:num_bytes]):,}"
-    assert f"the compiled kernel {library} is damaged, or of an older graftlm: its {shown} bytes do not" in caplog.text
+    assert (
+        f"the compiled kernel {library} is damaged, or was written by an older graftlm: its {shown} bytes do not"
+        in caplog.text
+    )
 
 
 def test_a_library_with_changed_bytes_is_compiled_again(tmp_path):

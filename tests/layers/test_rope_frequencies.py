@@ -101,7 +101,7 @@ def test_longrope_that_differs_from_transformers_causes_a_warning(caplog: pytest
         frequencies(LONGROPE, ORIGINAL)
         assert not caplog.records
         frequencies(LONGROPE, LONGEST)
-    assert f"those of up to {ORIGINAL} tokens differ" in caplog.text
+    assert f"results for contexts of up to {ORIGINAL} tokens differ" in caplog.text
     assert f"set model.context_len: {ORIGINAL}" in caplog.text
 
 
@@ -130,7 +130,7 @@ def test_an_outer_original_context_has_precedence_over_an_inner_one() -> None:
 @pytest.mark.parametrize(
     ("rope", "options", "error", "message"),
     [
-        ({"partial_rotary_factor": 0.5}, {}, UnsupportedArchitectureError, "partial_rotary_factor 0.5; in this"),
+        ({"partial_rotary_factor": 0.5}, {}, UnsupportedArchitectureError, "partial_rotary_factor 0.5, but this"),
         ({"partial_rotary_factor": "half"}, {"partial": True}, CheckpointError, "partial_rotary_factor as a number"),
         ({"partial_rotary_factor": 2.0}, {"partial": True}, CheckpointError, "128 dimensions; expected"),
         ({"partial_rotary_factor": 0.4}, {"partial": True}, CheckpointError, "25 dimensions; expected"),

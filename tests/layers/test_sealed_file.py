@@ -46,6 +46,6 @@ def test_a_seal_is_valid_until_a_byte_changes(tmp_path, content):
 
 
 def test_only_a_regular_file_is_accepted(tmp_path):
-    assert find_flaw(tmp_path) == "is no regular file"
+    assert find_flaw(tmp_path) == "is not a regular file"
     with pytest.raises(FileNotFoundError):
         find_flaw(tmp_path / "missing")

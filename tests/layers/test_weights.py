@@ -37,11 +37,11 @@ def test_tensors_are_converted_to_the_target_dtype(dtype: torch.dtype) -> None:
     [
         ({"a": None}, r"lacks 'a'"),
         ({"a": None, "b": None}, r"lacks 'a', 'b'"),
-        ({"c": torch.zeros(1)}, r"holds 'c'"),
-        ({"a": None, "c": torch.zeros(1)}, r"lacks 'a' and holds 'c'"),
+        ({"c": torch.zeros(1)}, r"contains 'c'"),
+        ({"a": None, "c": torch.zeros(1)}, r"lacks 'a' and contains 'c'"),
         ({"a": torch.zeros(2, 2)}, r"'a' has shape \[2, 2\].* \[3, 2\]"),
         ({"row": torch.zeros(4, 2)}, r"'row' has shape \[4, 2\].* \[2\]"),
-        ({"b": torch.zeros(2, 2, dtype=torch.int8)}, r"'b' is torch.int8"),
+        ({"b": torch.zeros(2, 2, dtype=torch.int8)}, r"'b' has dtype torch.int8"),
         ({f"x{i}": torch.zeros(1) for i in range(7)}, r"'x4' and 2 more"),
     ],
 )
@@ -110,7 +110,7 @@ def test_a_partial_update_keeps_the_other_slots() -> None:
     copy_weights([a, b, row], [("b", torch.full((2, 2), 7.0))], partial=True)
     assert (a.target == 1).all()
     assert (b.target == 7).all()
-    with pytest.raises(WeightError, match="holds 'c'"):
+    with pytest.raises(WeightError, match="contains 'c'"):
         copy_weights([a, b, row], [("c", torch.zeros(1))], partial=True)
 
 

@@ -203,7 +203,7 @@ async def test_a_process_that_died_during_the_start_is_an_error():
         await until(lambda: detokenizer.is_ready)
         os.kill(launcher.pids[DETOKENIZER], signal.SIGKILL)
         await waiting
-        with pytest.raises(EngineError, match="detokenizer ended while the others started: killed by SIGKILL"):
+        with pytest.raises(EngineError, match="detokenizer ended while the other processes started: killed by SIGKILL"):
             launcher.watch(Listener())
 
 

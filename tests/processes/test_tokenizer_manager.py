@@ -301,9 +301,9 @@ async def test_start_all_starts_all_requests_or_none(running):
 async def test_more_requests_than_the_queue_can_ever_hold_are_refused_permanently(running):
     manager, _, _ = running
     requests = [await manager.prepare([20 + i], GREEDY) for i in range(65)]
-    with pytest.raises(RequestError, match="at most 64 may wait"):
+    with pytest.raises(RequestError, match="at most 64 requests may wait"):
         await manager.start_all(requests)
-    with pytest.raises(RequestError, match="at most 64 may wait"):
+    with pytest.raises(RequestError, match="at most 64 requests may wait"):
         await manager.start(await manager.prepare([20], SamplingParams(n=100)))
 
 

@@ -262,9 +262,9 @@ def test_a_failure_in_a_step_fails_its_requests_and_later_ones_are_served(engine
 SPARED = [
     ("eviction.priority", GREEDY, "the node is evicted first"),
     ("scheduling.order", GREEDY, "using arrival order"),
-    ("drafter.propose", GREEDY, "drafter 'breaking' failed; its request goes on without it"),
+    ("drafter.propose", GREEDY, "drafter 'breaking' failed; the request continues without drafts of this drafter"),
     ("drafter.close", GREEDY, "drafter 'breaking' failed to close a request"),
-    ("cache.continuation", GREEDY, "drafter 'breaking' failed; its request goes on without it"),
+    ("cache.continuation", GREEDY, "drafter 'breaking' failed; the request continues without drafts of this drafter"),
     ("grammar.fill_bitmasks", choice("fill"), None),  # one matcher after the other
 ]
 

@@ -414,7 +414,9 @@ def test_prefer_can_distinguish_plugins_of_one_distribution(install):
 
 def test_preferring_a_distribution_that_does_not_provide_the_name_is_an_error(two_lrus):
     registry = load(prefer={"eviction/only-one": "dist-two"})
-    with pytest.raises(UnknownProviderError, match="from 'dist-two', which does not provide it"):
+    with pytest.raises(
+        UnknownProviderError, match="selects 'dist-two' for eviction/only-one, but 'dist-two' does not provide it"
+    ):
         registry.provider("eviction", "only-one")
 
 

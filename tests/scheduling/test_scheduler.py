@@ -187,7 +187,9 @@ def test_a_waiting_or_running_request_ends_at_its_timeout(make_rig, overlap):
 
 def test_a_request_that_can_never_fit_is_refused_with_both_sizes(make_rig):
     rig = make_rig(num_pages=10, page_size=4)
-    with pytest.raises(NeverFitsError, match="36 prompt tokens and up to 5 more need 11 KV pages, the engine has 10"):
+    with pytest.raises(
+        NeverFitsError, match="36 prompt tokens and up to 5 more need 11 KV pages, but the engine has only 10"
+    ):
         rig.add("big", range(36), max_new_tokens=5)
     rig.add("fits", range(36), max_new_tokens=4)
     rig.run()

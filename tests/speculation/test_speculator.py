@@ -125,7 +125,7 @@ def test_an_empty_draft_is_none_and_the_next_drafter_is_asked(caplog):
 def test_what_is_no_draft_is_refused_and_the_next_drafter_is_asked(answers, message, caplog):
     one = speculator(broken=Returns(answers), works=Knows({1: draft(7)}))
     assert tokens_of(one.propose(requests(1))) == {1: ("works", [7])}
-    assert f"drafter 'broken' failed; its request goes on without it: {message}" in caplog.text
+    assert f"drafter 'broken' failed; the request continues without drafts of this drafter: {message}" in caplog.text
 
 
 @pytest.mark.parametrize("error", [RuntimeError, Panic])

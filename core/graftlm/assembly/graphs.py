@@ -21,8 +21,8 @@ _logger = logging.getLogger(__name__)
 def graphs_obstacle(can: AttentionCapabilities, device: torch.device) -> str | None:
     """Return why an attention backend's one-token steps cannot be captured as graphs on a device; None if they can."""
     if device.type != "cuda":
-        return f"there are no graphs on a {device.type}"
-    return None if can.graph else "the attention backend cannot be captured"
+        return f"a {device.type} device has no CUDA graphs"
+    return None if can.graph else "the attention backend does not support CUDA graphs"
 
 
 def wants_graphs(config: EngineConfig, can: AttentionCapabilities, device: torch.device) -> bool:
@@ -88,11 +88,11 @@ def capture_graphs(
     except GraphCaptureError:
         if config.execution.graphs is True:
             raise
-        _logger.warning("one-token steps run without graphs, which is slower", exc_info=True)
+        _logger.warning("decode steps run without CUDA graphs, which is slower", exc_info=True)
         return None
     if free_bytes is not None:
         graph_bytes = free_bytes - (_free_bytes(kv.device) or 0)
-        _logger.info("%d graphs are captured, and use %.2f GiB", len(sizes), graph_bytes / (1 << 30))
+        _logger.info("%d CUDA graphs are captured and use %.2f GiB", len(sizes), graph_bytes / (1 << 30))
     return graphs
 
 
@@ -113,9 +113,11 @@ def recorded_steps(
     elif has_adapters:
         obstacle = "adapters change the kernel calls of a step"
     else:
-        _logger.info("one-token steps of up to %d requests are recorded and repeated", MAX_RECORDED_SIZE)
+        _logger.info(
+            "decode steps of up to %d requests are recorded, and their kernel calls are repeated", MAX_RECORDED_SIZE
+        )
         return RecordedSteps(attention, model.forward, config.scheduling.max_running_requests)
-    _logger.info("one-token steps are not recorded: %s", obstacle)
+    _logger.info("decode steps are not recorded: %s", obstacle)
     return None
 
 

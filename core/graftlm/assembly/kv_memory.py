@@ -184,7 +184,7 @@ def explain(
     if kv_dtype != dtype:
         line += f" in {_name(kv_dtype)}, {plain_bytes / token_bytes:.2f} times as many as in {_name(dtype)}"
     if sizes.num_window_pages is not None:
-        line += f", sliding-window layers keep {sizes.num_window_pages * demand.page_size:,} of them"
+        line += f", {sizes.num_window_pages * demand.page_size:,} tokens for sliding-window layers"
     used = [] if device_memory.weight_bytes is None else [f"{gib(device_memory.weight_bytes)} weights"]
     used.append(f"{gib(device_memory.free_bytes)} free")
     if steps.num_bytes:
@@ -226,10 +226,10 @@ def _window_span(config: EngineConfig, registry: Registry, model: Model) -> Wind
         reason = f"the windows differ: {lens} tokens" if windows else "no layer has a sliding window"
         if config.memory.window_tokens is not None:
             raise ConfigError(
-                f"memory.window_tokens is set, but the sliding-window layers cannot have a memory of their own: "
-                f"{reason}. Leave it out."
+                "memory.window_tokens is set, but the sliding-window layers cannot have a separate memory: "
+                f"{reason}. Remove memory.window_tokens."
             )
-        _logger.warning("cache %s: sliding-window layers get no memory of their own: %s", provider.name, reason)
+        _logger.warning("cache %s: sliding-window layers get no separate memory: %s", provider.name, reason)
         return None
     spare_tokens = min(_SPARE_TOKENS, windows[0] // 4) if provider.capabilities.reuses else 0
     return WindowSpan(windows[0], config.cache.page_size, spare_tokens)

@@ -88,8 +88,8 @@ def create_model(config: EngineConfig, registry: Registry, provider: Provider[Mo
         if name == AUTO:
             raise
         raise UnsupportedArchitectureError(
-            f"model.architecture is {name!r}, which does not serve this checkpoint: {error}. "
-            "Set model.architecture: auto"
+            f"model.architecture is {name!r}, which does not support this checkpoint: {error}. Set "
+            "model.architecture: auto"
         ) from error
     return model
 

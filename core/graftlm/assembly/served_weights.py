@@ -193,7 +193,7 @@ class ServedWeights:
         except Exception as error:  # for instance, a file was truncated after the check, or memory is full
             self._restore(error)
             raise EngineError(
-                f"replacing the weights failed halfway, and those of {self._path} were loaded again: {error}"
+                f"replacing the weights failed halfway, and the weights of {self._path} were loaded again: {error}"
             ) from error
         self._is_checkpoint = new.path is not None
         if new.path is not None:
@@ -364,8 +364,8 @@ class ServedWeights:
                 meta_model.load_weights(new.items())
             except GraftlmError as error:
                 raise UnsupportedFeatureError(
-                    f"the weights are quantized by {self._quantized.name!r}, so all weights have to be given together: "
-                    f"{error}"
+                    f"the weights are quantized by {self._quantized.name!r}, so all weights must be replaced "
+                    f"together: {error}"
                 ) from error
 
     def _copy(self, new: NewWeights) -> None:

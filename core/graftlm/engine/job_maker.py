@@ -111,7 +111,9 @@ def _params_of_each(sampling_params: Params | Sequence[Params], num_prompts: int
     if sampling_params is None or isinstance(sampling_params, SamplingParams | Mapping):
         return [_params(sampling_params)] * num_prompts
     if len(sampling_params) != num_prompts:
-        raise SamplingParamsError(f"{len(sampling_params)} sampling_params are given for {num_prompts} prompts")
+        raise SamplingParamsError(
+            f"sampling_params: got {len(sampling_params)}, expected one for each of {num_prompts} prompts"
+        )
     return [_params(p) for p in sampling_params]
 
 

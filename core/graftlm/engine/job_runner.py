@@ -116,7 +116,9 @@ class JobRunner:
                 num_added = await self._added(self._thread.submit([group_of(job, sink_of(job)) for job in jobs]), jobs)
                 if num_added < len(jobs):
                     limit = self._max_queued
-                    raise QueueFullError(f"{len(jobs)} prompts do not fit into a queue of {limit}; use `generate`")
+                    raise QueueFullError(
+                        f"{len(jobs)} prompts exceed the maximum of {limit} waiting requests; use `generate`"
+                    )
                 await all_done.wait()
         finally:
             if num_left:

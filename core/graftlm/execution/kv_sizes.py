@@ -80,9 +80,10 @@ def size_kv(layers: Sequence[AttentionLayer], dtype: torch.dtype, demand: KVDema
         num_pages = min(_fitting_pages(demand, full_bytes, window_bytes), demand.useful_pages)
     if num_pages == 0:
         raise ConfigError(
-            f"{demand.free_bytes >> 20} MiB are free, too little for a single KV page of {full_bytes + window_bytes} "
-            f"bytes at memory.kv_fraction {demand.kv_fraction} beside {demand.reserved_bytes >> 20} MiB for steps. "
-            "Free memory, lower scheduling.prefill_tokens_per_step or set memory.kv_tokens."
+            f"The free memory of {demand.free_bytes >> 20} MiB is too small for one KV page of "
+            f"{full_bytes + window_bytes} bytes: memory.kv_fraction is {demand.kv_fraction}, and steps need "
+            f"{demand.reserved_bytes >> 20} MiB. Free memory, lower scheduling.prefill_tokens_per_step or set "
+            "memory.kv_tokens."
         )
     if demand.span is None:
         return KVSizes(num_pages)
@@ -119,6 +120,6 @@ def _num_window_pages(demand: KVDemand, span: WindowSpan, num_pages: int, window
     if wanted < least:
         raise ConfigError(
             f"memory.window_tokens is {demand.window_tokens}, but one request with a window of {span.window_tokens} "
-            f"tokens may need {least * demand.page_size} tokens. Increase it or remove it."
+            f"tokens may need {least * demand.page_size} tokens. Increase or remove memory.window_tokens."
         )
     return min(num_pages, wanted)

@@ -327,7 +327,7 @@ class Interpreter:
 
     async def _close_message(self, role: str) -> None:
         if self._role != role:
-            raise RequestError(f"a message of {role} ends, but the open one is {self._role or 'none'}")
+            raise RequestError(f"a message of {role} ends, but the role of the open message is {self._role or 'none'}")
         template = await self._backend.chat_template()
         self.feed.append(template.closing(self._roles()))
         self._role = None
@@ -338,7 +338,7 @@ class Interpreter:
     def _close_scope(self, name: str) -> None:
         scopes = self._scopes.get(name)
         if not scopes:
-            raise RequestError(f"the scope {name!r} ends, but no scope of that name is open")
+            raise RequestError(f"the scope {name!r} ends, but no scope of this name is open")
         scope = scopes.pop()
         scope.cell.fill(Value(self.feed.text[scope.start :]))
 

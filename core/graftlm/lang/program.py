@@ -53,7 +53,9 @@ class Program:
         self._num_api_spec_tokens = num_api_spec_tokens
         parameters = list(inspect.signature(function).parameters)
         if not parameters:
-            raise RequestError(f"{function.__qualname__}() needs a first argument for its state, by custom named s")
+            raise RequestError(
+                f"{function.__qualname__}() needs a first argument for its state, which is usually named s"
+            )
         if taken := _RUN_NAMES & set(parameters[1:]):
             raise RequestError(
                 f"{function.__qualname__}() has an argument {min(taken)}, which is an option of run(...) itself; "
@@ -219,8 +221,8 @@ def _check_runs_when_called(function: Callable[..., Any]) -> None:
     for kind, is_one in kinds.items():
         if is_one:
             raise RequestError(
-                f"{function.__qualname__}() is {kind}: a call does not run its body. Use an ordinary function: "
-                "writing never waits, and run(..., stream=True) returns at once"
+                f"{function.__qualname__}() is {kind}, so a call does not run its body. Use an ordinary function: "
+                "appending text never waits, and run(..., stream=True) returns at once"
             )
 
 

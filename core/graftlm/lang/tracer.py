@@ -193,7 +193,7 @@ class _Recorder:
     @property
     def feed(self) -> TextFeed:
         """Raise TraceError, because no text grows in a trace."""
-        return self._marks.stop("it follows the text while it grows (text_iter)")
+        return self._marks.stop("it reads the text during generation (text_iter)")
 
     @property
     def error(self) -> ProgramError | None:
@@ -257,7 +257,7 @@ class _Recorder:
         value = Placeholder.of(self._marks, Produced(node_id))
         meta_info = cast("dict[str, Any]", Placeholder.of(self._marks, MetaInfo(node_id)))
         cell.future.set_result(Value(value, meta_info))
-        cell.feed.end(TraceError("the program cannot be traced: it follows a variable while it grows (text_iter)"))
+        cell.feed.end(TraceError("the program cannot be traced: it reads a variable during generation (text_iter)"))
 
     def _take(self, taken: "Future[Snapshot]", site: CallSite) -> None:
         node_id = self._add(ReadText(), site)

@@ -31,6 +31,6 @@ def activation(name: str) -> Activation:
     """
     if name not in _ACTIVATIONS:
         raise UnsupportedArchitectureError(
-            f"config.json asks for hidden_act {name!r}. Available: {', '.join(sorted(_ACTIVATIONS))}"
+            f"config.json has hidden_act {name!r}, which is not supported. Available: {', '.join(sorted(_ACTIVATIONS))}"
         )
     return _ACTIVATIONS[name]

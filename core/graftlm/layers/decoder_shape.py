@@ -100,8 +100,9 @@ class DecoderShape:
         )
         if shape.num_heads % shape.num_kv_heads or shape.head_dim % 2:
             raise CheckpointError(
-                f"config.json has num_attention_heads {shape.num_heads}, num_key_value_heads {shape.num_kv_heads} and "
-                f"head_dim {shape.head_dim}; the first must be a multiple of the second, and the third even"
+                f"config.json has num_attention_heads {shape.num_heads}, num_key_value_heads {shape.num_kv_heads} "
+                f"and head_dim {shape.head_dim}; num_attention_heads must be a multiple of num_key_value_heads, and "
+                "head_dim must be even"
             )
         return shape
 

@@ -133,7 +133,9 @@ def _find_or_compile(
         raise KernelBuildError(f"kernels are compiled on Linux only, this is {sys.platform!r}.")
     executable = shutil.which(compiler)
     if executable is None:
-        raise KernelBuildError(f"no C++ compiler {compiler!r} found. Install g++, or set `compiler` to one's path.")
+        raise KernelBuildError(
+            f"no C++ compiler {compiler!r} found. Install g++, or set `compiler` to the path of a compiler."
+        )
     try:
         file = os.stat(executable)
         version = _compiler_version(executable, file.st_ino, file.st_size, file.st_mtime_ns)
@@ -261,4 +263,6 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
     except subprocess.TimeoutExpired as error:
         raise KernelBuildError(f"{command[0]} did not end within {_COMPILE_LIMIT_S:.0f} s") from error
     except OSError as error:
-        raise KernelBuildError(f"cannot run the compiler {command[0]}: {error}. Set `compiler` to another.") from error
+        raise KernelBuildError(
+            f"cannot run the compiler {command[0]}: {error}. Set `compiler` to another compiler."
+        ) from error

@@ -68,7 +68,8 @@ def rope_frequencies(
     rope_type = rope["rope_type"]
     if rope_type not in _SCALINGS:
         raise UnsupportedArchitectureError(
-            f"config.json asks for rope_type {rope_type!r}. Available: {', '.join(sorted(_SCALINGS))}"
+            f"config.json has rope_type {rope_type!r}, which is not supported. Available: "
+            f"{', '.join(sorted(_SCALINGS))}"
         )
     rotary_dim = _rotary_dim(rope, head_dim, partial)
     theta = _number(rope, "rope_theta", above=1)  # with 1, all pairs of dimensions would rotate at the same speed
@@ -139,7 +140,7 @@ def _rotary_dim(rope: Mapping[str, Any], head_dim: int, partial: bool) -> int:
     factor = _number(rope, "partial_rotary_factor")
     if not partial:
         raise UnsupportedArchitectureError(
-            f"config.json asks for partial_rotary_factor {factor!r}; in this architecture all dimensions of a head turn"
+            f"config.json has partial_rotary_factor {factor!r}, but this architecture rotates all dimensions of a head"
         )
     rotary_dim = int(head_dim * factor)
     if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
@@ -241,8 +242,9 @@ def _longrope(rope: _Rope) -> Frequencies:
     is_long = rope.context_len > original
     if is_long:
         _logger.warning(
-            "longrope: contexts of up to %d tokens are served with the frequencies of long texts, so those of up to %d "
-            "tokens differ a little from Transformers'. If all are that short, set model.context_len: %d",
+            "longrope: all contexts, up to %d tokens, are computed with the frequencies for long texts, so results "
+"for contexts of up to %d tokens differ a little from Transformers'. If all contexts are that short, "
+"set model.context_len: %d",
             rope.context_len, original, original,
         )  # fmt: skip
     factors = {name: _factors(rope, name) for name in ("short_factor", "long_factor")}

@@ -40,7 +40,7 @@ def find_flaw(file: Path) -> str | None:
     """
     status = file.lstat()
     if not stat.S_ISREG(status.st_mode):
-        return "is no regular file"
+        return "is not a regular file"
     writers = find_other_writers(status, os.getuid())
     if writers is not None:
         return f"is not trusted: {writers}"
@@ -55,7 +55,7 @@ def find_damage(content: bytes) -> str | None:
     body, mark = content[:-_SEAL_BYTES], content[-_SEAL_BYTES:]
     if mark.startswith(_MAGIC) and mark == _seal_of(body):
         return None
-    return f"is damaged, or of an older graftlm: its {len(content):,} bytes do not end with their SHA-256"
+    return f"is damaged, or was written by an older graftlm: its {len(content):,} bytes do not end with their SHA-256"
 
 
 def find_other_writers(status: os.stat_result, uid: int) -> str | None:

@@ -83,7 +83,7 @@ def copy_weights(
     surplus: list[str] = []
     for name, tensor in weights:
         if name in seen:
-            raise WeightError(f"The checkpoint holds {name!r} twice")
+            raise WeightError(f"The checkpoint contains {name!r} twice")
         seen.add(name)
         slot = by_name.get(aliases.get(name, name)) or by_name.get(f"{_BASE_PREFIX}{name}")
         if slot is not None:
@@ -122,12 +122,12 @@ def read_weight(slots: Iterable[WeightSlot], name: str, aliases: Mapping[str, st
 def _check(slot: WeightSlot, name: str, tensor: Tensor) -> None:
     if tuple(tensor.shape) != slot.shape:
         raise WeightError(
-            f"The checkpoint's {name!r} has shape {list(tensor.shape)}, but config.json asks for {list(slot.shape)}"
+            f"The checkpoint's {name!r} has shape {list(tensor.shape)}, but config.json requires {list(slot.shape)}"
         )
     if not tensor.is_floating_point():
         raise WeightError(
-            f"The checkpoint's {name!r} is {tensor.dtype}, which no weight is. If it is part of a quantized one, "
-            f"config.json lacks the quantization_config that says how to decode it"
+            f"The checkpoint's {name!r} has dtype {tensor.dtype}, which is not a dtype of weights. If the tensor is "
+            "part of a quantized weight, config.json lacks the quantization_config that describes its format"
         )
 
 
@@ -143,8 +143,8 @@ def _check_tie(slot: WeightSlot, name: str, tensor: Tensor, first: Tensor | None
     same = torch.equal(slot.target, _as_placed(slot, tensor)) if first is None else torch.equal(first, tensor)
     if not same:
         raise WeightError(
-            f"config.json ties {name!r} to another tensor, but the checkpoint holds both and they differ. "
-            f"Set tie_word_embeddings to false in config.json"
+            f"config.json ties {name!r} to another tensor, but the checkpoint contains both tensors, and they "
+            "differ. Set tie_word_embeddings to false in config.json"
         )
 
 
@@ -159,7 +159,7 @@ def _check_complete(missing: Sequence[str], surplus: Sequence[str]) -> None:
         return
     faults = [f"lacks {_listed(missing)}"] if missing else []
     if surplus:
-        faults.append(f"holds {_listed(surplus)}, which this model has no place for")
+        faults.append(f"contains {_listed(surplus)}, which this model does not use")
     raise WeightError(f"The checkpoint does not fit its config.json: it {' and '.join(faults)}")
 
 

@@ -71,7 +71,7 @@ def _check_windows(pool: PagePool, cache: PrefixCache, table: RequestTable, row_
     for node in cache.walk():
         num_held += len(node.pages) if node.has_window else 0
         if (window.holds(node.pages) != node.has_window).any():
-            raise InvariantError(f"cache node {node.node_id}: has_window is {node.has_window}, its pages differ")
+            raise InvariantError(f"cache node {node.node_id}: has_window is {node.has_window}, but its pages differ")
     for row in np.flatnonzero(table.num_pages).tolist():
         kept = row_windows.kept(row)
         num_held += len(kept)

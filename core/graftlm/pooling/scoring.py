@@ -48,8 +48,8 @@ def relevance_pooling(label_token_ids: Sequence[int] | None) -> Pooling:
     pooling = scoring_pooling(label_token_ids)
     if len(pooling.token_ids) == 1:
         message = (
-            "label_token_ids must have at least two token ids, got one: first that of a relevant document, then those "
-            "of others"
+            "label_token_ids must have at least two token ids, got one: the first is the answer for a relevant "
+            "document, the others are the answers for other documents"
         )
         raise RequestError(message, param="label_token_ids")
     return pooling
@@ -108,8 +108,9 @@ def scores_of(vector: NDArray[np.float32], pooling: Pooling, *, apply_softmax: b
     """
     if apply_softmax and len(vector) == 1:
         raise RequestError(
-            "apply_softmax needs at least two scores per item, got one: its softmax is always 1. Remove apply_softmax; "
-            "/v1/rerank, and /v1/score with text_1 and text_2, map the single score of a head to 0 to 1",
+            "apply_softmax needs at least two scores per item, got one: the softmax of one score is always 1. "
+            "Remove apply_softmax. To map the single score of a score head to the range 0 to 1, use /v1/rerank, or "
+            "/v1/score with text_1 and text_2",
             param="apply_softmax",
         )
     numbers = vector.astype(np.float64)
@@ -132,8 +133,8 @@ def relevance(vector: NDArray[np.float32], pooling: Pooling, *, use_activation: 
         return scores_of(vector, pooling, apply_softmax=True)[0]
     if len(vector) != 1:
         raise RequestError(
-            f"this model's score head has {len(vector)} outputs per text, expected 1 as in a reranker; /classify and "
-            "Engine.classify return all of them"
+            f"this model's score head has {len(vector)} outputs per text, expected 1 as in a reranker; to get all "
+            "outputs, use /classify or Engine.classify"
         )
     return sigmoid(float(vector[0])) if use_activation else float(vector[0])
 

@@ -163,7 +163,7 @@ class Launcher:
         """
         for child in self._children.values():
             if child.end is not None:
-                raise EngineError(f"{child.name} ended while the others started: {child.end}")
+                raise EngineError(f"{child.name} ended while the other processes started: {child.end}")
         self._listener = listener
         for name in self._children:
             listener.process_ready(name)

@@ -142,8 +142,8 @@ class ServedAdapters(Mapping[str, ServedAdapter]):
             digests = _digests(outcomes)
             if len(digests) > 1:
                 raise AdapterError(
-                    f"the replicas have read {len(digests)} different adapters from {path}. Load it again when its "
-                    "files do not change any more, and are the same for every replica."
+                    f"the replicas have read {len(digests)} different adapters from {path}. Load the adapter again "
+                    "when its files no longer change and are the same for every replica."
                 )
         except (AdapterError, asyncio.CancelledError):
             self._unload_from(name, ready)

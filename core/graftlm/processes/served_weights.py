@@ -133,6 +133,6 @@ class ServedWeights:
         if failed:
             reasons = "; ".join(f"{name}: {error}" for name, error in failed.items())
             raise UnavailableError(
-                f"{len(outcomes) - len(failed)} of {len(outcomes)} replicas have the new weights. The others serve no "
-                f"requests until an update succeeds: {reasons}"
+                f"{len(outcomes) - len(failed)} of {len(outcomes)} replicas have the new weights. The other "
+                f"replicas serve no requests until an update succeeds: {reasons}"
             )

@@ -360,8 +360,8 @@ class TokenizerManager:
         limit = self.config.scheduling.max_queued_requests * self.config.parallel.data
         if num_completions > limit:
             raise RequestError(
-                f"one call requests {num_completions} completions, but at most {limit} may wait. Send several calls, "
-                "or raise scheduling.max_queued_requests."
+                f"one call requests {num_completions} completions, but at most {limit} requests may wait. Send "
+                "several calls, or raise scheduling.max_queued_requests."
             )
 
     def _apply(self, update: RequestUpdate, text: str, now: float) -> None:

@@ -377,7 +377,7 @@ class Registry:
             raise DuplicateProviderError(_duplicate(kind, name, chosen))
         have = ", ".join(offer.plugin.label for offer in offers) or "no distribution"
         raise UnknownProviderError(
-            f"plugins.prefer takes {kind.key}/{name} from '{preferred}', which does not provide it. "
+            f"plugins.prefer selects '{preferred}' for {kind.key}/{name}, but '{preferred}' does not provide it. "
             f"Provided by: {have}. Change plugins.prefer.{self._failure_notes()}"
         )
 

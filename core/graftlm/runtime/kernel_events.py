@@ -89,7 +89,7 @@ class KernelWatch:
         seconds = sum(use.seconds for use in compiled)
         kernels = "1 kernel" if len(compiled) == 1 else f"{len(compiled)} kernels"
         folders = ", ".join(sorted({str(use.library.parent) for use in compiled}))
-        return f"compiled {kernels} in {seconds:.1f} s, kept in {folders}"
+        return f"compiled {kernels} in {seconds:.1f} s, stored in {folders}"
 
     def summary(self) -> str | None:
         """Return one line about the kernels in use, by level and origin; None if there are none."""

@@ -178,7 +178,7 @@ class RequestGrammar:
         if num_accepted == len(token_ids):
             return True
         if _guarded(lambda: move(token_ids[:num_accepted], dropped)) < len(dropped):
-            raise RequestFailedError("the grammar backend rejects after a rollback what it had accepted before")
+            raise RequestFailedError("the grammar backend rejects tokens after a rollback that it had accepted before")
         return False
 
     def _roll_back(self, num_tokens: int) -> None:
@@ -197,7 +197,8 @@ def check_allowed(bits: NDArray[np.int32]) -> None:
     """
     if not bits.any():
         raise RequestFailedError(
-            "no token may come next: the grammar cannot be completed, or the vocabulary cannot spell what it wants"
+            "no token is allowed next: the grammar cannot be completed, or no tokens of the vocabulary spell the "
+            "required text"
         )
 
 

@@ -198,13 +198,15 @@ class Scheduler:
             raise AdapterNotFoundError(f"the adapter {request.adapter.name!r} has been unloaded")
         if len(self._queue) >= self._limits.max_queued_requests:
             raise QueueFullError(
-                f"{len(self._queue)} requests are waiting, as many as scheduling.max_queued_requests allows. Try later."
+                f"the queue is full: {len(self._queue)} requests are waiting, the maximum set by "
+                "scheduling.max_queued_requests. Try again later."
             )
         needed, total = self.kv.pages_for(request.max_len), self.kv.pool.num_pages
         if needed > total:
             raise NeverFitsError(
-                f"request {request.request_id}: {request.prompt_len} prompt tokens and up to {request.max_new_tokens} "
-                f"more need {needed} KV pages, the engine has {total}. Lower max_tokens or raise memory.kv_tokens."
+                f"request {request.request_id}: {request.prompt_len} prompt tokens and up to "
+                f"{request.max_new_tokens} more need {needed} KV pages, but the engine has only {total}. Lower "
+                "max_tokens or raise memory.kv_tokens."
             )
         self._live.add(request)
         self._deadlines.add(request)

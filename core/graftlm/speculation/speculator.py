@@ -200,7 +200,10 @@ class Speculator:
                 return {row: draft for r in requests for row, draft in self._ask(name, drafter, [r]).items()}
             self._failed.setdefault(requests[0].row, set()).add(name)
             _logger.warning(
-                "drafter %r failed; its request goes on without it: %s: %s", name, type(error).__name__, error
+                "drafter %r failed; the request continues without drafts of this drafter: %s: %s",
+                name,
+                type(error).__name__,
+                error,
             )
             return {}
         return {

@@ -85,7 +85,7 @@ def _llama3(factors: Sequence[float], theta: float, head_dim: int) -> dict[str, 
     expected = [_llama3_factor(wave, factor, context) for wave in waves]
     if len(factors) != len(waves) or not np.allclose(factors, expected, rtol=_MOST_DEVIATION):
         raise UnsupportedArchitectureError(
-            "The GGUF file's rope_freqs are not those of Llama 3's RoPE scaling; config.json cannot express others"
+            "The GGUF file's rope_freqs differ from Llama 3's RoPE scaling, and other frequencies are not supported"
         )
     return {
         "rope_type": "llama3",

@@ -169,7 +169,7 @@ class HttpClient:
         except TimeoutError as error:
             raise RequestTimeoutError(f"{self.url} sent nothing for {self._timeout_s} s") from error
         except aiohttp.ClientError as error:
-            raise UnavailableError(f"cannot talk to {self.url}: {type(error).__name__}: {error}") from error
+            raise UnavailableError(f"the connection to {self.url} failed: {type(error).__name__}: {error}") from error
 
     def _about(self, status: int, path: str) -> str:
         """Return text to append to an error's message: the URL of a missing page, because the URL may be wrong."""

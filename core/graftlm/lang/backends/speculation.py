@@ -224,8 +224,9 @@ class SpeculativeBackend:
     def _check_may_ask_again(self, request: GenerationRequest) -> None:
         if not _is_certain(request.sampling):
             raise RequestFailedError(
-                "the end of this gen is not in the model's message, and sampling again would favour short texts; "
-                "raise num_api_spec_tokens, or max_tokens of the first gen in the message, or use temperature=0"
+                "the model's message ended before the text of this gen was complete, and sampling the text again "
+                "would favour short texts; raise num_api_spec_tokens, or max_tokens of the first gen in the "
+                "message, or use temperature=0"
             )
 
     def _max_tokens(self, request: GenerationRequest) -> int:

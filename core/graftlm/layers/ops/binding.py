@@ -29,7 +29,9 @@ def choose_ops(device: torch.device, dtype: torch.dtype, cache_dir: Path, compil
     try:
         return fused_ops(device, dtype, cache_dir, compiler)
     except ProviderUnavailableError as error:
-        _logger.info("norms, rotation and activation are PyTorch's operations, not fused ones: %s", error)
+        _logger.info(
+            "norms, rotary embedding and activations use PyTorch's operations instead of fused kernels: %s", error
+        )
         return TorchOps()
 
 

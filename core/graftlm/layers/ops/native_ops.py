@@ -72,7 +72,7 @@ class NativeOps:
         try:
             panels = PanelKernels.load(compiler, cache_dir)
         except ProviderUnavailableError as error:
-            _logger.info("matrix products are PyTorch's: %s", error)
+            _logger.info("matrix products use PyTorch's operations instead of compiled kernels: %s", error)
             panels = None
         return cls(library, panels)
 

@@ -166,7 +166,7 @@ def _without_beginning(written: str, text: str) -> str:
     if not text.startswith(written):
         raise RequestFailedError(
             f"the model's message must start with the program's text {written!r:.120}, but it is {text!r:.120}; ask "
-            "for this form in the message before it"
+            "for this start in the previous message"
         )
     return text[len(written) :]
 

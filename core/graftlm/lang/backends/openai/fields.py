@@ -75,7 +75,7 @@ def choices_of(answer: Any) -> list[dict[str, Any]]:
     """
     choices = answer.get("choices") if isinstance(answer, dict) else None
     if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
-        raise EngineError(f"the endpoint must answer with choices, got {answer!r:.200}; is base_url right?")
+        raise EngineError(f"the endpoint must answer with choices, got {answer!r:.200}; check base_url")
     return sorted(choices, key=lambda choice: int(choice.get("index") or 0))
 
 
