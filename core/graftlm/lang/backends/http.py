@@ -32,7 +32,7 @@ from graftlm.lang.event_loop import is_in_shared_loop, shared_loop
 if TYPE_CHECKING:
     import aiohttp
 
-__all__ = ["HttpClient", "refusal"]
+__all__ = ["HttpClient", "refusal", "status_of_event"]
 
 _CONNECT_TIMEOUT_S: Final = 10.0
 _CLOSE_TIMEOUT_S: Final = 1.0
@@ -49,6 +49,7 @@ _ERRORS: Final[Mapping[int, type[GraftlmError]]] = {
     502: UnavailableError,
     503: UnavailableError,
     504: UnavailableError,
+    529: UnavailableError,  # Anthropic's status for an overloaded service
 }
 
 #: Code in an error's body -> error class; it takes precedence over the class for the HTTP status.
@@ -64,6 +65,7 @@ _STATUSES_OF_TYPES: Final[Mapping[Any, int]] = {
     "invalid_request_error": 400,
     "timeout_error": 408,
     "rate_limit_error": 429,
+    "overloaded_error": 503,
     "service_unavailable_error": 503,
 }
 
@@ -120,6 +122,10 @@ class HttpClient:
             start = body_read[:80].decode(errors="replace")
             raise EngineError(f"{self.url}{path} must answer with JSON, got {start!r}: {error}") from None
 
+    async def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        """Return the JSON answer of a POST request; raises like `json`."""
+        return await self.json("POST", path, body)
+
     async def find(self, *paths: str) -> Any:
         """Return the JSON of the first page that exists on the server, or None; raises like `json`."""
         for path in paths:
@@ -143,7 +149,7 @@ class HttpClient:
             try:
                 async for event in events:
                     if isinstance(event, dict) and event.get("error"):
-                        raise refusal(_status_of_event(event["error"]), event)
+                        raise refusal(status_of_event(event["error"]), event)
                     yield event
             except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise EngineError(f"{self.url}{path} sent an event that is not JSON: {error}") from None
@@ -226,7 +232,7 @@ def _kind_of(detail: Any) -> type[GraftlmError] | None:
     return RequestError if by_code is None and detail.get("param") == "model" else by_code
 
 
-def _status_of_event(detail: Any) -> int:
+def status_of_event(detail: Any) -> int:
     """Return the HTTP status that corresponds to an error event in a stream."""
     code, kind = (detail.get("code"), detail.get("type")) if isinstance(detail, dict) else (None, None)
     if isinstance(code, int) and 400 <= code < 600:  # SGLang's codes are HTTP statuses

@@ -116,6 +116,7 @@ class SpeculativeBackend:
         *,
         default_max_tokens: int,
         writes_whole_messages: bool = False,
+        continues_text: bool = True,
     ) -> None:
         """Begin without known text.
 
@@ -124,11 +125,14 @@ class SpeculativeBackend:
             meter: counts the saved calls and tokens.
             default_max_tokens: the backend's limit for a `gen` without `max_tokens`.
             writes_whole_messages: whether the backend can only write whole chat messages.
+            continues_text: whether a request without messages is a text to continue. If it is a message to answer, it
+                makes its own call.
         """
         self._backend = backend
         self._num_tokens = num_tokens
         self._default_max_tokens = default_max_tokens
         self._writes_whole_messages = writes_whole_messages
+        self._continues_text = continues_text
         self._meter = meter
         self._known: _Known | None = None
         self._speculates = True
@@ -214,6 +218,8 @@ class SpeculativeBackend:
         """Whether the end of this `gen` can be found in a longer completion; this needs a stop string."""
         sampling = request.sampling
         if not self._speculates or not sampling.stop or _needs_call(sampling):
+            return False
+        if not self._continues_text and not request.messages:
             return False
         return _is_certain(sampling) or (self._writes_whole_messages and bool(request.messages))
 

@@ -2,22 +2,26 @@
 
 import re
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
-from typing import Any, Final, Self
+from typing import Final, Self
 from urllib.parse import urlsplit
 
-from graftlm.errors import ConfigError, RequestError, UnavailableError, UnsupportedFeatureError
+from graftlm.errors import ConfigError, RequestError, UnsupportedFeatureError
 from graftlm.lang.backend import Backend, Generation, GenerationRequest
 from graftlm.lang.backends.http import HttpClient
-from graftlm.lang.backends.openai.choices import MAX_PATH_TOKENS, TokenNumbers, echoed_scores, path_scores
-from graftlm.lang.backends.openai.dialects import ChatDialect, CompletionDialect, Dialect
-from graftlm.lang.backends.openai.fields import DEFAULT_MAX_TOKENS, call_tokens, choices_of
-from graftlm.lang.backends.request_limit import RequestLimit
+from graftlm.lang.backends.openai.calls import Calls
+from graftlm.lang.backends.openai.choices import TokenNumbers, echoed_scores
+from graftlm.lang.backends.openai.dialects import (
+    CHAT_TEXT_FORMAT,
+    ChatDialect,
+    ChatFeatures,
+    CompletionDialect,
+    Dialect,
+)
+from graftlm.lang.backends.openai.fields import DEFAULT_MAX_TOKENS, choices_of
 from graftlm.lang.backends.speculation import SpeculativeBackend
 from graftlm.lang.backends.usage import ApiUsage, TokenUsage, UsageMeter
 from graftlm.lang.chat_template import ChatTemplate, check_template_name, find_template
 from graftlm.lang.choices import ChoiceScore
-from graftlm.lang.sampling import Sampling
 from graftlm.types import Message
 
 __all__ = ["OpenAI"]
@@ -26,10 +30,6 @@ _OPENAI: Final = "https://api.openai.com/v1"
 
 #: Part of the names of models that complete text. All other models use the chat endpoint.
 _COMPLETION_MODELS: Final = re.compile(r"instruct|davinci|babbage|-base\b", re.IGNORECASE)
-
-#: The template that formats chats in a program's text if the endpoint is a chat endpoint. The endpoint gets messages,
-#: not this text.
-_CHAT_TEXT_FORMAT: Final = "chatml"
 
 
 class OpenAI:
@@ -73,8 +73,8 @@ class OpenAI:
         self._model = model
         self._template_name = chat_template
         self._http = HttpClient(base_url, api_key=api_key, timeout_s=timeout_s, hint=_hint(base_url))
-        self._limit = RequestLimit(max_requests)
         self._meter = UsageMeter()
+        self._calls = Calls(self._http, self._meter, max_requests)
         self._token_usage = TokenUsage(self._meter)
         self._echoes = True
         chats = is_chat_model if is_chat is None else is_chat
@@ -82,9 +82,10 @@ class OpenAI:
         self._completions = CompletionDialect(model)
         self._dialect: Dialect = self._completions
         if self._is_chat:
-            template = find_template(_CHAT_TEXT_FORMAT, model)
+            template = find_template(CHAT_TEXT_FORMAT, model)
             limit = "max_completion_tokens" if urlsplit(base_url).hostname == "api.openai.com" else "max_tokens"
-            self._dialect = ChatDialect(model, template, continues=continue_final_message, limit_name=limit)
+            features = ChatFeatures(continues=continue_final_message, limit_name=limit)
+            self._dialect = ChatDialect(model, template, features)
 
     @property
     def is_chat(self) -> bool:
@@ -120,28 +121,11 @@ class OpenAI:
 
     async def generate(self, request: GenerationRequest) -> list[Generation]:
         """Complete a prompt; see Backend."""
-        answer = await self._call(self._dialect.path, self._dialect.body(request))
-        return self._dialect.generations(request, answer)
+        return await self._calls.generate(self._dialect, request)
 
-    async def stream(self, request: GenerationRequest) -> AsyncGenerator[Generation, None]:
+    def stream(self, request: GenerationRequest) -> AsyncGenerator[Generation, None]:
         """Complete a prompt; yields the growing completion; see Backend."""
-        body = self._dialect.body(request) | {"stream": True, "stream_options": {"include_usage": True}}
-        if self._dialect.written(request):  # the beginning of the answer must be compared before text is yielded
-            (whole,) = await self.generate(request)
-            yield whole
-            return
-        growing, generation = self._dialect.growing(), Generation("")
-        async with self._limit.permit():
-            event, rest = await self._limit.retry(lambda: _started(self._http.events(self._dialect.path, body)))
-            async with aclosing(rest):
-                generation = self._dialect.grown(request, growing, event)
-                yield generation
-                async for event in rest:
-                    generation = self._dialect.grown(request, growing, event)
-                    yield generation
-        if generation.meta_info["finish_reason"] is None:
-            raise UnavailableError(f"{self._http.url} ended a stream before its text was complete")
-        self._meter.count_call(growing.tokens.prompt, growing.tokens.completion)
+        return self._calls.stream(self._dialect, request)
 
     async def score(
         self, prompt: str, choices: Sequence[str], *, unconditional: bool, messages: Sequence[Message] = ()
@@ -158,10 +142,10 @@ class OpenAI:
                 "another choices_method"
             )
         if self._is_chat or not self._echoes:
-            return await self._path_scores(prompt, choices, messages)
+            return await self._calls.path_scores(self._dialect, prompt, choices, messages)
         scores = await self._echoed_scores(prompt, choices)
         if scores is None:
-            scores = await self._path_scores(prompt, choices, messages)
+            scores = await self._calls.path_scores(self._dialect, prompt, choices, messages)
             self._echoes = False  # the answer shows that the prompt is valid, so the endpoint does not support the echo
         return scores
 
@@ -170,7 +154,7 @@ class OpenAI:
 
     async def chat_template(self) -> ChatTemplate:
         """Return the format of chats in the program's text; see Backend."""
-        return find_template(_CHAT_TEXT_FORMAT if self._is_chat else self._template_name, self._model)
+        return find_template(CHAT_TEXT_FORMAT if self._is_chat else self._template_name, self._model)
 
     async def flush_cache(self) -> None:
         """Refuse: OpenAI's API has no such request; see Backend."""
@@ -186,21 +170,11 @@ class OpenAI:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # -- calls ---------------------------------------------------------------------------------------------------------
-
-    async def _call(self, path: str, body: dict[str, Any]) -> Any:
-        async with self._limit.permit():
-            answer = await self._limit.retry(lambda: self._http.json("POST", path, body))
-        choices_of(answer)
-        tokens = call_tokens(answer)
-        self._meter.count_call(tokens.prompt, tokens.completion)
-        return answer
-
     async def _echoed_scores(self, prompt: str, choices: Sequence[str]) -> list[ChoiceScore] | None:
         """Return the scores; None if the endpoint does not echo log-probabilities."""
         texts = [prompt, *[prompt + choice for choice in choices]]
         try:
-            answer = await self._call(self._completions.path, self._completions.scoring_body(texts))
+            answer = await self._calls.post(self._completions.path, self._completions.scoring_body(texts))
         except RequestError as error:
             # Other errors (a full queue, a failure) do not show that the endpoint lacks the feature.
             if type(error) not in (RequestError, UnsupportedFeatureError):
@@ -209,34 +183,6 @@ class OpenAI:
         echoes = [choice.get("logprobs") for choice in choices_of(answer)]
         return echoed_scores(prompt, choices, echoes, TokenNumbers()) if len(echoes) == len(texts) else None
 
-    async def _path_scores(self, prompt: str, choices: Sequence[str], messages: Sequence[Message]) -> list[ChoiceScore]:
-        sampling = Sampling(
-            max_tokens=min(max(len(choice) for choice in choices), MAX_PATH_TOKENS),
-            temperature=0.0,
-            return_logprob=True,
-            top_logprobs_num=self._dialect.max_top_logprobs,
-        )
-        (answer,) = await self.generate(GenerationRequest(prompt, sampling, tuple(messages)))
-        tokens, top = answer.meta_info["output_token_logprobs"], answer.meta_info["output_top_logprobs"]
-        if not tokens or len(top) != len(tokens):
-            raise UnsupportedFeatureError(
-                "select: this endpoint reports no log-probabilities; use gen and compare its text with the choices"
-            )
-        return path_scores(choices, tokens, top, TokenNumbers())
-
 
 def _hint(base_url: str) -> str:
     return "" if str(base_url).rstrip("/").endswith("/v1") else "for most endpoints, base_url ends in /v1"
-
-
-async def _started(
-    events: AsyncGenerator[dict[str, Any], None],
-) -> tuple[dict[str, Any], AsyncGenerator[dict[str, Any], None]]:
-    """Return a stream's first event and a generator of the other events.
-
-    The first event shows that the request was accepted.
-    """
-    try:
-        return await anext(events), events
-    except StopAsyncIteration:
-        raise UnavailableError("the endpoint ended a stream without an event") from None

@@ -4,7 +4,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 from graftlm.errors import (
     EngineError,
@@ -26,7 +26,13 @@ from graftlm.lang.backends.openai.fields import (
 from graftlm.lang.chat_template import ChatTemplate
 from graftlm.lang.sampling import Sampling
 
-__all__ = ["ChatDialect", "CompletionDialect", "Dialect", "Growing", "Piece"]
+__all__ = ["CHAT_TEXT_FORMAT", "ChatDialect", "ChatFeatures", "CompletionDialect", "Dialect", "Growing", "Piece"]
+
+#: The template that formats chats in a program's text if the endpoint is a chat endpoint. The endpoint gets messages,
+#: not this text.
+CHAT_TEXT_FORMAT: Final = "chatml"
+
+_ROLES: Final = ("system", "user", "assistant")
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +210,29 @@ class CompletionDialect(Dialect):
         return Piece(choice.get("text") or "", "", tuple([[p, None, text] for p, text in pairs]), tuple(top))
 
 
+@dataclass(frozen=True, slots=True)
+class ChatFeatures:
+    """The properties in which chat endpoints differ.
+
+    Attributes:
+        continues: whether the endpoint can continue a partial message.
+        continue_fields: fields of the body of a request that continues a partial message.
+        limit_name: name of the body's field with the maximum number of tokens.
+        takes_text: whether a program's text without messages is sent as one message of the user.
+        added: parameters that the endpoint has in addition to those of OpenAI's API.
+        lacking: parameters of OpenAI's API that the endpoint lacks.
+    """
+
+    continues: bool = False
+    continue_fields: Mapping[str, Any] = field(
+        default_factory=lambda: {"continue_final_message": True, "add_generation_prompt": False}
+    )
+    limit_name: str = "max_tokens"
+    takes_text: bool = False
+    added: tuple[str, ...] = ()
+    lacking: tuple[str, ...] = ()
+
+
 class ChatDialect(Dialect):
     """`/chat/completions`: answers a list of messages.
 
@@ -214,53 +243,58 @@ class ChatDialect(Dialect):
     path = "/chat/completions"
     max_top_logprobs = 20
 
-    def __init__(self, model: str, template: ChatTemplate, *, continues: bool, limit_name: str) -> None:
+    def __init__(self, model: str, template: ChatTemplate, features: ChatFeatures) -> None:
         """Create the dialect of one endpoint.
 
         Args:
             template: format of chats in the program's text; the endpoint does not see it.
-            continues: whether the endpoint supports `continue_final_message`.
-            limit_name: name of the body's field with the maximum number of tokens.
         """
         super().__init__(model)
         self._template = template
-        self._continues = continues
-        self.writes_whole_messages = not continues
-        self._limit_name = limit_name
+        self._features = features
+        self.writes_whole_messages = not features.continues
 
     def body(self, request: GenerationRequest) -> dict[str, Any]:
         """Return the body of a request; see Dialect."""
-        sampling = request.sampling
+        sampling, features = request.sampling, self._features
         messages = self._messages(request)
-        fields = common_fields(sampling, taken=("json_schema",))
+        fields = common_fields(sampling, taken=("json_schema",), added=features.added, lacking=features.lacking)
         if sampling.return_logprob:
             fields |= {"logprobs": True} | ({"top_logprobs": n} if (n := sampling.top_logprobs_num) else {})
         if sampling.json_schema is not None:
             fields["response_format"] = _response_format(sampling.json_schema)
         if messages[-1]["role"] == "assistant":
-            fields |= {"continue_final_message": True, "add_generation_prompt": False}
-        fields[self._limit_name] = max_tokens_of(sampling)
+            fields |= features.continue_fields
+        fields[features.limit_name] = max_tokens_of(sampling)
         return {"model": self._model, "messages": messages, **fields}
 
     def written(self, request: GenerationRequest) -> str:
         """Return the text with which the answer must start; see Dialect."""
-        return "" if self._continues else str(request.messages[-1]["content"])
+        return "" if self._features.continues or not request.messages else str(request.messages[-1]["content"])
 
     def _messages(self, request: GenerationRequest) -> list[dict[str, Any]]:
         chat = request.messages
+        if self._features.takes_text and not chat and not self._has_messages(request.prompt):
+            return [{"role": "user", "content": request.prompt}]
         if not chat or chat[-1]["role"] != "assistant":
-            raise InvalidPromptError(
-                "a chat endpoint answers messages: use gen and select within assistant(...), after a user(...); if the "
-                "endpoint can complete text, create the backend with is_chat=False"
-            )
+            raise InvalidPromptError(self._about_messages())
         if self._template.text_of(chat) != request.prompt:
             raise InvalidPromptError("a chat endpoint only gets messages: append no text outside of messages")
         messages = [dict(message) for message in chat]
-        if self._continues and chat[-1]["content"]:
+        if self._features.continues and chat[-1]["content"]:
             return messages
         if chat[-1]["content"]:
             _check_may_be_whole(request.sampling)
         return messages[:-1]
+
+    def _has_messages(self, text: str) -> bool:
+        return any(self._template.opening([role]) in text for role in _ROLES)
+
+    def _about_messages(self) -> str:
+        about = "a chat endpoint answers messages: use gen and select within assistant(...), after a user(...)"
+        if self._features.takes_text:
+            return f"{about}; or use no messages at all"
+        return f"{about}; if the endpoint can complete text, create the backend with is_chat=False"
 
     def _check_whole(self, choice: Mapping[str, Any]) -> None:
         message = choice.get("message")

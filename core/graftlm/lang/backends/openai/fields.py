@@ -26,10 +26,11 @@ DEFAULT_MAX_TOKENS: Final = 128
 _SAME: Final = ("n", "temperature", "top_p", "frequency_penalty", "presence_penalty")
 _ELSEWHERE: Final = ("max_tokens", "stop", "return_logprob", "top_logprobs_num", "return_text_in_logprobs")
 
-#: Field that such endpoints lack -> the value that has no effect and is therefore accepted.
+#: Field that endpoints may lack -> the value that has no effect and is therefore accepted.
 _NEUTRAL: Final[Mapping[str, Any]] = {
     "top_k": -1, "min_p": 0.0, "min_tokens": 0, "ignore_eos": False, "logprob_start_len": -1, "stop_token_ids": (),
-    "stop_regex": (),
+    "stop_regex": (), "n": 1, "frequency_penalty": 0.0, "presence_penalty": 0.0, "return_logprob": False,
+    "top_logprobs_num": 0, "return_text_in_logprobs": False,
 }  # fmt: skip
 
 
@@ -42,17 +43,25 @@ class CallTokens:
     cached: int = 0
 
 
-def common_fields(sampling: Sampling, *, taken: tuple[str, ...] = ()) -> dict[str, Any]:
+def common_fields(
+    sampling: Sampling,
+    *,
+    taken: tuple[str, ...] = (),
+    added: tuple[str, ...] = (),
+    lacking: tuple[str, ...] = (),
+) -> dict[str, Any]:
     """Return the fields of a body that both kinds of endpoints have.
 
     Args:
         taken: further fields of Sampling that the caller writes into the body.
+        added: fields that this endpoint has under the same name, although other endpoints lack them.
+        lacking: fields that this endpoint does not have, although other endpoints do.
 
     Raises:
         UnsupportedFeatureError: a parameter is set that such endpoints do not support.
     """
     given = sampling.given()
-    known = {*_SAME, *_ELSEWHERE, *taken}
+    known = {*_SAME, *_ELSEWHERE, *taken, *added} - {*lacking}
     refused = [name for name in given if name not in known and given[name] != _NEUTRAL.get(name)]
     if refused:
         is_dtype = sampling.regex in DTYPE_PATTERNS.values()  # a dtype has been replaced by its pattern
@@ -61,7 +70,8 @@ def common_fields(sampling: Sampling, *, taken: tuple[str, ...] = ()) -> dict[st
             f"{', '.join(names)}: this endpoint has no such field; leave it out, or run the program on an Engine or "
             "a RuntimeEndpoint"
         )
-    fields: dict[str, Any] = {name: given[name] for name in _SAME if name in given}
+    fields: dict[str, Any] = {name: given[name] for name in _SAME if name in given and name not in lacking}
+    fields |= {name: given[name] for name in added if name in given and given[name] != _NEUTRAL.get(name)}
     if sampling.stop:
         fields["stop"] = list(sampling.stop)
     return fields
