@@ -5,7 +5,7 @@ from unittest import SkipTest
 import pytest
 import requests
 
-from graftlm.lang import EngineBackend, Generation, OpenAI, RuntimeEndpoint, Sampling
+from graftlm.lang import Anthropic, EngineBackend, Generation, OpenAI, RuntimeEndpoint, Sampling
 from graftlm.testing import BackendConformance, run_conformance
 from graftlm.testing.scripted_api import ScriptedApi, ScriptedModel
 
@@ -63,6 +63,20 @@ class TestOpenAIChat(OnServer):
 
     def create_unreachable(self):
         return OpenAI("demo", base_url=NOBODY, is_chat=True)
+
+    def num_requests(self):
+        raise SkipTest("the model has nothing endless to say in a chat")
+
+
+class TestAnthropic(OnServer):
+    is_chat = True
+    prompt = "What is the capital of France?"
+
+    def create(self):
+        return Anthropic("demo", base_url=self.url, api_key="none", max_retries=0)
+
+    def create_unreachable(self):
+        return Anthropic("demo", base_url=NOBODY, api_key="none", max_retries=0)
 
     def num_requests(self):
         raise SkipTest("the model has nothing endless to say in a chat")

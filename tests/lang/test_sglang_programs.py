@@ -86,9 +86,7 @@ def test_an_unknown_name_of_the_language_is_an_attribute_error():
         ("ServerArgs", lambda: sgl.ServerArgs(model_path="demo"), "use EngineConfig"),
         ("global_config", lambda: sgl.global_config.default_backend, "use set_default_backend"),
         ("global_config", lambda: setattr(sgl.global_config, "verbosity", 2), "use set_default_backend"),
-        ("Anthropic", lambda: sgl.Anthropic("claude"), "use OpenAI"),
-        ("LiteLLM", lambda: sgl.LiteLLM("m"), "use OpenAI"),
-        ("VertexAI", lambda: sgl.VertexAI("m"), "use OpenAI"),
+        ("VertexAI", lambda: sgl.VertexAI("m"), "use LiteLLM"),
     ],
 )
 def test_sglangs_internals_name_their_replacement_when_they_are_used(name, use, replacement):

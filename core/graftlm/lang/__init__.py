@@ -8,8 +8,10 @@ from importlib import import_module
 from typing import Any
 
 from graftlm.lang.backend import Backend, Generation, GenerationRequest, SpeculatingBackend
+from graftlm.lang.backends.anthropic import Anthropic
 from graftlm.lang.backends.endpoint import RuntimeEndpoint
 from graftlm.lang.backends.engine import EngineBackend
+from graftlm.lang.backends.litellm import LiteLLM
 from graftlm.lang.backends.openai import OpenAI
 from graftlm.lang.backends.usage import ApiUsage
 from graftlm.lang.choices import (
@@ -100,8 +102,6 @@ __all__ = [
     "video",
 ]
 
-Anthropic = REFUSED_NAMES["Anthropic"]
-LiteLLM = REFUSED_NAMES["LiteLLM"]
 ServerArgs = REFUSED_NAMES["ServerArgs"]
 VertexAI = REFUSED_NAMES["VertexAI"]
 global_config = REFUSED_NAMES["global_config"]

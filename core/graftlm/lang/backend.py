@@ -2,8 +2,8 @@
 
 A backend is a small object with six methods. They run in the language's event loop and must not block it. If a call of
 a method is cancelled, the backend must free the request's resources in the engine or server. `graftlm.lang.backends`
-has three backends: for an engine in this process, for a graftlm or SGLang server, and for an OpenAI-compatible
-endpoint. `graftlm.testing.BackendConformance` checks this contract.
+has backends for an engine in this process, for a graftlm or SGLang server, for an OpenAI-compatible endpoint, and for
+the libraries of Anthropic and LiteLLM. `graftlm.testing.BackendConformance` checks this contract.
 """
 
 from collections.abc import AsyncGenerator, Sequence

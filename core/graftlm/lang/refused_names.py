@@ -34,15 +34,11 @@ class RefusedName:
         )
 
 
-_ENDPOINT: Final = "use OpenAI(model, base_url=...) if the service offers OpenAI's protocol, or write a Backend"
-
 REFUSED_NAMES: Final = {
     name: RefusedName(name, replacement)
     for name, replacement in (
-        ("Anthropic", _ENDPOINT),
-        ("LiteLLM", _ENDPOINT),
         ("ServerArgs", "use EngineConfig, or the options of `graftlm serve`"),
-        ("VertexAI", _ENDPOINT),
+        ("VertexAI", 'use LiteLLM("vertex_ai/...")'),
         ("global_config", "use set_default_backend(...), and the arguments of gen and run"),
     )
 }
