@@ -5,6 +5,7 @@ from typing import Literal
 
 import checks
 import litellm
+import litellm_backend  # noqa: F401 -- registers its checks
 from checks import ANSWER, QUESTION, WEATHER, check, matches_weather, raises
 from pydantic import BaseModel
 
