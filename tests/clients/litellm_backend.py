@@ -4,7 +4,10 @@
 """
 
 import json
+import re
 import sys
+import time
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -142,6 +145,33 @@ def errors_of_programs():
     raised(UnsupportedFeatureError, lambda: ask.run(gen("x", n=2), backend=backend("anthropic"))["x"])
     raised(UnsupportedFeatureError, lambda: ask.run(select("x", ["a", "b"]), backend=backend("anthropic"))["x"])
     raises(ConfigError, LiteLLM, "no-such-provider/demo")
+
+
+def num_aborted():
+    """Return the number of requests that the server has aborted."""
+    request = urllib.request.Request(f"{checks.URL}/metrics", headers={"Authorization": f"Bearer {checks.KEY}"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        found = re.search(r'requests_finished_total\{reason="abort"\} ([\d.]+)', answer.read().decode())
+    return float(found[1]) if found else 0.0
+
+
+def wait_until(condition):
+    end_s = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
+@check
+def cancelled():
+    """graftlm.LiteLLM: cancelling a run aborts its request on the server"""
+    for provider in CHATS:
+        it = backend(provider, extra_body={"ignore_eos": True})
+        before = num_aborted()
+        state = ask.run(gen("x", max_tokens=1900), backend=it, stream=True)
+        assert next(state.text_iter("x"))
+        state.cancel()
+        wait_until(lambda before=before: num_aborted() == before + 1)
 
 
 @check
