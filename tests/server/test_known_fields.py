@@ -19,6 +19,7 @@ REQUESTS = {
     "/v1/tokenize": {"prompt": "One"},
     "/v1/detokenize": {"tokens": [5]},
     "/generate": {"text": "One", "sampling_params": {"max_new_tokens": 2}},
+    "/v1/responses": {"input": "One", "max_output_tokens": 2},
     "/v1/chat/completions#messages": CHAT,
     "/v1/chat/completions#stream_options": CHAT | {"stream": True},
     "/generate#sampling_params": {"text": "One"},
@@ -89,6 +90,7 @@ NAMING = {
         "structural_tag",
         "grammar_backend",
         "guided_choice",
+        "guided_decoding_backend",
         "guided_regex",
         "guided_grammar",
         "structured_outputs",
@@ -212,6 +214,11 @@ def test_an_unknown_field_is_refused_with_the_nearest_name(server, path):
         ({"structured_outputs": {"json": {"enum": [1, 2]}}}, {"json_schema": {"enum": [1, 2]}}),
         ({"structured_outputs": {"json_object": True}}, {"json_schema": {"type": "object"}}),
         ({"structured_outputs": {"grammar": 'root ::= "yes" | "no"'}}, {"ebnf": 'root ::= "yes" | "no"'}),
+        (
+            {"guided_regex": "[0-9]{4}", "guided_decoding_backend": "guidance"},
+            {"regex": "[0-9]{4}", "grammar_backend": "llguidance"},
+        ),
+        ({"guided_regex": "[0-9]{4}", "guided_decoding_backend": "auto"}, {"regex": "[0-9]{4}"}),
         ({"stop": "a", "no_stop_trim": True}, {"stop": "a", "include_stop_str_in_output": True}),
     ],
 )
@@ -235,6 +242,12 @@ def test_another_servers_name_of_a_field_has_the_same_effect(server, path, field
         ({"structured_outputs": {"regexp": "a"}}, "structured_outputs.regexp", "known fields: json, regex"),
         ({"guided_regex": "a", "regex": "b"}, "guided_regex", "the same as regex"),
         ({"rid": "a", "request_id": "b"}, "rid", "the same as request_id"),
+        ({"guided_decoding_backend": "lm-format-enforcer"}, "guided_decoding_backend", "known: auto, guidance"),
+        (
+            {"guided_decoding_backend": "guidance", "grammar_backend": "xgrammar"},
+            "guided_decoding_backend",
+            "the same as grammar_backend",
+        ),
         ({"guided_regex": "("}, "regex", ""),
         ({"structured_outputs": 5}, "structured_outputs", "vLLM"),
     ],
@@ -243,6 +256,15 @@ def test_an_invalid_value_of_a_renamed_field_is_refused_by_that_name(server, fie
     error = refused(server, "/v1/chat/completions", fields)
     assert error["param"] == param
     assert says in error["message"]
+
+
+def test_generate_accepts_the_model_that_a_router_adds(server):
+    body = {"text": "One", "sampling_params": {"max_new_tokens": 4, "temperature": 0}}
+    answers = [
+        httpx2.post(server.url + "/generate", json=body | fields, timeout=60)
+        for fields in ({}, {"model": "demo"}, {"model": "unknown"})
+    ]
+    assert len({answer.json()["text"] for answer in answers}) == 1
 
 
 def test_rid_is_the_id_of_the_answer(server):

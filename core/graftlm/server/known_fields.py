@@ -35,6 +35,7 @@ _NAMING: Final = frozenset(
         "extra_key",
         "grammar_backend",
         "guided_choice",
+        "guided_decoding_backend",
         "guided_grammar",
         "guided_json",
         "guided_regex",

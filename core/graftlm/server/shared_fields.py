@@ -8,11 +8,15 @@ from graftlm.server.wire import NUMBER, UNICODE, WHOLE, Text, one_or_many
 
 __all__ = [
     "CacheSalt",
+    "FrequencyPenalty",
     "IgnoredText",
     "LogitBias",
     "MaskedLogprobs",
+    "MinP",
     "Name",
+    "PresencePenalty",
     "Priority",
+    "RepetitionPenalty",
     "RequestId",
     "Seed",
     "StopPatterns",
@@ -39,6 +43,28 @@ TopP: TypeAlias = Annotated[
 TopK: TypeAlias = Annotated[
     Annotated[int, Field(ge=-1, le=2**31 - 1), WHOLE] | None,
     Field(description="Sample only from this number of the most likely tokens. -1, 0 or null: from all tokens."),
+]
+MinP: TypeAlias = Annotated[
+    Annotated[float, Field(ge=0, le=1), NUMBER] | None,
+    Field(
+        description="Sample only from tokens whose probability is at least this fraction of the most likely token's "
+        "probability."
+    ),
+]
+FrequencyPenalty: TypeAlias = Annotated[
+    Annotated[float, Field(ge=-2, le=2), NUMBER] | None,
+    Field(description="Number that is subtracted from a token's logit for each occurrence of the token in the output."),
+]
+PresencePenalty: TypeAlias = Annotated[
+    Annotated[float, Field(ge=-2, le=2), NUMBER] | None,
+    Field(description="Number that is subtracted once from the logit of each token that occurs in the output."),
+]
+RepetitionPenalty: TypeAlias = Annotated[
+    Annotated[float, Field(ge=0.01, le=100), NUMBER] | None,
+    Field(
+        description="Penalty on the logits of tokens that occur in the prompt or the output. A value above 1 makes "
+        "these tokens less likely."
+    ),
 ]
 Seed: TypeAlias = Annotated[
     Annotated[int, Field(ge=-(2**63), le=2**63 - 1), WHOLE] | None,

@@ -132,6 +132,18 @@ async def test_the_async_client_works(server):
     assert "Friday" in response.output_text
 
 
+@pytest.mark.parametrize(
+    "extra", [{"min_p": 1.0, "temperature": 1.5}, {"repetition_penalty": 1.9}, {"frequency_penalty": 2.0}]
+)
+def test_sampling_fields_of_chats_have_the_same_effect(client, extra):
+    question = "Count from one to five."
+    fields = {"temperature": 0, "seed": 3} | extra
+    response = client.responses.create(model="demo", input=question, max_output_tokens=24, extra_body=fields)
+    messages = [{"role": "user", "content": question}]
+    chat = client.chat.completions.create(model="demo", messages=messages, max_tokens=24, extra_body=fields)
+    assert response.output_text == chat.choices[0].message.content
+
+
 def test_a_limit_makes_a_response_incomplete(client):
     whole = ask(client, max_output_tokens=2)
     events = events_of(client, max_output_tokens=2)

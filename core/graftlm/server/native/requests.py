@@ -244,6 +244,9 @@ class GenerateRequest(WireModel):
     lora_path: OneOrMany[_Adapter | None] | None = Field(
         default=None, description="The name of a loaded adapter. Null: the model without an adapter."
     )
+    model: Text | None = Field(
+        default=None, description="Accepted without effect: the server has one model, and `lora_path` names an adapter."
+    )
     # fields for logs and bookkeeping, which do not affect the answer
     log_metrics: bool | None = Field(default=True, description="Accepted without effect: every request is counted.")
     no_logs: bool | None = Field(

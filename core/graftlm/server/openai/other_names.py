@@ -18,6 +18,15 @@ _OWN_NAMES: Final[Mapping[str, str]] = {
     "guided_regex": "regex",
     "guided_choice": "choice",
     "guided_grammar": "ebnf",
+    "guided_decoding_backend": "grammar_backend",
+}
+
+#: A value of vLLM's `guided_decoding_backend` -> graftlm's grammar backend; None: the engine's backend.
+_BACKENDS: Final[Mapping[str, str | None]] = {
+    "auto": None,
+    "guidance": "llguidance",
+    "outlines": "outlines",
+    "xgrammar": "xgrammar",
 }
 
 #: A field of vLLM's `structured_outputs` -> graftlm's field.
@@ -43,7 +52,7 @@ def with_own_names(body: Mapping[str, Any]) -> Mapping[str, Any]:
 
     Raises:
         PydanticCustomError: of type FOREIGN_FIELD; two fields with the same meaning have different values, or a field
-            of `structured_outputs` is not supported.
+            of `structured_outputs` or a backend is not supported.
     """
     structured = body.get("structured_outputs")
     if not structured and not any(name in body for name in _OWN_NAMES):
@@ -51,12 +60,29 @@ def with_own_names(body: Mapping[str, Any]) -> Mapping[str, Any]:
     renamed = {name: body[name] for name in _OWN_NAMES if body.get(name) is not None}
     fields = {name: value for name, value in body.items() if name not in _OWN_NAMES}
     for name, value in renamed.items():
-        _set(fields, _OWN_NAMES[name], value, name)
+        if name == "guided_decoding_backend":
+            value = _own_backend(value)
+        if value is not None:
+            _set(fields, _OWN_NAMES[name], value, name)
     if isinstance(structured, Mapping) and structured:
         del fields["structured_outputs"]
         for name, value in structured.items():
             _set_structured(fields, str(name), value)
     return fields
+
+
+def _own_backend(value: Any) -> str | None:
+    """Return graftlm's grammar backend for a value of `guided_decoding_backend`.
+
+    Raises:
+        PydanticCustomError: graftlm has no such backend.
+    """
+    if value == "":
+        return None
+    if not isinstance(value, str) or value not in _BACKENDS:
+        context = {"name": "guided_decoding_backend", "known": ", ".join(_BACKENDS)}
+        raise PydanticCustomError(FOREIGN_FIELD, "not a supported backend; known: {known}", context)
+    return _BACKENDS[value]
 
 
 def _set_structured(fields: dict[str, Any], name: str, value: Any) -> None:

@@ -16,11 +16,15 @@ from graftlm.server.openai.other_names import with_own_names
 from graftlm.server.openai.tool_requests import ToolChoiceField, ToolsField
 from graftlm.server.shared_fields import (
     CacheSalt,
+    FrequencyPenalty,
     IgnoredText,
     LogitBias,
     MaskedLogprobs,
+    MinP,
     Name,
+    PresencePenalty,
     Priority,
+    RepetitionPenalty,
     RequestId,
     Seed,
     StopPatterns,
@@ -31,7 +35,6 @@ from graftlm.server.shared_fields import (
 )
 from graftlm.server.wire import (
     MAX_PROMPTS,
-    NUMBER,
     UNICODE,
     WHOLE,
     LogitsProcessors,
@@ -90,7 +93,6 @@ PromptsField = Annotated[
     | Annotated[list[PromptIds], Field(fail_fast=True, max_length=MAX_PROMPTS), Tag("many_of_ids")],
     Discriminator(_shape_of_prompts),
 ]
-_Penalty: TypeAlias = Annotated[float, Field(ge=-2, le=2), NUMBER]
 _NumTokens: TypeAlias = Annotated[int, Field(ge=1, le=2**31 - 1), WHOLE]
 
 
@@ -207,14 +209,8 @@ class SamplingFields(OpenAIModel):
     stop: _Stops | None = Field(default=None, description="Strings that end the output.")
     stop_regex: StopPatterns = None
     seed: Seed = None
-    frequency_penalty: _Penalty | None = Field(
-        default=0.0,
-        description="Number that is subtracted from a token's logit for each occurrence of the token in the output.",
-    )
-    presence_penalty: _Penalty | None = Field(
-        default=0.0,
-        description="Number that is subtracted once from the logit of each token that occurs in the output.",
-    )
+    frequency_penalty: FrequencyPenalty = 0.0
+    presence_penalty: PresencePenalty = 0.0
     logit_bias: LogitBias = None
     stream: bool | None = Field(default=False, description="Answer with server-sent events.")
     stream_options: StreamOptions | None = Field(
@@ -223,16 +219,8 @@ class SamplingFields(OpenAIModel):
     user: IgnoredText = None
     # fields that OpenAI does not have
     top_k: TopK = None
-    min_p: Annotated[float, Field(ge=0, le=1), NUMBER] | None = Field(
-        default=0.0,
-        description="Sample only from tokens whose probability is at least this fraction of the most likely token's "
-        "probability.",
-    )
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=100), NUMBER] | None = Field(
-        default=1.0,
-        description="Penalty on the logits of tokens that occur in the prompt or the output. A value above 1 makes "
-        "these tokens less likely.",
-    )
+    min_p: MinP = 0.0
+    repetition_penalty: RepetitionPenalty = 1.0
     min_tokens: Annotated[int, Field(ge=0, le=2**31 - 1), WHOLE] | None = Field(
         default=0,
         description="Minimum number of tokens to generate. Stop tokens and stop strings have no effect before this "

@@ -8,9 +8,13 @@ from graftlm.sampling_params import MAX_LOGPROBS
 from graftlm.server.openai.requests import OpenAIModel
 from graftlm.server.shared_fields import (
     CacheSalt,
+    FrequencyPenalty,
     IgnoredText,
     LogitBias,
+    MinP,
+    PresencePenalty,
     Priority,
+    RepetitionPenalty,
     RequestId,
     Seed,
     Temperature,
@@ -342,6 +346,10 @@ class ResponsesRequest(PromptFields):
     moderation: Unsupported = None
     # fields that OpenAI does not have
     top_k: TopK = None
+    min_p: MinP = 0.0
+    frequency_penalty: FrequencyPenalty = 0.0
+    presence_penalty: PresencePenalty = 0.0
+    repetition_penalty: RepetitionPenalty = 1.0
     stop: (
         Annotated[
             Annotated[str, Field(min_length=1, max_length=1024), UNICODE, Tag("one")]
