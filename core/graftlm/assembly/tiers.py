@@ -24,7 +24,7 @@ __all__ = ["TierParts", "assemble_tiers"]
 class TierParts:
     """The parts that a cache with lower tiers needs.
 
-    `assemble_tiers` creates them; `CacheFactory` passes them to each cache, and the runner copies with the same queue.
+    `assemble_tiers` creates them. Each cache gets the queue and `create_storage`, and the runner gets the mover.
 
     Attributes:
         mover: copies pages between the device and host memory while steps run.

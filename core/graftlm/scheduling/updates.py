@@ -24,7 +24,7 @@ class Failure(str, Enum):
 class Finish:
     """The reason why a request ended.
 
-    The committer creates it, and each request's last update contains it.
+    A request's last update contains it.
 
     Attributes:
         matched_stop: the stop string or token id, for "stop".
