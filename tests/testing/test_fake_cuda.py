@@ -163,7 +163,7 @@ def test_kernels_accept_only_tensors_of_the_device(cuda):
 
 def test_a_replay_with_other_calls_than_the_capture_is_refused(cuda):
     tensors = [torch.zeros(2, device=cuda.device)]
-    replay = FakeCapture(cuda).capture(lambda: tensors[-1].add_(1))
+    replay = FakeCapture(cuda.region).capture(lambda: tensors[-1].add_(1))
     replay()
     tensors.append(torch.zeros(2, device=cuda.device))
     with pytest.raises(GraphRegionError, match="call 0"):

@@ -148,7 +148,7 @@ class FakeCudaEngine:
         spare_pages = (kv.num_pages, kv.num_window_pages) if kv.has_window_memory else (kv.num_pages,)
         shape = DecodeShape(self.num_rows, max(graph_sizes), self.max_pages, kv.page_size, spare_pages)
         inputs = DecodeInputs(shape, kv.device)
-        return DecodeGraphs(inputs, graph_sizes, attention, model.forward, FakeCapture(self._cuda))
+        return DecodeGraphs(inputs, graph_sizes, attention, model.forward, FakeCapture(self._cuda.region))
 
 
 class _Executor:

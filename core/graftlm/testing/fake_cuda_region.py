@@ -1,15 +1,13 @@
 """Records the calls of a function on a fake CUDA device, so that a replay can be compared with its capture."""
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from contextlib import AbstractContextManager
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from graftlm.testing.fake_cuda_errors import GraphRegionError
-
-if TYPE_CHECKING:
-    from graftlm.testing.fake_cuda import FakeCuda
 
 __all__ = ["FakeCapture", "Region", "tensors_in"]
 
@@ -57,10 +55,13 @@ class FakeCapture:
 
     A real graph replays the same calls on the same tensors. A fake replay runs the function again instead, and raises
     GraphRegionError if the calls or their tensors differ from those of the capture.
+
+    Args:
+        record: `FakeCuda.region` of the device: returns a context that records its calls in a region.
     """
 
-    def __init__(self, cuda: "FakeCuda") -> None:
-        self._cuda = cuda
+    def __init__(self, record: Callable[[Region], AbstractContextManager[None]]) -> None:
+        self._record = record
 
     def capture(self, function: Callable[[], None]) -> Callable[[], None]:
         """Run a function twice, like `CudaCapture`.
@@ -79,7 +80,7 @@ class FakeCapture:
 
     def _run(self, function: Callable[[], None]) -> Region:
         region = Region()
-        with self._cuda.region(region):
+        with self._record(region):
             function()
         return region
 
