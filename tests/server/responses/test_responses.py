@@ -133,7 +133,14 @@ async def test_the_async_client_works(server):
 
 
 @pytest.mark.parametrize(
-    "extra", [{"min_p": 1.0, "temperature": 1.5}, {"repetition_penalty": 1.9}, {"frequency_penalty": 2.0}]
+    "extra",
+    [
+        {"min_p": 1.0, "temperature": 1.5},
+        {"repetition_penalty": 1.9},
+        {"frequency_penalty": 2.0},
+        {"presence_penalty": 2.0},
+        {"ignore_eos": True},
+    ],
 )
 def test_sampling_fields_of_chats_have_the_same_effect(client, extra):
     question = "Count from one to five."

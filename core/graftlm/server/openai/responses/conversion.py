@@ -45,6 +45,7 @@ _SAME: Final = (
     "frequency_penalty",
     "presence_penalty",
     "repetition_penalty",
+    "ignore_eos",
     "stop",
     "seed",
     "stream",

@@ -350,6 +350,7 @@ class ResponsesRequest(PromptFields):
     frequency_penalty: FrequencyPenalty = 0.0
     presence_penalty: PresencePenalty = 0.0
     repetition_penalty: RepetitionPenalty = 1.0
+    ignore_eos: bool | None = Field(default=False, description="Do not stop at the end-of-sequence token.")
     stop: (
         Annotated[
             Annotated[str, Field(min_length=1, max_length=1024), UNICODE, Tag("one")]
