@@ -84,11 +84,18 @@ hostile: $(VENV)/.installed-dev  ## attacks on a server without a key, and what 
 	$(BIN)/python tests/server/hostile_clients.py $(ARGS)
 
 # SGLang is installed without its dependencies, which include CUDA, but with the packages that its frontend imports.
-build/clients/sglang/.installed: | $(BIN)/python
-	$(PYTHON) -m venv build/clients/sglang
-	build/clients/sglang/bin/python -m pip install -q --no-deps sglang==0.5.23
-	build/clients/sglang/bin/python -m pip install -q -c constraints.txt aiohttp ipython msgspec numpy orjson packaging pillow pybase64 pydantic \
-		pyzmq requests starlette torch tqdm triton
+build/clients/sglang/.installed build/clients/sglang_bench/.installed: | $(BIN)/python
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install -q --no-deps sglang==0.5.23
+	$(@D)/bin/python -m pip install -q -c constraints.txt aiohttp ipython msgspec numpy orjson packaging pillow pybase64 pydantic \
+		pyzmq requests starlette torch tqdm triton $(MORE)
+	@touch $@
+build/clients/sglang_bench/.installed: MORE = apache-tvm-ffi compressed-tensors datasets gguf sentencepiece transformers zstandard
+
+# Debian's package has prometheus and promtool. It is unpacked, not installed.
+build/clients/prometheus/.installed:
+	mkdir -p build/clients/prometheus
+	cd build/clients/prometheus && apt-get download -q prometheus && dpkg -x prometheus_*.deb .
 	@touch $@
 
 # The first line of a client's requirements is the client itself.
@@ -97,7 +104,9 @@ build/clients/%/.installed: tests/clients/requirements/%.txt | $(BIN)/python
 	build/clients/$*/bin/python -m pip install -q --disable-pip-version-check -r $<
 	@touch $@
 
-CLIENTS ?= sglang openai anthropic litellm langchain pydantic_ai instructor openai_agents llama_index guidance outlines dspy sglang_router
+# Not in the list: `prometheus` needs Debian, and `vllm_bench` needs PyTorch's index for the CPU.
+CLIENTS ?= sglang openai anthropic litellm langchain pydantic_ai instructor openai_agents llama_index guidance outlines dspy sglang_router smg \
+	guidellm aiperf sglang_bench
 test-clients: $(VENV)/.installed-dev $(CLIENTS:%=build/clients/%/.installed)  ## run other projects' clients against a server; CLIENTS="openai anthropic"
 	$(BIN)/python tests/clients/run.py $(CLIENTS)
 

@@ -1,21 +1,21 @@
-"""Guidance: SglangModel, with text, regular expressions, JSON and several turns."""
+"""Guidance: SglangModel and VLLMModel, with text, regular expressions, JSON, grammars and several turns."""
 
 import json
 import re
 
 import checks
-from checks import QUESTION, WEATHER, check, matches_weather
-from guidance import assistant, gen, user
+from checks import ANSWER, QUESTION, WEATHER, check, matches_weather
+from guidance import assistant, gen, select, user
 from guidance import json as gen_json
-from guidance.models.experimental import SglangModel
+from guidance.models.experimental import SglangModel, VLLMModel
 
 
-def model():
-    return SglangModel("demo", base_url=f"{checks.URL}/v1", api_key=checks.KEY, echo=False)
+def model(kind=SglangModel):
+    return kind("demo", base_url=f"{checks.URL}/v1", api_key=checks.KEY, echo=False)
 
 
-def ask(question=QUESTION, lm=None):
-    lm = lm or model()
+def ask(question=QUESTION, lm=None, kind=SglangModel):
+    lm = lm or model(kind)
     with user():
         lm += question
     return lm
@@ -56,6 +56,29 @@ def regex():
 def schema():
     """json with a schema"""
     lm = ask()
+    with assistant():
+        lm += gen_json("weather", schema=WEATHER, max_tokens=60)
+    assert matches_weather(json.loads(lm["weather"]))
+
+
+@check
+def vllm_grammar():
+    """VLLMModel: text, and a grammar of text, a regular expression and a choice"""
+    lm = ask(kind=VLLMModel)
+    with assistant():
+        lm += gen("answer", max_tokens=40)
+    assert lm["answer"] == ANSWER
+    lm = ask(kind=VLLMModel)
+    with assistant():
+        lm += "The year " + gen("year", regex="[0-9]{4}") + " was " + select(["good", "bad"], name="kind")
+    assert re.fullmatch("[0-9]{4}", lm["year"])
+    assert lm["kind"] in ("good", "bad")
+
+
+@check
+def vllm_schema():
+    """VLLMModel: json with a schema"""
+    lm = ask(kind=VLLMModel)
     with assistant():
         lm += gen_json("weather", schema=WEATHER, max_tokens=60)
     assert matches_weather(json.loads(lm["weather"]))

@@ -22,10 +22,11 @@ HERE = Path(__file__).parent
 KEY: Final = "key-of-the-test"
 #: Seconds for all checks of one client.
 TIMEOUT_S: Final = 300.0
-#: Clients whose script starts its own servers, with its arguments.
+#: Clients whose scripts start their own servers, with the arguments of each script.
 OWN_SCRIPTS: Final = {
-    "sglang": ["sglang_frontend.py", "--sglang-programs"],
-    "sglang_router": ["sglang_router.py"],
+    "sglang": (["sglang_frontend.py", "--sglang-programs"], ["sglang_kits.py"]),
+    "sglang_router": (["routers.py", "sglang-router"],),
+    "smg": (["routers.py", "smg"],),
 }
 
 
@@ -75,10 +76,14 @@ def main() -> None:
     options = parser.parse_args()
     pythons = {name: f"{options.environments}/{name}/bin/python" for name in options.names}
     num_failures = 0
-    for name, (script, *arguments) in OWN_SCRIPTS.items():
-        if name in pythons:
-            command = [sys.executable, str(HERE / script), "--python", pythons.pop(name), *arguments]
+    for name in [name for name in OWN_SCRIPTS if name in pythons]:
+        python = pythons.pop(name)
+        for script, *arguments in OWN_SCRIPTS[name]:
+            command = [sys.executable, str(HERE / script), *arguments, "--python", python]
             num_failures += subprocess.run(command).returncode != 0
+    if pythons.pop("prometheus", None):
+        programs = ["--programs", f"{options.environments}/prometheus/usr/bin"]
+        num_failures += subprocess.run([sys.executable, str(HERE / "prometheus.py"), *programs]).returncode != 0
     if pythons:
         with tempfile.TemporaryDirectory() as folder, serve(folder) as server:
             num_failures += sum(report(name, run(name, python, server.url)) for name, python in pythons.items())

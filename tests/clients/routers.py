@@ -1,6 +1,7 @@
-"""Runs SGLang's router in front of two servers, with three policies; a worker is killed and comes back.
+"""Runs SGLang's routers in front of two servers, with several policies; a worker is killed and comes back.
 
-    python tests/clients/sglang_router.py --python build/clients/sglang_router/bin/python
+    python tests/clients/routers.py sglang-router --python build/clients/sglang_router/bin/python
+    python tests/clients/routers.py smg --python build/clients/smg/bin/python
 
 With each policy, requests to the router must get the answers of the servers. Then a worker is killed with SIGKILL
 while requests run: each of them is answered by the other one. The worker starts again at its port, and the router
@@ -27,7 +28,11 @@ import openai
 
 from graftlm.testing.server_process import ServerProcess, wait_until
 
-POLICIES: Final = ("round_robin", "cache_aware", "power_of_two")
+#: The arguments that start each router, and its policies.
+ROUTERS: Final = {
+    "sglang-router": (["sglang_router.launch_router"], ("round_robin", "cache_aware", "power_of_two")),
+    "smg": (["smg", "launch"], ("round_robin", "cache_aware", "power_of_two", "least_load", "consistent_hashing")),
+}
 QUESTION: Final = "What is 2 plus 3?"
 ANSWER: Final = "2 + 3 = 5."
 CHAT: Final = {"model": "demo", "messages": [{"role": "user", "content": QUESTION}], "temperature": 0}
@@ -48,10 +53,10 @@ def serve(port: int) -> ServerProcess:
 
 
 @contextlib.contextmanager
-def router(python: str, workers: list[str], policy: str, log: Path) -> Iterator[str]:
+def router(command: list[str], workers: list[str], policy: str, log: Path) -> Iterator[str]:
     """Run the router until the end of the block; returns its URL."""
     port = free_port()
-    command = [python, "-m", "sglang_router.launch_router", "--host", "127.0.0.1", "--port", str(port)]
+    command = [*command, "--host", "127.0.0.1", "--port", str(port)]
     command += ["--prometheus-port", str(free_port()), "--policy", policy, "--worker-urls", *workers]
     command += ["--health-check-interval-secs", "1", "--health-failure-threshold", "1"]
     command += ["--health-success-threshold", "1", "--cb-timeout-duration-secs", "1"]
@@ -145,16 +150,19 @@ def check_kill(url: str, first: ServerProcess, second: ServerProcess) -> ServerP
 def main() -> None:
     """Run all policies; exits with 1 if a check failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", required=True, help="Python of an environment with sglang-router")
+    parser.add_argument("router", choices=ROUTERS, help="package of the router")
+    parser.add_argument("--python", required=True, help="Python of an environment with the router")
     options = parser.parse_args()
-    version = "import importlib.metadata as m; print(m.version('sglang-router'))"
-    print(f"sglang-router {subprocess.check_output([options.python, '-c', version], text=True).strip()}", flush=True)
+    version = f"import importlib.metadata as m; print(m.version('{options.router}'))"
+    print(options.router, subprocess.check_output([options.python, "-c", version], text=True).strip(), flush=True)
+    arguments, policies = ROUTERS[options.router]
+    command = [options.python, "-m", *arguments]
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         workers = [serve(free_port()), serve(free_port())]
         stack.callback(lambda: [worker.close() for worker in workers])
         urls = [worker.url for worker in workers]
-        for policy in POLICIES:
-            with router(options.python, urls, policy, Path(folder) / policy) as url:
+        for policy in policies:
+            with router(command, urls, policy, Path(folder) / policy) as url:
                 check_routes(url, urls[0])
                 print(f"  ok     {policy}: chats, completions, /generate, embeddings, streams, errors", flush=True)
                 check_policy(url, urls)
