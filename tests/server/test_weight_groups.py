@@ -173,7 +173,7 @@ def test_tensors_that_do_not_fit_are_refused_and_the_group_stays_usable(client, 
         trainer.send([NORM])
         body = {"names": ["nonsense"], "dtypes": ["float32"], "shapes": [list(weights[NORM].shape)]}
         refused = client.post("/update_weights_from_distributed", json=body)
-        assert "'nonsense', which this model has no place for" in message(refused)
+        assert "'nonsense', which this model does not use" in message(refused)
         assert client.post("/sleep", params={"level": 1}).status_code == 200
         trainer.send([NORM])
         assert "the memory of the weights is released" in message(update(client, weights, [NORM]))

@@ -232,7 +232,7 @@ def test_without_a_folder_the_setting_is_named(thinking_server):
 
 def test_a_folder_in_use_is_an_error_of_the_configuration(tmp_path):
     first = BatchFolder(tmp_path / "files", time.time)
-    with pytest.raises(ConfigError, match=r"server\.files\.path: another server uses .*/files\. Name another folder"):
+    with pytest.raises(ConfigError, match=r"server\.files\.path: another server uses .*/files\. Set another folder"):
         BatchFolder(tmp_path / "files", time.time)
     first.close()
     BatchFolder(tmp_path / "files", time.time).close()
