@@ -1,13 +1,15 @@
 """Stop patterns: matches by definition, what is held back, refused patterns, and time."""
 
+import random
 import re
 import time
+import tracemalloc
 
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from graftlm.stop_patterns import MAX_MATCH_CHARS, PatternError, PatternTracker, compile_pattern
+from graftlm.stop_patterns import MAX_MATCH_CHARS, Automaton, PatternError, PatternTracker, compile_pattern
 
 
 def first_match(pattern, text):
@@ -59,6 +61,9 @@ def search(pattern, text):
         ("(?m)x|^y", "ay\ny", (3, 4)),
         (r"\w+\s\W", "Hä ?", (0, 4)),
         (r"(?a)\w\s", "ä b ", (2, 4)),
+        (r"(?a)\w(?u:\w)", "aä", (0, 2)),
+        ("(?:){4000000000}a", "ba", (1, 2)),
+        ("((){,4000000000}){4000000000}a", "ba", (1, 2)),
         ("[\\]a-]b", "x]b", (1, 3)),
         ("[^\\]]\\]", "]]a]", (2, 4)),
         ("😀{2}", "a😀😀", (1, 3)),
@@ -177,10 +182,32 @@ def test_catastrophic_patterns_take_linear_time(pattern, text):
     assert time.process_time() - start_s < 20
 
 
+@pytest.mark.parametrize(
+    "pattern", ["(?:[ab]?){120}[ab]*X", "(?:(?i:[a-z])?){120}(?i:[a-z]*)X", "(?:[ab]|a|b?)*a[ab]{60}X"]
+)
+def test_the_start_of_a_long_match_is_found_in_linear_time(pattern):
+    text = "".join(random.Random(1).choices("ab", k=MAX_MATCH_CHARS)) + "a" * 61 + "X"
+    start_s = time.process_time()
+    assert search(pattern, text) == (len(text) - MAX_MATCH_CHARS, len(text))
+    assert time.process_time() - start_s < 5
+
+
+def test_a_hostile_pattern_needs_little_memory():
+    automaton = Automaton("[ab]*a[ab]{240}c")  # almost each character leads to a new state
+    text = random.Random(1).choices("ab", k=20_000)
+    tracemalloc.start()
+    try:
+        tracker = PatternTracker(automaton)
+        assert not any(map(tracker.advance, text))
+        assert tracemalloc.get_traced_memory()[1] < 20_000_000
+    finally:
+        tracemalloc.stop()
+
+
 def test_a_text_of_many_characters_keeps_the_automaton_small():
     automaton = compile_pattern("a[^x]{3}x")
     for _ in range(3):
         tracker = PatternTracker(automaton)
         assert not any(map(tracker.advance, map(chr, range(0x4E00, 0x9FFF))))
-    assert automaton._num_transitions <= 20_000
+    assert automaton._num_transitions <= 10_000
     assert search("a[^x]{3}x", "aaabcx") == (1, 6)

@@ -12,14 +12,16 @@ __all__ = ["MAX_MATCH_CHARS", "Automaton", "PatternTracker", "compile_pattern"]
 MAX_MATCH_CHARS: Final = 4096
 
 #: Maximum number of stored transitions of an automaton. When it is reached, they are computed anew.
-_MAX_TRANSITIONS: Final = 20_000
+_MAX_TRANSITIONS: Final = 10_000
+#: Maximum number of automata that are kept for later requests. A hostile one needs about 10 MB.
+_MAX_AUTOMATA: Final = 64
 
 
 class _State:
     """A state of the deterministic automaton, after some text.
 
     Attributes:
-        begun: states of the partial matches that began before this position.
+        begun: states of the partial matches that began before this position, in ascending order.
         fresh: states of a match that begins at this position.
         is_match: whether a match ends at this position.
         next: character -> next state, as far as computed.
@@ -27,7 +29,7 @@ class _State:
 
     __slots__ = ("begun", "fresh", "is_match", "next")
 
-    def __init__(self, begun: tuple[int, ...], fresh: tuple[int, ...], is_match: bool) -> None:
+    def __init__(self, begun: bytes, fresh: tuple[int, ...], is_match: bool) -> None:
         self.begun = begun
         self.fresh = fresh
         self.is_match = is_match
@@ -52,8 +54,8 @@ class Automaton:
             is_line_start: self._nfa.closure((0,), at_text_start=False, at_line_start=is_line_start)
             for is_line_start in (False, True)
         }
-        self.initial = _State((), self._nfa.closure((0,), at_text_start=True, at_line_start=True), is_match=False)
-        self._states: dict[tuple[frozenset[int], bool], _State] = {}
+        self.initial = _State(b"", self._nfa.closure((0,), at_text_start=True, at_line_start=True), is_match=False)
+        self._states: dict[tuple[bytes, bool], _State] = {}
         self._num_transitions = 0
 
     @property
@@ -73,14 +75,15 @@ class Automaton:
             return found
         if self._num_transitions >= _MAX_TRANSITIONS:
             self._states.clear()
-            self.initial = _State((), self.initial.fresh, is_match=False)
+            self.initial = _State(b"", self.initial.fresh, is_match=False)
             self._num_transitions = 0
         is_line_start = character == "\n"
-        begun = self._moved((*state.begun, *state.fresh), character)
-        key = frozenset(begun), is_line_start
+        # One byte per state, because there are at most `MAX_STATES`.
+        begun = bytes(sorted(self._moved((*state.begun, *state.fresh), character)))
+        key = begun, is_line_start
         new = self._states.get(key)
         if new is None:
-            new = _State(begun, self._fresh[is_line_start], self._nfa.accept in key[0])
+            new = _State(begun, self._fresh[is_line_start], self._nfa.accept in begun)
             self._states[key] = new
         state.next[character] = new
         self._num_transitions += 1
@@ -93,16 +96,20 @@ class Automaton:
             text: text in which no match ends earlier.
             fresh: states of a match that begins with `text`.
         """
-        starts = dict.fromkeys(fresh, 0)
-        for position, character in enumerate(text, start=1):
-            moved: dict[int, int] = {}
-            for state, start in starts.items():  # in the order of the starts
-                for reached in self._moved((state,), character):
-                    moved.setdefault(reached, start)
-            starts = moved
-            for state in self._fresh[character == "\n"]:
-                starts.setdefault(state, position)
-        return starts.get(self._nfa.accept)
+        nfa, first = self._nfa, None
+        ends = frozenset((nfa.accept,))  # states from which the rest of the text leads to the end of the match
+        known: dict[tuple[frozenset[int], str], frozenset[int]] = {}
+        for position in range(len(text) - 1, -1, -1):
+            character = text[position]
+            found = known.get((ends, character))
+            if found is None:
+                found = known[ends, character] = nfa.sources(ends, character)
+            ends = found
+            if not ends:
+                break
+            if not ends.isdisjoint(fresh if position == 0 else self._fresh[text[position - 1] == "\n"]):
+                first = position
+        return first
 
     def _moved(self, states: tuple[int, ...], character: str) -> tuple[int, ...]:
         """Return the states after a character. States from which no match began are not included."""
@@ -111,7 +118,7 @@ class Automaton:
         return self._nfa.closure(targets, at_text_start=False, at_line_start=character == "\n")
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=_MAX_AUTOMATA)
 def compile_pattern(pattern: str) -> Automaton:
     """Return the automaton of a pattern. Requests with the same pattern share it.
 

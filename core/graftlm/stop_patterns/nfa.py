@@ -6,12 +6,12 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import partial
+from functools import cached_property, partial
 
 # The standard library's parser has no public name. It has been the same since Python 3.11.
 from re import _constants as codes
 from re import _parser as parser
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 __all__ = ["MAX_STATES", "Nfa", "PatternError", "When", "build_nfa"]
 
@@ -19,6 +19,7 @@ __all__ = ["MAX_STATES", "Nfa", "PatternError", "When", "build_nfa"]
 MAX_STATES: Final = 256
 
 CharTest = Callable[[str], object]
+_Label = TypeVar("_Label")
 
 #: Flags that change which characters match.
 _CHAR_FLAGS: Final = re.IGNORECASE | re.DOTALL | re.ASCII
@@ -59,7 +60,7 @@ class When(Enum):
     LINE_START = "line start"
 
 
-@dataclass(slots=True)
+@dataclass
 class Nfa:
     """An automaton whose state 0 is the start.
 
@@ -84,6 +85,35 @@ class Nfa:
                 found[state] = None
                 stack += [target for when, target in self.jumps[state] if holds[when]]
         return tuple(found)
+
+    def sources(self, targets: Iterable[int], character: str) -> frozenset[int]:
+        """Return the states from which reading a character inside the text leads to one of these states."""
+        holds = {When.ALWAYS: True, When.TEXT_START: False, When.LINE_START: character == "\n"}
+        found = set(targets)
+        stack = list(found)
+        while stack:
+            for when, source in self._jumps_to[stack.pop()]:
+                if holds[when] and source not in found:
+                    found.add(source)
+                    stack.append(source)
+        return frozenset(source for target in found for test, source in self._steps_to[target] if test(character))
+
+    @cached_property
+    def _jumps_to(self) -> list[list[tuple[When, int]]]:
+        return _reversed(self.jumps)
+
+    @cached_property
+    def _steps_to(self) -> list[list[tuple[CharTest, int]]]:
+        return _reversed(self.steps)
+
+
+def _reversed(edges: list[list[tuple[_Label, int]]]) -> list[list[tuple[_Label, int]]]:
+    """Return for each state the (label, source) pairs of the edges that lead to it."""
+    found: list[list[tuple[_Label, int]]] = [[] for _ in edges]
+    for source, targets in enumerate(edges):
+        for label, target in targets:
+            found[target].append((label, source))
+    return found
 
 
 def build_nfa(pattern: str) -> Nfa:
@@ -139,7 +169,8 @@ class _Builder:
             return self._branch(argument[1], start, flags)
         if operation is codes.SUBPATTERN:
             _, added, removed, inner = argument
-            return self._sequence(inner, start, (flags | added) & ~removed)
+            kept = flags & ~re.ASCII if added & re.UNICODE else flags  # `(?u:` ends the effect of `(?a)`
+            return self._sequence(inner, start, (kept | added) & ~removed)
         if operation in (codes.MAX_REPEAT, codes.MIN_REPEAT):  # a greedy and a lazy match are complete together
             fewest, most, inner = argument
             return self._repeat(fewest, most, inner, start, flags)
@@ -163,6 +194,8 @@ class _Builder:
         return end
 
     def _repeat(self, fewest: int, most: Any, inner: Any, start: int, flags: int) -> int:
+        if not _reads(inner):  # it would be repeated up to 2**32 times without reaching the limit of states
+            return start
         for _ in range(fewest):
             start = self._sequence(inner, start, flags)
         if most is codes.MAXREPEAT:
@@ -187,6 +220,20 @@ class _Builder:
         end = self._new_state()
         self._jump(start, end, When.LINE_START if multiline else When.TEXT_START)
         return end
+
+
+def _reads(parsed: Any) -> bool:
+    """Return whether a part has a construct that adds states."""
+    for operation, argument in parsed:
+        if operation is codes.SUBPATTERN:
+            inner = argument[3]
+        elif operation in (codes.MAX_REPEAT, codes.MIN_REPEAT):
+            inner = argument[2]
+        else:
+            return True
+        if _reads(inner):
+            return True
+    return False
 
 
 def _char_test(operation: Any, argument: Any, flags: int) -> CharTest:
