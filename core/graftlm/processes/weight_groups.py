@@ -73,8 +73,9 @@ class WeightGroups:
         self._check(address)
         group = self._groups[name] = _Group(self._config)
         try:
-            await group.start(address)
-            await group.call("join", msgspec.to_builtins(address) | {"group_name": name}, num_waits=1)
+            async with group.lock:
+                await group.start(address)
+                await group.call("join", msgspec.to_builtins(address) | {"group_name": name}, num_waits=1)
         except BaseException:
             await self._remove(name, group)
             raise
@@ -169,7 +170,7 @@ class _Group:
     """The receivers of one group.
 
     Attributes:
-        lock: held while tensors are received and loaded.
+        lock: held while the group is joined, and while tensors are received and loaded.
     """
 
     def __init__(self, config: EngineConfig) -> None:

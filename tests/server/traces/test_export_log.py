@@ -3,6 +3,7 @@
 import logging
 
 import pytest
+from opentelemetry import propagate
 
 from graftlm.server.traces.export_log import ExportLog
 
@@ -72,3 +73,26 @@ def test_only_the_loggers_of_exports_are_filtered(log, caplog):
     assert [it.name for it in caplog.records] == [EXPORTER, "opentelemetry.sdk.trace"]
     logging.getLogger(EXPORTER).error("after the end")
     assert caplog.messages[-1] == "after the end"
+
+
+def test_malformed_headers_of_clients_are_not_logged(log, caplog):
+    propagator = propagate.get_global_textmap()
+    headers = {
+        "traceparent": f"00-{'1' * 32}-{'2' * 16}-01",
+        "tracestate": "member without value",
+        "baggage": "a=b;" * 300,
+    }
+
+    def num_warnings():
+        caplog.clear()
+        propagator.extract(headers)
+        propagator.extract({"traceparent": "a" * 6000})
+        return len(caplog.records)
+
+    assert num_warnings()
+    log.install()
+    try:
+        assert not num_warnings()
+    finally:
+        log.remove()
+    assert num_warnings()
