@@ -5,6 +5,7 @@ import enum
 import json
 import re
 import sys
+from collections.abc import Callable
 from typing import Literal, Optional
 
 import genson
@@ -198,3 +199,21 @@ def test_errors_of_the_outlines_model(engine):
         model("a", object)
     with pytest.raises(TypeError, match="max_new_tokens"):
         model("a", max_new_tokens=3)
+
+
+class CallablePerson(pydantic.BaseModel):
+    call: Callable[[int], int]
+
+
+@dataclasses.dataclass
+class PersonOfUnknownType:
+    home: "Unknown"  # noqa: F821
+
+
+@pytest.mark.parametrize(
+    ("output_type", "says"),
+    [(CallablePerson, "CallablePerson'> has no JSON schema"), (PersonOfUnknownType, "Outlines cannot convert")],
+)
+def test_a_type_that_pydantic_cannot_convert_is_an_error_of_the_parameters(output_type, says):
+    with pytest.raises(SamplingParamsError, match=f"json_schema: .*{says}"):
+        SamplingParams(json_schema=output_type)

@@ -29,11 +29,14 @@ def as_specification(name: str, value: Any) -> tuple[str, str | dict[str, Any]]:
     Returns: "json_schema" with a dict or its JSON text, "regex" with a regular expression, or "ebnf" with a grammar.
 
     Raises:
-        SamplingParamsError: Outlines is not installed, or has no conversion for the type.
+        SamplingParamsError: Outlines is not installed, or the type cannot be converted.
     """
     to_schema = getattr(value, "model_json_schema", None)
     if isinstance(value, type) and to_schema is not None:
-        return "json_schema", to_schema()
+        try:
+            return "json_schema", to_schema()
+        except Exception as error:  # of Pydantic, or of the class
+            raise SamplingParamsError(f"{name}: {value!r:.200} has no JSON schema: {error}") from error
     try:
         from outlines.types.dsl import CFG, JsonSchema, python_types_to_terms, to_regex
     except ImportError:
@@ -47,5 +50,5 @@ def as_specification(name: str, value: Any) -> tuple[str, str | dict[str, Any]]:
         if isinstance(term, JsonSchema) and term.whitespace_pattern is None:
             return "json_schema", term.schema
         return "regex", to_regex(term)
-    except (TypeError, ValueError, RecursionError, NotImplementedError) as error:
+    except Exception as error:  # also of Pydantic, and of functions in the type
         raise SamplingParamsError(f"{name}: Outlines cannot convert {value!r:.200}: {error}") from error
