@@ -282,7 +282,7 @@ def _check_patterns(p: SamplingParams) -> None:
         try:
             num_states += compile_pattern(pattern).num_states
         except PatternError as error:
-            raise SamplingParamsError(f"stop_regex: {pattern!r:.200} {error}") from None
+            raise SamplingParamsError(f"stop_regex: {pattern!r:.200} {error}", param="stop_regex") from None
     if num_states > MAX_STATES:
         raise SamplingParamsError(
             f"stop_regex: the expressions need {num_states} states together, at most {MAX_STATES} are possible; "

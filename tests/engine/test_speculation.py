@@ -170,7 +170,7 @@ def test_the_first_drafters_are_called_before_the_last():
     assert list(drafts["suffix"]) == ["suffix", "replay"]
     assert drafts["replay"]["replay"] > drafts["suffix"]["replay"]
     assert drafts["replay"]["suffix"] < drafts["suffix"]["suffix"]
-    with pytest.raises(ConfigError, match=r"speculation\.first\.path: is required"):
+    with pytest.raises(ConfigError, match=r"speculation\.first: draft_model needs the option path, but"):
         Engine({"speculation": {"first": ["draft_model"], "drafter": "suffix"}}, plugins=[graftlm_speculation])
 
 

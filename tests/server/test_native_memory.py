@@ -85,6 +85,14 @@ def test_after_a_release_and_a_resumption_the_tokens_are_the_same(client, tags):
         assert again["meta_info"]["cached_tokens"] == 0
 
 
+def test_memory_that_is_never_released_has_no_effect(client):
+    assert client.post("/release_memory_occupation", json={"tags": ["cuda_graph"]}).json()["success"]
+    assert client.get("/is_sleeping").json() == {"is_sleeping": False}
+    assert client.get("/health").json()["status"] == "ok"
+    assert ask(client).status_code == 200
+    assert client.post("/resume_memory_occupation", json={"tags": ["cuda_graph"]}).json()["success"]
+
+
 def test_calls_without_a_body_release_and_resume_everything(client):
     assert client.post("/release_memory_occupation").status_code == 200
     assert ask(client).status_code == 503

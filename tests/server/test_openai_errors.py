@@ -184,6 +184,15 @@ def test_a_misspelt_field_is_refused_with_the_nearest_name(server, path, body, p
     assert error["message"] == f"Unrecognized request argument supplied: {param}; did you mean '{meant}'?"
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_wrong_stop_regex_is_reported_by_its_field_and_an_empty_one_is_absent(server, path):
+    prompt = {"prompt": "a"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "a"}]}
+    refused = httpx2.post(server.url + path, json=prompt | {"stop_regex": "x*", "max_tokens": 1})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "stop_regex")
+    accepted = httpx2.post(server.url + path, json=prompt | {"stop_regex": "", "max_tokens": 1})
+    assert accepted.status_code == 200
+
+
 def test_thousands_of_unknown_fields_are_refused_quickly(server):
     body = {"prompt": "x"} | {f"max_toke{i}": 1 for i in range(20_000)}
     start = time.perf_counter()

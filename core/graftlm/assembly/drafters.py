@@ -8,9 +8,9 @@ from graftlm.assembly.draft_models import load_draft_model
 from graftlm.assembly.plugin_choices import ChosenPlugins
 from graftlm.assembly.target import Target
 from graftlm.config import EngineConfig
-from graftlm.contracts import Drafter, DrafterContext, DraftModel, PrefixKey, Provider
+from graftlm.contracts import Drafter, DrafterContext, DraftModel, PrefixKey
 from graftlm.memory import KVManager
-from graftlm.registry import AUTO, Registry
+from graftlm.registry import Registry, configured_drafters
 from graftlm.types import TokenIds
 
 __all__ = ["AssembledDrafters", "make_drafters"]
@@ -61,29 +61,13 @@ def make_drafters(
         GraftlmError: a drafter cannot be created.
     """
     settings, assembled = config.speculation, AssembledDrafters()
-    if settings.drafter.name is None:
-        return assembled
 
     def load(path: str, kv_tokens: int) -> DraftModel:
         on_stage("loading the draft model")
         return load_draft_model(config, registry, target, chosen, path, kv_tokens, watcher)
 
     context = DrafterContext(assembled.continuation, target.model_config.vocab_size, load)
-    for name in settings.first:
-        provider = registry.provider("drafter", name)
-        assembled.by_name[name] = registry.create("drafter", provider, {}, context, config.origins)
-    for provider in _providers(registry, settings.drafter.name):
-        assembled.by_name[provider.name] = registry.create(
-            "drafter", provider, settings.drafter.options, context, config.origins
-        )
+    for provider in configured_drafters(config, registry):
+        options = settings.drafter.options if provider.name == settings.drafter.name else {}
+        assembled.by_name[provider.name] = registry.create("drafter", provider, options, context, config.origins)
     return assembled
-
-
-def _providers(registry: Registry, name: str) -> list[Provider[Drafter]]:
-    if name != AUTO:
-        return [registry.provider("drafter", name)]
-    return [provider for provider in registry.available("drafter") if not _needs_options(provider)]
-
-
-def _needs_options(provider: Provider[Drafter]) -> bool:
-    return any(field.is_required() for field in provider.options.model_fields.values())

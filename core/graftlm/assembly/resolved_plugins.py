@@ -6,7 +6,7 @@ from typing import Any
 from graftlm.config import EngineConfig, origin_of
 from graftlm.contracts import Provider
 from graftlm.errors import UnknownProviderError
-from graftlm.registry import AUTO, Registry, selections
+from graftlm.registry import AUTO, Registry, configured_drafters, selections
 
 __all__ = ["ResolvedPlugins", "resolve_plugins", "resolved_line"]
 
@@ -31,7 +31,7 @@ def resolve_plugins(
     for selection in selections(config):
         family = selection.family
         path = tuple((family.name_path or family.key).split("."))
-        if path == ("grammar", "options", "fallback"):
+        if path in (("grammar", "options", "fallback"), ("speculation", "first")):
             continue
         if selection.name != AUTO:
             try:
@@ -49,6 +49,13 @@ def resolve_plugins(
             why = "auto: the highest rank that runs on this machine"
         if provider is not None:
             found[family.key] = {"name": provider.name, "distribution": registry.distribution(provider), "why": why}
+    if "drafter" in found:
+        drafters = configured_drafters(config, registry)
+        distributions = dict.fromkeys(registry.distribution(drafter) for drafter in drafters)
+        found["drafter"] |= {
+            "name": ", ".join(drafter.name for drafter in drafters),
+            "distribution": ", ".join(distributions),
+        }
     return found
 
 

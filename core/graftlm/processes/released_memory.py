@@ -76,6 +76,8 @@ class ReleasedMemory:
             UnavailableError: no replica runs, or a replica could not release its memory. In the second case, the server
                 sleeps.
         """
+        if not tags:  # for instance, a request that names only memory that is never released
+            return
         async with self._weights.lock:
             if not self._replicas.up:
                 raise UnavailableError(self._replicas.why_unavailable)

@@ -6,7 +6,7 @@ from graftlm.registry.loading import ENTRY_POINT_GROUP, Plugin, PluginFailure
 from graftlm.registry.machine import probe_platform
 from graftlm.registry.registry import AUTO, Candidate, Entry, Registry
 from graftlm.registry.schema import json_schema
-from graftlm.registry.selection import Findings, Selection, check, circular_fallbacks, selections
+from graftlm.registry.selection import Findings, Selection, check, circular_fallbacks, configured_drafters, selections
 
 __all__ = [
     "AUTO",
@@ -24,6 +24,7 @@ __all__ = [
     "Selection",
     "check",
     "circular_fallbacks",
+    "configured_drafters",
     "json_schema",
     "probe_platform",
     "selections",

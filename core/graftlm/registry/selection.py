@@ -2,15 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from graftlm.config import EngineConfig, Problem, exposure_errors, exposure_warnings, origin_of
-from graftlm.contracts import Provider
+from graftlm.contracts import Drafter, Provider
 from graftlm.errors import ConfigError, PluginError, ProviderUnavailableError
 from graftlm.registry.families import FAMILIES, Family
 from graftlm.registry.registry import AUTO, Registry
 
-__all__ = ["Findings", "Selection", "check", "circular_fallbacks", "selections"]
+__all__ = ["Findings", "Selection", "check", "circular_fallbacks", "configured_drafters", "selections"]
+
+_FIRST: Final = "speculation.first"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +67,39 @@ def _grammar_fallbacks(config: EngineConfig) -> list[Selection]:
 
 
 def _first_drafters(config: EngineConfig) -> list[Selection]:
-    family = replace(FAMILIES["drafter"], name_path="speculation.first", options_path="speculation.first")
+    family = replace(FAMILIES["drafter"], name_path=_FIRST, options_path=None)
     return [Selection(family, name, {}) for name in config.speculation.first]
+
+
+def configured_drafters(config: EngineConfig, registry: Registry) -> list[Provider[Drafter]]:
+    """Return the providers of the configured drafters, in the order in which the drafters are called.
+
+    Raises:
+        PluginError: there is no provider with a configured name.
+        ConfigError: a drafter in `speculation.first` needs an option.
+    """
+    settings = config.speculation
+    if settings.drafter.name is None:
+        return []
+    if settings.drafter.name == AUTO:
+        return [provider for provider in registry.available("drafter") if not _required_options(provider)]
+    providers = [registry.provider("drafter", name) for name in (*settings.first, settings.drafter.name)]
+    for provider in providers[:-1]:
+        _check_needs_no_options(provider)
+    return providers
+
+
+def _required_options(provider: Provider[Any]) -> list[str]:
+    return [name for name, field in provider.options.model_fields.items() if field.is_required()]
+
+
+def _check_needs_no_options(provider: Provider[Any]) -> None:
+    required = _required_options(provider)
+    if required:
+        raise ConfigError(
+            f"{_FIRST}: {provider.name} needs the option {required[0]}, but drafters in first have no options; set "
+            f"speculation.drafter to {provider.name}"
+        )
 
 
 def check(config: EngineConfig, registry: Registry) -> Findings:
@@ -79,6 +112,9 @@ def check(config: EngineConfig, registry: Registry) -> Findings:
     for selection in selections(config):
         try:
             provider, warning = _resolve(selection, registry)
+            if provider is not None and selection.family.name_path == _FIRST:
+                _check_needs_no_options(provider)
+                continue
             if warning is not None:
                 warnings.append(warning)
             if provider is not None and selection.family.options_path is not None:

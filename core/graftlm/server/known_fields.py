@@ -54,6 +54,7 @@ _NAMING: Final = frozenset(
         "routing_key",
         "session_id",
         "stop",
+        "stop_regex",
         "stop_token_ids",
         "stream_options",
         "structural_tag",
