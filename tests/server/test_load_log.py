@@ -100,7 +100,8 @@ def test_a_replica_that_dies_or_restarts_lowers_no_rate(lines, replicas):
     assert lines()[0].decode_tokens_per_s == 2.0
 
 
-@pytest.mark.parametrize("interval_s", [0, 0.2])
+@pytest.mark.few(interval_s=1)
+@pytest.mark.parametrize("interval_s", [0.2, 0])
 def test_a_server_writes_the_line_only_if_it_has_an_interval(interval_s):
     config = {"memory": {"kv_tokens": 4096}, "server": {"log_interval_s": interval_s, "log_format": "json"}}
     body = {"prompt": "One, two, three,", "max_tokens": 40, "temperature": 0, "ignore_eos": True}

@@ -238,6 +238,7 @@ def test_paused_requests_survive_a_release(client):
         assert request.result().json()["output_ids"] == expected
 
 
+@pytest.mark.full
 def test_weights_that_cannot_be_read_again_are_missing_until_others_are_loaded(tmp_path, weights):
     model = tmp_path / "model"
     shutil.copytree(demo_checkpoint(), model)
@@ -268,6 +269,7 @@ def fill(client, num_prompts):
         assert client.post("/generate", json=body).status_code == 200
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("prepack", [True, False])
 def test_released_memory_is_returned_to_the_operating_system(tmp_path, prepack):
     shape = LlamaShape(512, 1024, 8, 8, 4, 64, 8192)
@@ -296,6 +298,7 @@ def test_released_memory_is_returned_to_the_operating_system(tmp_path, prepack):
         assert rss_bytes(server) < asleep + 20 * MB  # memory takes RAM when it is written
 
 
+@pytest.mark.full
 def test_host_memory_of_the_cache_is_released_and_blocks_in_storage_are_found_again(tmp_path):
     storage = {"name": "file", "options": {"path": str(tmp_path / "blocks")}}
     options = {"host_gib": 0.2, "storage": storage}
@@ -362,6 +365,7 @@ def kill(server, client, name):
     wait_until(lambda: server.log.count(released) > num_before, timeout_s=60, what=released)
 
 
+@pytest.mark.full
 def test_quantized_weights_are_restored_from_the_checkpoint_but_not_from_tensors(weights):
     with (
         serve(model={"path": "demo", "quantization": {"name": "int8"}}) as server,

@@ -157,6 +157,7 @@ def test_tensors_arrive_in_the_dtype_in_which_they_are_sent(client, weights):
     assert shown == weights[NORM][:100].bfloat16().float().tolist()
 
 
+@pytest.mark.full
 def test_requests_run_while_tensors_are_received(client, server, weights):
     with joined(client) as trainer, ThreadPoolExecutor(1) as threads:
         updating = threads.submit(update, client, weights, [NORM])
@@ -198,6 +199,7 @@ def test_after_level_2_a_trainer_sends_all_weights(client, weights):
     assert ask(client)["output_ids"] == before
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("how", "expected"),
     [
@@ -225,6 +227,7 @@ def test_without_all_tensors_the_old_weights_go_on_serving(client, server, weigh
     assert client.get("/health").json()["status"] == "ok"
 
 
+@pytest.mark.full
 def test_a_trainer_that_never_comes_is_an_error_within_the_time_limit(client, server):
     trainer = Trainer(world_size=3)  # the third rank is missing
     try:
@@ -268,6 +271,7 @@ def test_a_group_has_a_name_that_only_one_group_has(client, weights):
         assert "must have the same length, got 1, 0 and 0" in message(refused)
 
 
+@pytest.mark.full
 def test_a_group_can_be_destroyed_while_tensors_are_awaited(client, server, weights):
     with joined(client), ThreadPoolExecutor(1) as threads:
         updating = threads.submit(update, client, weights, [NORM])
@@ -276,6 +280,7 @@ def test_a_group_can_be_destroyed_while_tensors_are_awaited(client, server, weig
         assert "the group was destroyed" in message(updating.result())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_receivers_end_with_the_server(number):
     with serve() as server, httpx2.Client(base_url=server.url, timeout=60) as client:

@@ -192,6 +192,7 @@ def test_the_start_of_a_long_match_is_found_in_linear_time(pattern):
     assert time.process_time() - start_s < 5
 
 
+@pytest.mark.full
 def test_a_hostile_pattern_needs_little_memory():
     automaton = Automaton("[ab]*a[ab]{240}c")  # almost each character leads to a new state
     text = random.Random(1).choices("ab", k=20_000)

@@ -41,6 +41,7 @@ def stop_s(server):
     return time.monotonic() - start_s
 
 
+@pytest.mark.full
 def test_failed_prompts_are_marked_and_the_ratio_applies_to_requests_without_a_parent():
     settings = {"restart": True, "request_timeout_s": 2.0}
     environment = {"OTEL_BSP_SCHEDULE_DELAY": "100"}
@@ -93,6 +94,7 @@ def test_environment_variables_of_opentelemetry_suffice_and_the_last_spans_are_e
         assert collector.headers["x-key"] == "from-the-environment"
 
 
+@pytest.mark.full
 def test_a_collector_that_refuses_connections_costs_one_log_line_per_minute():
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
@@ -115,6 +117,7 @@ def test_a_collector_that_refuses_connections_costs_one_log_line_per_minute():
             assert f"{url}/v1/traces did not accept the last spans within 5 s; they are lost" in server.log
 
 
+@pytest.mark.full
 def test_a_collector_that_does_not_answer_delays_neither_requests_nor_the_end():
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts connections in its backlog, and reads nothing
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
