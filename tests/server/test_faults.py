@@ -199,11 +199,18 @@ def crowded(request, tmp_path_factory, full):
         yield server
 
 
+def num_requests(server):
+    """Return the number of prompts that have not ended."""
+    return sum(load["num_reqs"] for load in requests.get(server.url + "/get_load", timeout=5).json())
+
+
 @pytest.mark.parametrize("victim", ["scheduler-0", "detokenizer"])
 def test_after_kill_9_under_load_every_request_ends_within_5_s_and_the_next_succeeds(restarting, victim):
     streams = [Stream(restarting.url) for _ in range(24)]
     with ThreadPoolExecutor(8) as pool:
         plain = [pool.submit(requests.post, restarting.url + "/generate", json=LONGER, timeout=60) for _ in range(8)]
+        # A request that arrives after the kill would wait for the new process, and succeed.
+        wait_until(lambda: num_requests(restarting) == len(streams) + len(plain))
         wait_until(lambda: sum(stream.num_chunks > 2 for stream in streams) >= 16)
         os.kill(restarting.children()[victim], signal.SIGKILL)
         killed_s = time.monotonic()
