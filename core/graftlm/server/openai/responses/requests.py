@@ -70,7 +70,8 @@ def _type_of(value: Any) -> Any:
 
 
 def _kind_of_part(value: Any) -> str:
-    return "as_text" if _type_of(value) in _TEXT_PARTS else "as_other"
+    kind = _type_of(value)
+    return "as_text" if isinstance(kind, str) and kind in _TEXT_PARTS else "as_other"
 
 
 _Part: TypeAlias = Annotated[
