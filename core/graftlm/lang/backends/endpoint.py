@@ -18,6 +18,7 @@ from graftlm.lang.backends.finished_call import run_unless_in_loop
 from graftlm.lang.backends.http import HttpClient
 from graftlm.lang.backends.request_limit import RequestLimit
 from graftlm.lang.backends.scoring import ScoringBatch
+from graftlm.lang.backends.server_events import started
 from graftlm.lang.backends.stop_regex import complete_until_match, keeps_matches, stream_until_match
 from graftlm.lang.backends.token_answers import cached_tokens_of, prompt_token_ids, scored_logprobs, tokenized
 from graftlm.lang.chat_template import ChatTemplate, check_template_name, find_template, jinja_renderer
@@ -116,7 +117,7 @@ class RuntimeEndpoint:
     async def _stream(self, request: GenerationRequest) -> AsyncGenerator[Generation, None]:
         """Stream a completion as the server sends it."""
         async with self._limit.permit():
-            answer, rest = await self._limit.retry(lambda: _started(self._events(_body(request) | {"stream": True})))
+            answer, rest = await self._limit.retry(lambda: started(self._events(_body(request) | {"stream": True})))
             async with aclosing(rest):
                 generation = _generation(answer)
                 yield generation
@@ -254,19 +255,6 @@ _JSON_NAMES: Final[Mapping[type, str]] = {str: "string", dict: "object"}
 
 #: Sampling parameters of a request that computes the prompt and generates nothing.
 _PROMPT_ONLY: Final = {"max_new_tokens": 0, "temperature": 0.0}
-
-
-async def _started(
-    events: AsyncGenerator[dict[str, Any], None],
-) -> tuple[dict[str, Any], AsyncGenerator[dict[str, Any], None]]:
-    """Return a stream's first event and a generator of the other events.
-
-    The first event shows that the request was accepted.
-    """
-    try:
-        return await anext(events), events
-    except StopAsyncIteration:
-        raise UnavailableError("the server ended a stream without an event") from None
 
 
 def _body(request: GenerationRequest) -> dict[str, Any]:

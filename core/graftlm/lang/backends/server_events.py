@@ -1,10 +1,12 @@
-"""A reader of server-sent events."""
+"""A reader of server-sent events, and the start of a stream of them."""
 
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
-__all__ = ["server_events"]
+from graftlm.errors import UnavailableError
+
+__all__ = ["server_events", "started"]
 
 _LAST = b"[DONE]"
 
@@ -21,3 +23,19 @@ async def server_events(chunks: AsyncIterator[bytes]) -> AsyncGenerator[Any, Non
             if data == _LAST:
                 return
             yield json.loads(data)
+
+
+async def started(
+    events: AsyncGenerator[dict[str, Any], None],
+) -> tuple[dict[str, Any], AsyncGenerator[dict[str, Any], None]]:
+    """Return a stream's first event and a generator of the other events.
+
+    The first event shows that the request was accepted.
+
+    Raises:
+        UnavailableError: the stream has no event.
+    """
+    try:
+        return await anext(events), events
+    except StopAsyncIteration:
+        raise UnavailableError("the server ended a stream without an event") from None

@@ -10,6 +10,7 @@ from graftlm.lang.backends.openai.choices import MAX_PATH_TOKENS, TokenNumbers, 
 from graftlm.lang.backends.openai.dialects import Dialect
 from graftlm.lang.backends.openai.fields import call_tokens, choices_of
 from graftlm.lang.backends.request_limit import RequestLimit
+from graftlm.lang.backends.server_events import started
 from graftlm.lang.backends.usage import UsageMeter
 from graftlm.lang.choices import ChoiceScore
 from graftlm.lang.sampling import Sampling
@@ -69,7 +70,7 @@ class Calls:
             return
         growing, generation = dialect.growing(), Generation("")
         async with self._limit.permit():
-            event, rest = await self._limit.retry(lambda: _started(self._transport.events(dialect.path, body)))
+            event, rest = await self._limit.retry(lambda: started(self._transport.events(dialect.path, body)))
             async with aclosing(rest):
                 generation = dialect.grown(request, growing, event)
                 yield generation
@@ -101,16 +102,3 @@ class Calls:
                 "select: this endpoint reports no log-probabilities; use gen and compare its text with the choices"
             )
         return path_scores(choices, tokens, top, TokenNumbers())
-
-
-async def _started(
-    events: AsyncGenerator[dict[str, Any], None],
-) -> tuple[dict[str, Any], AsyncGenerator[dict[str, Any], None]]:
-    """Return a stream's first event and a generator of the other events.
-
-    The first event shows that the request was accepted.
-    """
-    try:
-        return await anext(events), events
-    except StopAsyncIteration:
-        raise UnavailableError("the endpoint ended a stream without an event") from None
