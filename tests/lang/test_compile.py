@@ -486,7 +486,7 @@ def test_an_error_in_a_branch_ends_the_run_with_its_line(backend, all_requests_e
         s += "x"
         bad, good = s.fork(2)
         bad += "y" + gen("y", temperature=-1.0)
-        good += "z" + gen("z", max_tokens=100, ignore_eos=True)
+        good += "z" + gen("z", max_tokens=2000, ignore_eos=True)
         s += f"{bad['y']}{good['z']}"
 
     with pytest.raises(ProgramError, match="temperature") as caught:
