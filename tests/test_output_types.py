@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+import importlib
 import json
 import re
 import sys
@@ -143,6 +144,13 @@ def test_without_outlines_only_pydantic_classes_are_converted(monkeypatch):
     assert specification(Model)[0] == "json_schema"
     with pytest.raises(SamplingParamsError, match=r"need Outlines: pip install 'graftlm\[outlines\]'"):
         SamplingParams(regex=Literal["a"])
+
+
+def test_the_model_of_outlines_names_the_missing_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "outlines.inputs", None)
+    monkeypatch.delitem(sys.modules, "graftlm.outlines")
+    with pytest.raises(ImportError, match=r"graftlm.outlines needs Outlines: pip install 'graftlm\[outlines\]'"):
+        importlib.import_module("graftlm.outlines")
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,11 @@
 from collections.abc import Iterator
 from typing import Any
 
-from outlines.inputs import Chat
-from outlines.models.vllm_offline import VLLMOffline
+try:
+    from outlines.inputs import Chat
+    from outlines.models.vllm_offline import VLLMOffline
+except ImportError as error:
+    raise ImportError("graftlm.outlines needs Outlines: pip install 'graftlm[outlines]'") from error
 
 from graftlm.engine.engine import Engine
 from graftlm.errors import InvalidPromptError, RequestFailedError, SamplingParamsError
