@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from graftlm.contracts import StepCopies
+from graftlm.contracts import StateSegments, StepCopies
 from graftlm.pooling.pooling import Pooling
 from graftlm.types import SamplingParams, TokenIds
 
@@ -160,6 +160,8 @@ class StepPlan(msgspec.Struct, frozen=True, eq=False):
         copies: page copies to and from host memory that run with this step.
         adapter_slots: int32 [B], the slot of each request's adapter, 0 without adapter; None if no request has one.
         num_drafts: int32 [B], number of drafts at the end of each request's tokens; None if no request has drafts.
+        state: the segments of layers with a recurrent state, and the slots of their states; None if there are no such
+            layers.
     """
 
     step_id: int
@@ -182,6 +184,7 @@ class StepPlan(msgspec.Struct, frozen=True, eq=False):
     copies: StepCopies | None = None
     adapter_slots: NDArray[np.int32] | None = None
     num_drafts: NDArray[np.int32] | None = None
+    state: StateSegments | None = None
 
     @property
     def num_tokens(self) -> int:

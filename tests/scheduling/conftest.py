@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from graftlm.contracts import CacheContext, PrefixCache, SchedulingPolicy
-from graftlm.memory import KVManager, PagePool, RequestTable, WindowPages, WindowSpan
+from graftlm.memory import KVManager, PagePool, RequestTable, RowStates, StatePool, WindowPages, WindowSpan
 from graftlm.observers import Observers
 from graftlm.pooling.pooling import Pooling
 from graftlm.scheduling import JumpForward, Request, RequestUpdate, Scheduler, SchedulerLimits
@@ -19,6 +19,7 @@ from graftlm.testing.fake_device import FakeDevice, expected_embedding, expected
 from graftlm.types import FinishReason, SamplingParams
 from graftlm_cache.chunk import ChunkCache
 from graftlm_cache.radix import RadixCache
+from graftlm_cache.state_radix import StateRadixCache
 from graftlm_cache.swa_radix import SWARadixCache
 from graftlm_eviction.lru import LRU
 from graftlm_scheduling.fcfs import FirstComeFirstServed
@@ -89,6 +90,8 @@ class Rig:
     reuse: bool = True
     window: WindowSpan | None = None
     num_window_pages: int = 0
+    num_snapshots: int | None = None
+    state_interval_tokens: int | None = None
     policy: SchedulingPolicy = field(default_factory=lambda: LongestPrefixMatch(ReorderingOptions()))
     debug: bool = True
     now: float = 0.0
@@ -100,9 +103,17 @@ class Rig:
 
     def __post_init__(self):
         window_tokens = None if self.window is None else self.window.window_tokens
+        num_state_slots = 0 if self.num_snapshots is None else 1 + self.num_rows + self.num_snapshots
         self.device = FakeDevice(
-            self.num_pages, self.page_size, self.num_rows, self.vocab_size, window_tokens, self.num_window_pages
+            self.num_pages,
+            self.page_size,
+            self.num_rows,
+            self.vocab_size,
+            window_tokens,
+            self.num_window_pages,
+            num_state_slots,
         )
+        self.state_pool = None
         self.window_pages = (
             None if self.window is None else WindowPages(self.num_pages, self.num_window_pages, self.window)
         )
@@ -115,12 +126,16 @@ class Rig:
     def use(self, speculator: Speculator | None) -> None:
         """Start anew, with a speculator."""
         self.speculator = speculator
+        table = RequestTable(self.num_rows, self.num_pages)
+        if self.num_snapshots is not None:
+            self.state_pool = StatePool(self.num_rows, self.num_snapshots, self.num_pages)
         kv = KVManager(
             PagePool(self.num_pages),
             self.make_cache(),
-            RequestTable(self.num_rows, self.num_pages),
+            table,
             self.page_size,
             self.window_pages,
+            states=None if self.state_pool is None else RowStates(self.state_pool, table, self.page_size),
         )
         limits = SchedulerLimits(self.max_queued, self.prefill_tokens, self.mix_chunks)
         self.scheduler = Scheduler(kv, self.policy, limits, self.clock, self.jump_forward, speculator)
@@ -140,6 +155,8 @@ class Rig:
         context = CacheContext(self.page_size, LRU(), self.clock, window=self.window_pages)
         if self.window_pages is not None and self.reuse:
             return SWARadixCache(context, self.window_pages)
+        if self.state_pool is not None and self.reuse:
+            return StateRadixCache(context, self.state_pool, self.state_interval_tokens)
         return RadixCache(context) if self.reuse else ChunkCache(context)
 
     def clock(self) -> float:

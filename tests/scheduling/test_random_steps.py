@@ -289,3 +289,52 @@ def test_every_window_has_its_tokens_in_too_little_memory(
     if reuse:
         assert rig.scheduler.counters.cached_tokens > 0
         assert rig.scheduler.counters.retractions > 0 or chunk == 5  # with small chunks few rows run at a time
+
+
+#: (page size, snapshots, interval of snapshots in tokens, chunk, overlap, reuse, seed)
+STATE_CASES = [
+    (1, 8, None, 16, True, True, 21),
+    (1, 2, 8, 7, False, True, 22),
+    (4, 40, 8, 5, True, True, 23),
+    (16, 6, 16, 64, True, True, 24),
+    (4, 0, None, 16, True, True, 25),
+    (16, 0, None, 16, False, False, 26),
+]
+
+
+def play_states(make_rig, steps, page_size, num_snapshots, interval_tokens, chunk, overlap, reuse, seed):
+    """Run a storm with recurrent states, and check every invariant; return the rig."""
+    rig = make_rig(
+        num_pages=160 // page_size,
+        page_size=page_size,
+        num_rows=6,
+        prefill_tokens=chunk,
+        overlap=overlap,
+        reuse=reuse,
+        num_snapshots=num_snapshots,
+        state_interval_tokens=interval_tokens,
+        debug=True,
+    )
+    storm = Storm(rig, seed)
+    for _ in range(steps):
+        storm.step()
+    rig.run()
+    kv = rig.scheduler.kv
+    assert kv.usage.owned == kv.usage.locked == 0
+    assert kv.states.pool.num_free + kv.states.pool.num_stored == num_snapshots
+    assert_right_answers(rig, storm)
+    return rig
+
+
+@pytest.mark.parametrize(
+    ("page_size", "num_snapshots", "interval_tokens", "chunk", "overlap", "reuse", "seed"),
+    [case if case[-1] in {22, 24} else pytest.param(*case, marks=pytest.mark.full) for case in STATE_CASES],
+)
+def test_every_state_contains_the_tokens_of_its_row(
+    make_rig, page_size, num_snapshots, interval_tokens, chunk, overlap, reuse, seed
+):
+    rig = play_states(make_rig, 400, page_size, num_snapshots, interval_tokens, chunk, overlap, reuse, seed)
+    counters = rig.scheduler.counters
+    assert (counters.cached_tokens > 0) == (num_snapshots > 0)
+    assert counters.retractions > 0 or chunk == 5  # with small chunks few rows run at a time
+    assert num_snapshots > 8 or not num_snapshots or rig.scheduler.kv.states.pool.num_evicted > 0

@@ -1,4 +1,4 @@
-"""The kit of caches with separate windows finds caches that handle windows wrongly."""
+"""The kits of caches with separate windows or stored states find caches that handle these wrongly."""
 
 from typing import ClassVar
 from unittest import SkipTest
@@ -6,8 +6,9 @@ from unittest import SkipTest
 import pytest
 
 from graftlm.contracts import CacheContext, PrefixCache
-from graftlm.testing import WindowCacheConformance, run_conformance
+from graftlm.testing import StateCacheConformance, WindowCacheConformance, run_conformance
 from graftlm_cache.radix import RadixCache
+from graftlm_cache.state_radix import StateRadixCache
 from graftlm_cache.swa_radix import SWARadixCache
 
 
@@ -62,5 +63,38 @@ class KitOfSWARadix(KitOfRadix):
     ],
 )
 def test_the_kit_finds_faulty_caches(kit, failures):
+    failed = {result.name.split("[")[0] for result in run_conformance(kit) if result.error is not None}
+    assert failed == failures
+
+
+class StatesIgnored(StateCacheConformance):
+    """A cache that ignores states."""
+
+    def create(self, context: CacheContext) -> PrefixCache:
+        return RadixCache(context)
+
+
+class StatesRespected(StateCacheConformance):
+    def create(self, context: CacheContext) -> PrefixCache:
+        return StateRadixCache(context, context.states)
+
+
+@pytest.mark.parametrize(
+    ("kit", "failures"),
+    [
+        (StatesRespected, set()),
+        (
+            StatesIgnored,
+            {
+                "test_a_match_ends_at_the_deepest_state",
+                "test_a_resumed_match_needs_a_state_only_at_its_end",
+                "test_inserts_do_not_depend_on_states",
+                "test_the_version_grows_with_the_states",
+                "test_walk_counts_states",
+            },
+        ),
+    ],
+)
+def test_the_kit_finds_caches_that_ignore_states(kit, failures):
     failed = {result.name.split("[")[0] for result in run_conformance(kit) if result.error is not None}
     assert failed == failures

@@ -66,6 +66,7 @@ from graftlm.contracts.scheduling import (
     SchedulingPolicy,
     WaitingRequest,
 )
+from graftlm.contracts.state import StateBatch, StateLayer, StateSegments, StateTensor, StateView
 from graftlm.contracts.storage import KVStorage, StorageContext, StorageStats
 from graftlm.contracts.tiers import LoadedPages, LoadOffer, PrefetchTicket, TieredPrefixCache
 from graftlm.contracts.transfer import BlockCopy, KVTransfer, StepCopies
@@ -142,6 +143,11 @@ __all__ = [
     "ReasoningParser",
     "SchedulingContext",
     "SchedulingPolicy",
+    "StateBatch",
+    "StateLayer",
+    "StateSegments",
+    "StateTensor",
+    "StateView",
     "StepCopies",
     "StorageContext",
     "StorageStats",

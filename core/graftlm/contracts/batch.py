@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from graftlm.contracts.state import StateBatch
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -39,6 +41,7 @@ class ForwardBatch:
         in_graph: whether a CUDA graph reads these tensors; all batches of B requests then use the same tensors.
         window: this batch with the page table and slots of the sliding-window layers, for the attention backend that
             uses these layers' KV memory. None if all layers share one memory. A backend need not read it.
+        state: segments of the layers with a recurrent state; None if the model has no such layers.
     """
 
     input_ids: Tensor
@@ -55,6 +58,7 @@ class ForwardBatch:
     in_graph: bool = False
     window: ForwardBatch | None = None
     wanted_idx: Tensor | None = None
+    state: StateBatch | None = None
 
     @property
     def num_requests(self) -> int:

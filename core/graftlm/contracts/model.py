@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from graftlm.contracts.attention import AttentionBackend, AttentionLayer
 from graftlm.contracts.batch import ForwardBatch
+from graftlm.contracts.state import StateLayer
 from graftlm.errors import CheckpointError, InvariantError, UnsupportedFeatureError
 
 if TYPE_CHECKING:
@@ -96,6 +97,8 @@ class Model(ABC):
         - `load_weights` sets every parameter or raises. A missing, unexpected or wrong-shaped tensor is an error with
           the tensor's name. Tied weights are passed only once.
         - `attention_layers` contains every attention layer once; `layer_id` is counted from 0.
+        - `state_layers` contains every layer with a recurrent state once; `layer_id` is counted from 0. `forward` reads
+          and writes only the slots of `batch.state`, and a copied state continues like the original.
         - A model with a score head returns `num_labels`, and `score` returns that many numbers per text.
         - A model can be created on the meta device, where `load_weights` makes the same checks.
     """
@@ -108,6 +111,22 @@ class Model(ABC):
     @abstractmethod
     def bind_attention(self, backend: AttentionBackend) -> None:
         """Set the backend that all attention layers use. Called before the first `forward`."""
+
+    @property
+    def state_layers(self) -> Sequence[StateLayer]:
+        """The layers with a recurrent state in order of layer_id; empty if all layers use only keys and values."""
+        return ()
+
+    def bind_states(self, states: Sequence[Sequence[Tensor]]) -> None:
+        """Set the memory of recurrent states. Called before the first `forward`, if there are state layers.
+
+        Args:
+            states: for each layer of `state_layers`, a tensor [slots, *shape] for each tensor of its state.
+
+        Raises:
+            InvariantError: the model has no state layers.
+        """
+        raise InvariantError(f"{type(self).__name__} has no layers with a recurrent state")
 
     @abstractmethod
     def forward(self, batch: ForwardBatch) -> Tensor:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graftlm.contracts.eviction import EvictionStrategy, NodeStats
+from graftlm.contracts.state import StateView
 from graftlm.contracts.storage import KVStorage
 from graftlm.contracts.transfer import KVTransfer
 from graftlm.contracts.window import WindowEviction, WindowView
@@ -93,10 +94,13 @@ class PrefixMatch:
         handle: the end of the match. Callers can lock the handle, and resume a later match from it.
         pages: int32 [m], page ids from the resumed handle to the end of the match; without a resumed handle, from the
             start.
+        found_pages: with a `StateView`, number of pages from the start of the prompt that are cached, including pages
+            after the end of the match; else None.
     """
 
     handle: PrefixHandle
     pages: PageIds
+    found_pages: int | None = None
 
 
 @dataclass(slots=True)  # not frozen, because frozen dataclasses are slower to create
@@ -133,6 +137,7 @@ class NodeView:
         num_locks: number of handles that lock the node.
         num_pins: number of pins that end at the node.
         has_window: whether the node's pages have window pages; always True if all layers share one memory.
+        num_states: number of the node's pages at whose end a recurrent state is stored.
     """
 
     node_id: int
@@ -144,6 +149,7 @@ class NodeView:
     stats: NodeStats
     num_pins: int = 0
     has_window: bool = True
+    num_states: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +160,8 @@ class CacheCapabilities:
         reuses: whether the cache reuses prefixes; if False, every match is empty.
         window: whether the cache can evict a window page and keep its page. Sliding-window layers have their own memory
             only if this is True.
+        state: whether the cache supports models with a recurrent state: with a `StateView`, matches end where a state
+            is stored. Other caches are refused for such models.
         tiers: whether the cache is a `TieredPrefixCache`, whose context has a `transfer`.
         granularity_tokens: unit of sharing in tokens: shared prefixes are multiples of this number and of the page
             size. `graftlm plugins check` uses it as `PrefixCacheConformance.granularity_tokens`.
@@ -161,6 +169,7 @@ class CacheCapabilities:
 
     reuses: bool = True
     window: bool = False
+    state: bool = False
     tiers: bool = False
     granularity_tokens: int = 1
 
@@ -176,6 +185,7 @@ class CacheContext:
         on_event: function that is called for every node that is inserted, split or evicted; None: no events are needed.
             See `CacheEvent`.
         window: view that returns which pages have window pages; None if all layers share one memory.
+        states: view that returns at which pages' ends a recurrent state is stored; None if the model has no such state.
         transfer: copies pages to and from host memory; None for a cache without `tiers`. It is also None for a tiered
             cache that replaces a failed cache, if host memory or storage cannot be created again; the new cache then
             has only its device tier.
@@ -190,6 +200,7 @@ class CacheContext:
     window: WindowView | None = None
     transfer: KVTransfer | None = None
     create_storage: Callable[[str, Mapping[str, Any], int], KVStorage] | None = None
+    states: StateView | None = None
 
 
 class PrefixCache(ABC):
@@ -224,6 +235,9 @@ class PrefixCache(ABC):
     pages, or all pages if there are fewer. `insert` reads from the view whether a new page has a window page. If a
     cached page has no window page, but the page that is inserted for the same tokens has one, the cached page gets this
     window page: the caller moves it, and the cache updates its counts.
+
+    With a `StateView`, a match ends at the last cached page at whose end a state is stored, or at the resumed handle,
+    or is empty. `version` also increases with the view's version. `insert` and the other methods do not depend on it.
     """
 
     @abstractmethod
@@ -291,6 +305,15 @@ class PrefixCache(ABC):
 
         A short time shows that the memory is too small: content that is evicted seconds after its last use might have
         been reused.
+        """
+        return None
+
+    @property
+    def state_interval_tokens(self) -> int | None:
+        """Maximum distance in tokens between the states that are stored within a prompt; None: there is no maximum.
+
+        Only read from a cache with the capability `state`. In any case, a state is stored at the last page end of a
+        prompt, and where the prompt leaves the cached prefixes.
         """
         return None
 

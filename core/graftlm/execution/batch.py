@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from graftlm.contracts import ForwardBatch
+from graftlm.contracts import ForwardBatch, StateBatch, StateSegments
 from graftlm.plan import StepPlan, WindowTables
 
 __all__ = ["BatchBuilder", "to_device"]
@@ -63,6 +63,7 @@ class BatchBuilder:
             seq_lens_cpu=plan.seq_lens,
             page_table_cpu=plan.page_table,
             wanted_idx=wanted_idx,
+            state=None if plan.state is None else _state_batch(plan.state, device),
         )
         return batch if plan.window is None else replace(batch, window=_window_batch(batch, plan.window, device))
 
@@ -87,6 +88,11 @@ class BatchBuilder:
             rows = to_device(plan.rows.repeat(plan.query_lens)[plan.device_idx], self._device)
             input_ids[to_device(plan.device_idx, self._device)] = self._last_tokens.index_select(0, rows)
         return input_ids
+
+
+def _state_batch(segments: StateSegments, device: torch.device) -> StateBatch:
+    slots = to_device(np.stack((segments.sources, segments.targets)).astype(np.int64), device)
+    return StateBatch(segments, sources=slots[0], targets=slots[1])
 
 
 def _window_batch(batch: ForwardBatch, tables: WindowTables, device: torch.device) -> ForwardBatch:

@@ -5,7 +5,9 @@ from graftlm.memory.lower_tiers import LowerTiers
 from graftlm.memory.page_owners import KVUsage
 from graftlm.memory.page_pool import PagePool
 from graftlm.memory.request_table import RequestTable
+from graftlm.memory.row_states import RowStates
 from graftlm.memory.row_windows import RowWindows
+from graftlm.memory.state_pool import StatePool
 from graftlm.memory.transfer_queue import TransferQueue
 from graftlm.memory.window_pages import WindowPages, WindowSpan
 
@@ -16,7 +18,9 @@ __all__ = [
     "PagePool",
     "RequestTable",
     "Reuse",
+    "RowStates",
     "RowWindows",
+    "StatePool",
     "TransferQueue",
     "WindowPages",
     "WindowSpan",

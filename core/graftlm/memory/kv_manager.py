@@ -6,13 +6,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from graftlm.contracts import LoadedPages, PrefixCache, PrefixHandle, PrefixKey, StepCopies
+from graftlm.contracts import LoadedPages, PrefixCache, PrefixHandle, PrefixKey, PrefixMatch, StepCopies
 from graftlm.errors import InvariantError
 from graftlm.memory.lower_tiers import LowerTiers
 from graftlm.memory.no_cache import NoCache
 from graftlm.memory.page_owners import KVUsage, check_owners, count_owners
 from graftlm.memory.page_pool import PagePool
 from graftlm.memory.request_table import RequestTable
+from graftlm.memory.row_states import RowStates
 from graftlm.memory.row_windows import RowWindows
 from graftlm.memory.window_pages import WindowPages
 from graftlm.types import PageIds
@@ -49,6 +50,8 @@ class KVManager:
         window: allocates window pages if sliding-window layers have their own memory. Each page that a row reserves
             then also has a window page, until the row's window has passed the page or the cache evicts the window page.
             The cache must have the capability `window`.
+        states: tracks the recurrent states of rows; None if the model has no such states. The cache must have the
+            capability `state`.
 
     Attributes:
         cache: the prefix cache; a `NoCache` while `has_cache` is False.
@@ -63,6 +66,7 @@ class KVManager:
         page_size: int,
         window: WindowPages | None = None,
         tiers: LowerTiers | None = None,
+        states: RowStates | None = None,
     ) -> None:
         self.pool = pool
         self.cache = cache
@@ -71,6 +75,7 @@ class KVManager:
         self.table = table
         self.page_size = page_size
         self.window = window
+        self.states = states
         self.evicted_pages = 0
         self.row_windows = None if window is None else RowWindows(window, table)
         self._handles: list[PrefixHandle | None] = [None] * table.num_rows
@@ -108,6 +113,8 @@ class KVManager:
         match = self.cache.match(key)
         self._lock(row, match.handle)
         self._set_cached(row, 0, match.pages)
+        if self.states is not None:
+            self._begin_state(self.states, row, match)
         loaded = _NOTHING_LOADED if self.tiers is None else self._load(row, key, self.tiers)
         size = self.page_size
         return Reuse(int(self.table.computed[row]), loaded.host * size, loaded.storage * size)
@@ -129,7 +136,19 @@ class KVManager:
         own = self.table.own_pages(row)
         self._set_cached(row, handle.num_pages, match.pages)
         self._free(own)
+        if self.states is not None:
+            self._begin_state(self.states, row, match)
         return int(self.table.computed[row]) - before
+
+    def _begin_state(self, states: RowStates, row: int, match: PrefixMatch) -> None:
+        num_tokens = int(self.table.computed[row])
+        found_pages = match.found_pages
+        states.begin(row, num_tokens, num_tokens if found_pages is None else found_pages * self.page_size)
+
+    def plan_states(self, row: int, start: int, end: int) -> None:
+        """Plan the states of a chunk of a row, start : end. Call it before `publish`."""
+        if self.states is not None:
+            self.states.plan_chunk(row, start, end, self.cache.state_interval_tokens)
 
     def reserve(self, rows: NDArray[np.int32], num_tokens: NDArray[np.int64]) -> bool:
         """Allocate the pages that each row needs for `num_tokens` tokens, with evictions if necessary.
@@ -213,11 +232,15 @@ class KVManager:
         self._offer(row, key)
         if self.row_windows is not None:
             self.row_windows.protect_step(self.cache, start, self._handle(row))
+        if self.states is not None:
+            self.states.store(row)
 
     def settle_step(self) -> None:
-        """Unlock the window pages that `publish` locked for the step that has just been planned."""
+        """Unlock the window pages and states that were locked for the step that has just been planned."""
         if self.row_windows is not None:
             self.row_windows.settle(self.cache)
+        if self.states is not None:
+            self.states.settle()
 
     def _offer(self, row: int, key: PrefixKey) -> None:
         """Insert the row's whole pages for `key` into the cache, and move the row's lock to their end."""
@@ -246,6 +269,8 @@ class KVManager:
             key: the row's tokens whose keys and values are written by the steps planned so far.
         """
         self._offer(row, key)
+        if self.states is not None:
+            self.states.release(row, len(key.token_ids))
         self.discard(row)
 
     def discard(self, row: int) -> None:
@@ -253,6 +278,8 @@ class KVManager:
         own = self.table.own_pages(row)
         if self.row_windows is not None:
             self.row_windows.drop_row(row, self.cache)
+        if self.states is not None:
+            self.states.drop_row(row)
         self.cache.unlock(self._handle(row))
         self._handles[row] = None
         self.table.drop_row(row)
@@ -291,6 +318,8 @@ class KVManager:
         self.table.clear()
         if self.row_windows is not None:
             self.row_windows.clear()
+        if self.states is not None:
+            self.states.clear()
         self._replace_cache(NoCache())
         self.has_cache = False
 
@@ -334,6 +363,11 @@ class KVManager:
     def check(self) -> None:
         """Check that every page has exactly one owner; see `check_owners`."""
         check_owners(self.pool, self.cache, self.table, self.row_windows)
+        if self.states is not None:
+            is_cached: NDArray[np.bool_] = np.zeros(self.pool.num_pages, dtype=np.bool_)
+            for node in self.cache.walk():
+                is_cached[node.pages] = True
+            self.states.pool.check(is_cached, self.states.taken())
 
     def _handle(self, row: int) -> PrefixHandle:
         handle = self._handles[row]
@@ -368,7 +402,9 @@ class KVManager:
         return pages
 
     def _free(self, pages: PageIds) -> None:
-        """Free pages and their window pages."""
+        """Free pages, their window pages, and the states that are stored for them."""
         if self.window is not None:
             self.window.free(pages)
+        if self.states is not None:
+            self.states.pool.drop(pages)
         self.pool.free(pages)

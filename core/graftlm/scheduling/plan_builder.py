@@ -7,8 +7,8 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from graftlm.contracts import StepCopies
-from graftlm.memory import RequestTable, RowWindows
+from graftlm.contracts import StateSegments, StepCopies
+from graftlm.memory import RequestTable, RowStates, RowWindows
 from graftlm.plan import LateMask, PoolSpan, PromptLogprobSpan, RowSetup, StepPlan, WindowTables
 from graftlm.scheduling.request import Request
 from graftlm.types import TokenIds
@@ -82,18 +82,20 @@ def build_plan(
     setups: tuple[RowSetup, ...],
     windows: RowWindows | None = None,
     take_copies: Callable[[NDArray[np.int64]], StepCopies | None] = _no_copies,
+    states: RowStates | None = None,
 ) -> StepPlan:
     """Build the plan of one step: the decode rows, then the chunks, with one-token chunks first.
 
     Args:
         windows: the rows' window pages, if sliding-window layers have their own memory; else None.
         take_copies: function from the slots that the step writes, int64 [T], to the copies that run with the step.
+        states: the rows' recurrent states, with the segments of the chunks; None if the model has no such states.
 
     Effects: increases `computed` of decode rows, and `known` of all rows that sample, by one. `computed` of chunks was
         increased when their pages were reserved. Drafts are not counted in either.
     """
     if not chunks:
-        return _decode_plan(step_id, table, page_size, decoding, setups, windows, take_copies)
+        return _decode_plan(step_id, table, page_size, decoding, setups, windows, take_copies, states)
     decode_rows = decoding.rows
     chunks = sorted(chunks, key=lambda c: c.end - c.start > 1)
     num_decodes = len(decode_rows)
@@ -145,7 +147,22 @@ def build_plan(
         copies=take_copies(out_slots),
         adapter_slots=_adapter_slots(table, rows),
         num_drafts=num_drafts,
+        state=None if states is None else _state_segments(states, decode_rows, starts, chunks, token_starts),
     )
+
+
+def _state_segments(
+    states: RowStates,
+    decode_rows: NDArray[np.int32],
+    starts: NDArray[np.int64],
+    chunks: list[Chunk],
+    token_starts: NDArray[np.int64],
+) -> StateSegments:
+    """Return the segments of a step, given the first position and the first token's index of each row in the batch."""
+    num_decodes = len(decode_rows)
+    firsts = (token_starts - starts)[num_decodes:].tolist()
+    first_token = {chunk.row: first for chunk, first in zip(chunks, firsts, strict=True)}
+    return states.step(decode_rows, starts[:num_decodes], first_token)
 
 
 def _num_drafts(num_decodes: int, chunks: list[Chunk]) -> NDArray[np.int32] | None:
@@ -172,6 +189,7 @@ def _decode_plan(
     setups: tuple[RowSetup, ...],
     windows: RowWindows | None,
     take_copies: Callable[[NDArray[np.int64]], StepCopies | None],
+    states: RowStates | None,
 ) -> StepPlan:
     """Build the plan of a step with decode rows only. This most frequent kind needs a third of the numpy calls."""
     rows = decoding.rows
@@ -198,6 +216,7 @@ def _decode_plan(
         window=_window_tables(windows, rows, num_columns, out_pages, offsets, page_size),
         copies=take_copies(out_slots),
         adapter_slots=decoding.adapter_slots,
+        state=None if states is None else states.decode(rows, positions),
     )
 
 

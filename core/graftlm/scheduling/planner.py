@@ -113,6 +113,7 @@ class Planner:
             setups,
             self._kv.row_windows,
             self._kv.take_copies,
+            self._kv.states,
         )
         self._kv.settle_step()
         self._admission.step_planned()
@@ -173,13 +174,14 @@ class Planner:
     def rewrite(self, request: Request, num_kept: int) -> None:
         """Continue a running request after its tokens from index `num_kept` on were replaced by tokens to compute.
 
-        Effects: retracts the request if replaced tokens were published, or if window pages that it needs may have been
-            freed.
+        Effects: retracts the request if replaced tokens were published, if window pages that it needs may have been
+            freed, or if its recurrent state contains replaced tokens.
         """
         kv, row = self._kv, request.held_row
         table = kv.table
         is_shared = num_kept < int(table.cached_pages[row]) * kv.page_size
-        has_passed = kv.row_windows is not None and num_kept < int(table.computed[row])
+        goes_back = num_kept < int(table.computed[row])
+        has_passed = goes_back and (kv.row_windows is not None or kv.states is not None)
         table.computed[row] = min(int(table.computed[row]), num_kept)
         if is_shared or has_passed:
             self.retract(request)
@@ -303,6 +305,7 @@ class Planner:
         reads = request.reads(start, end)
         request.num_reads_planned += len(reads)
         chunks.append(Chunk(request, row, start, end, reads))
+        kv.plan_states(row, start, end)
         kv.table.computed[row] = end
         # The chunk is published before it is computed. A request that reuses it runs in this step or a later one, and
         # in each layer a step writes all keys and values before attention reads them. Output under a grammar is

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from graftlm.testing.recording import OldestAccessFirst, RecordingStrategy, TickingClock
     from graftlm.testing.scheduling import FakePrefixGroup, FakeWaitingRequest, SchedulingPolicyConformance
     from graftlm.testing.scripted_api import ScriptedApi, ScriptedModel
+    from graftlm.testing.state_cache import StateCacheConformance
     from graftlm.testing.storage import KVStorageConformance
     from graftlm.testing.window_cache import WindowCacheConformance
 
@@ -61,6 +62,7 @@ __all__ = [
     "ScriptedApi",
     "ScriptedDrafter",
     "ScriptedModel",
+    "StateCacheConformance",
     "TickingClock",
     "ToolCallFormatConformance",
     "WindowCacheConformance",
@@ -99,6 +101,7 @@ _HOME = {
     "ScriptedApi": "graftlm.testing.scripted_api",
     "ScriptedDrafter": "graftlm.testing.drafter",
     "ScriptedModel": "graftlm.testing.scripted_api",
+    "StateCacheConformance": "graftlm.testing.state_cache",
     "TickingClock": "graftlm.testing.recording",
     "ToolCallFormatConformance": "graftlm.testing.chat_format",
     "WindowCacheConformance": "graftlm.testing.window_cache",

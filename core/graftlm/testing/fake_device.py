@@ -91,6 +91,9 @@ class FakeDevice:
     With a window memory, the device also writes each digest to this memory. At the end of a step, it compares the
     digests in each token's window with those in the first memory; a difference is an error.
 
+    With state slots, the device also carries each row's digest through the segments of its plan. A difference from the
+    digests in the pages is an error.
+
     Args:
         num_pages: number of pages of the memory.
         page_size: number of tokens in a page.
@@ -99,6 +102,7 @@ class FakeDevice:
         window_tokens: number of tokens in the window of the layers with a separate window memory; None if there is no
             such memory.
         num_window_pages: number of pages of the window memory.
+        num_state_slots: number of slots of recurrent states; 0 without such states.
 
     Attributes:
         fail_steps: ids of steps that raise RuntimeError.
@@ -114,6 +118,7 @@ class FakeDevice:
         vocab_size: int,
         window_tokens: int | None = None,
         num_window_pages: int = 0,
+        num_state_slots: int = 0,
     ) -> None:
         self.fail_steps: set[int] = set()
         self.fail_pools: set[int] = set()
@@ -123,6 +128,7 @@ class FakeDevice:
         self._digests = [0] * (num_pages * page_size)
         self._window_tokens = window_tokens
         self._window_digests = [0] * (num_window_pages * page_size)
+        self._states = [0] * num_state_slots
         self._last_tokens = np.zeros(num_rows, dtype=np.int64)
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -130,7 +136,8 @@ class FakeDevice:
 
         Raises:
             RuntimeError: the step is in `fail_steps`.
-            InvariantError: a token finds a wrong digest in its window, or the plan has no window page table.
+            InvariantError: a token finds a wrong digest in its window, a segment ends with a wrong state, or the plan
+                has no window page table or segments.
         """
         if plan.step_id in self.fail_steps:
             raise RuntimeError("the device is out of memory")
@@ -144,6 +151,7 @@ class FakeDevice:
             before = 0 if position == 0 else self._digests[self._slot(plan.page_table, b, position - 1)]
             self._digests[int(plan.out_slots[t])] = _absorb(before, int(input_ids[t]))
         self._attend_to_windows(plan, token_rows)
+        self._carry_states(plan, input_ids)
         pooled = tuple([self._pool(plan, span) for span in plan.pool_spans])
         mask = None if plan.token_mask is None else plan.token_mask.wait()
         masks = {} if mask is None else dict(zip(mask.idx, mask.bits, strict=True))
@@ -185,6 +193,34 @@ class FakeDevice:
                         f"row {plan.rows[b]}: the token at position {position} finds a wrong key for position {seen} "
                         "in its window"
                     )
+
+    def _carry_states(self, plan: StepPlan, input_ids: NDArray[np.int64]) -> None:
+        """Compute the states of the segments in order, and check the state after each segment.
+
+        Raises:
+            InvariantError: a state is wrong, a token is in no segment or in several, or the plan has no segments.
+        """
+        if not self._states:
+            return
+        segments = plan.state
+        if segments is None:
+            raise InvariantError("the plan has no segments of states")
+        covered = np.concatenate([np.arange(s, s + n) for s, n in zip(segments.starts, segments.lens, strict=True)])
+        if sorted(covered.tolist()) != list(range(plan.num_tokens)):
+            raise InvariantError("a token is in no segment of states, or in several")
+        num_decodes = segments.num_decodes
+        if len(set(segments.targets.tolist())) < len(segments.targets) or 0 in segments.targets:
+            raise InvariantError("a state slot is the target of several segments, or slot 0 is a target")
+        if set(segments.targets[:num_decodes].tolist()) & set(segments.sources[num_decodes:].tolist()):
+            raise InvariantError("a segment of a chunk reads the state of a decode segment")
+        columns = (segments.starts, segments.lens, segments.sources, segments.targets)
+        for start, num_tokens, source, target in zip(*(column.tolist() for column in columns), strict=True):
+            state = self._states[source]
+            for t in range(start, start + num_tokens):
+                state = _absorb(state, int(input_ids[t]))
+            if state != self._digests[int(plan.out_slots[start + num_tokens - 1])]:
+                raise InvariantError(f"the segment of token {start} from slot {source} ends with a wrong state")
+            self._states[target] = state
 
     def _slot(self, page_table: NDArray[np.int32], b: int, position: int) -> int:
         page = int(page_table[b, position // self._page_size])

@@ -77,6 +77,9 @@ def provider_kit(
     kits: list[type[Conformance]] = [getattr(import_module(module), name)]
     if family == "cache" and provider.capabilities.window and provider.capabilities.reuses:
         kits.append(import_module("graftlm.testing.window_cache").WindowCacheConformance)
+    if family == "cache" and provider.capabilities.state and provider.capabilities.reuses:
+        kits.append(import_module("graftlm.testing.state_cache").StateCacheConformance)
+    if len(kits) > 1:
         members["parameters"] = {key: values for kit in reversed(kits) for key, values in kit.parameters.items()}
     return type(f"{provider.name} {name}", tuple(kits), members)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from graftlm import Provider, hookimpl
 from graftlm.contracts import CacheCapabilities
 from graftlm_cache.hicache.options import HicacheOptions
+from graftlm_cache.options import RadixOptions
 
 if TYPE_CHECKING:
     from graftlm.contracts import CacheContext, KVStorage, NoOptions, PrefixCache, StorageContext
@@ -15,10 +16,13 @@ if TYPE_CHECKING:
 __all__ = ["provide_kv_storages", "provide_prefix_caches"]
 
 
-def _create_radix(options: NoOptions, context: CacheContext) -> PrefixCache:
+def _create_radix(options: RadixOptions, context: CacheContext) -> PrefixCache:
     from graftlm_cache.radix import RadixCache
+    from graftlm_cache.state_radix import StateRadixCache
 
-    return RadixCache(context)
+    if context.states is None:
+        return RadixCache(context)
+    return StateRadixCache(context, context.states, options.state_interval_tokens)
 
 
 def _create_chunk(options: NoOptions, context: CacheContext) -> PrefixCache:
@@ -49,7 +53,8 @@ def provide_prefix_caches() -> list[Provider[PrefixCache]]:
             summary="Shares every common prefix between requests, in a radix tree over pages",
             api_version=1,
             create=_create_radix,
-            capabilities=CacheCapabilities(reuses=True),
+            options=RadixOptions,
+            capabilities=CacheCapabilities(reuses=True, state=True),
             rank=10,
         ),
         Provider(
@@ -57,7 +62,7 @@ def provide_prefix_caches() -> list[Provider[PrefixCache]]:
             summary="Caches nothing: every request computes its whole prompt",
             api_version=1,
             create=_create_chunk,
-            capabilities=CacheCapabilities(reuses=False),
+            capabilities=CacheCapabilities(reuses=False, state=True),
         ),
         Provider(
             name="swa_radix",
