@@ -120,11 +120,11 @@ class Intake:
             JSON schema's keywords that are not enforced because `strict` is False.
 
         Raises:
-            SamplingParamsError: a token id is outside the vocabulary.
+            SamplingParamsError: a token id of `logit_bias` or `logprob_token_ids` is outside the vocabulary.
             GrammarError: a JSON schema, regular expression or grammar cannot be enforced in full.
             UnsupportedFeatureError: this engine lacks a logits processor, grammars or a grammar backend.
         """
-        for name in ("logit_bias", "stop_token_ids", "logprob_token_ids"):
+        for name in ("logit_bias", "logprob_token_ids"):
             for token_id in getattr(params, name):
                 if token_id >= self.limits.vocab_size:
                     size = self.limits.vocab_size
@@ -192,6 +192,7 @@ class Intake:
         max_new_tokens = self.check_room(len(prompt_token_ids), params, pooling=pooling)
         spec = grammar_spec(params)
         base = params.seed if seed is None else seed
+        stops = frozenset(token_id for token_id in params.stop_token_ids if token_id < self.limits.vocab_size)
         if index and params.prompt_logprobs is not None:  # only the first completion reports prompt_logprobs
             params = replace(params, prompt_logprobs=None)
         return Request(
@@ -199,9 +200,7 @@ class Intake:
             prompt_token_ids=prompt_token_ids,
             params=params,
             max_new_tokens=max_new_tokens,
-            stop_token_ids=frozenset(params.stop_token_ids).union(
-                () if params.ignore_eos else self.limits.eos_token_ids
-            ),
+            stop_token_ids=stops if params.ignore_eos else stops.union(self.limits.eos_token_ids),
             seed=completion_seed(draw_seed() if base is None else base, index),
             arrival_s=now,
             namespace=self.namespace(options.cache_salt, options.adapter),

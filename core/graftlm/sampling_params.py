@@ -1,6 +1,6 @@
 """The sampling parameters of a request."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -51,7 +51,8 @@ class SamplingParams:
             Matching takes linear time, so lookaround and references to groups are refused. Anchors for the end of a
             text or word, and expressions that match the empty text, are refused too. A match removes at most 4,096
             characters.
-        stop_token_ids: token ids that end the output, in addition to the model's.
+        stop_token_ids: token ids that end the output, in addition to the model's. Ids outside the vocabulary have no
+            effect, so that one list serves several models.
         include_stop: whether the match of a stop string, expression or token is kept in the text.
         ignore_eos: whether generation continues after the model's end-of-sequence tokens. With a grammar, these tokens
             still end a complete output.
@@ -139,17 +140,13 @@ class SamplingParams:
     speculation: bool | None = None
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        object.__setattr__(self, "stop", stop)
-        patterns = (self.stop_regex,) if isinstance(self.stop_regex, str) else tuple(self.stop_regex or ())
-        object.__setattr__(self, "stop_regex", patterns)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
-        object.__setattr__(self, "logprob_token_ids", tuple(self.logprob_token_ids or ()))
+        for name, expected in _LISTS.items():
+            object.__setattr__(self, name, _as_tuple(name, getattr(self, name), expected))
         for name in ("json_schema", "regex", "ebnf", "choice"):
             if is_output_type(getattr(self, name)):
                 _convert_type(self, name)
         if self.choice is not None and not isinstance(self.choice, str):
-            object.__setattr__(self, "choice", tuple(self.choice))
+            object.__setattr__(self, "choice", _as_tuple("choice", self.choice, "a non-empty list of strings"))
         _check_mappings(self)
         _check_lengths(self)
         _check_numbers(self)
@@ -181,6 +178,23 @@ class SamplingParams:
     def stop_patterns(self) -> tuple[str, ...]:
         """`stop_regex` as a tuple."""
         return tuple(self.stop_regex)
+
+
+#: Fields that are stored as tuples -> the expected value.
+_LISTS: Final = {
+    "stop": "a non-empty string, or a list of them",
+    "stop_regex": "a regular expression, or a list of them",
+    "stop_token_ids": "a list of token ids",
+    "logprob_token_ids": "a list of token ids",
+}
+
+
+def _as_tuple(name: str, value: Any, expected: str) -> tuple[Any, ...]:
+    """Return the items of a list; a string is a single item, None is an empty list."""
+    if value is None or isinstance(value, str):
+        return () if value is None else (value,)
+    _check_type(isinstance(value, Iterable) and not isinstance(value, bytes), name, value, expected)
+    return tuple(value)
 
 
 def _convert_type(p: SamplingParams, name: str) -> None:
@@ -259,10 +273,10 @@ def _check_mappings(p: SamplingParams) -> None:
 
 def _check_stops(p: SamplingParams) -> None:
     for text in p.stop_strings:
-        _check(isinstance(text, str) and text != "", "stop", text, "a non-empty string, or a list of them")
+        _check(isinstance(text, str) and text != "", "stop", text, _LISTS["stop"])
     _check_patterns(p)
     for token in p.stop_token_ids:
-        _check(_is_int(token) and token >= 0, "stop_token_ids", token, "token ids")
+        _check(_is_int(token) and 0 <= token <= _MAX_COUNT, "stop_token_ids", token, "token ids")
 
 
 def _check_logprob_ids(p: SamplingParams) -> None:
@@ -278,7 +292,7 @@ def _check_logprob_ids(p: SamplingParams) -> None:
 def _check_patterns(p: SamplingParams) -> None:
     num_states = 0
     for pattern in p.stop_patterns:
-        _check(isinstance(pattern, str), "stop_regex", pattern, "a regular expression, or a list of them")
+        _check(isinstance(pattern, str), "stop_regex", pattern, _LISTS["stop_regex"])
         try:
             num_states += compile_pattern(pattern).num_states
         except PatternError as error:
@@ -300,7 +314,7 @@ def _check_grammar(p: SamplingParams) -> None:
     for name in ("regex", "ebnf", "grammar_backend", "reasoning_end", "reasoning_begin"):
         value = getattr(p, name)
         _check(value is None or isinstance(value, str), name, value, "a string")
-    for name in ("strict", "masked_logprobs"):
+    for name in ("include_stop", "ignore_eos", "skip_special_tokens", "strict", "masked_logprobs"):
         _check(isinstance(getattr(p, name), bool), name, getattr(p, name), "true or false")
     for name in ("jump_forward", "speculation"):
         value = getattr(p, name)

@@ -181,6 +181,13 @@ def test_a_stop_token_ends_the_output_and_is_in_the_text_only_with_include_stop(
     assert list(engine.stream(CHAT, params))[-1].text == output.text
 
 
+def test_a_stop_token_outside_the_vocabulary_has_no_effect(engine):
+    (plain,) = engine.generate([CHAT], GREEDY)
+    params = dataclasses.replace(GREEDY, stop_token_ids=[2048, 10**6], min_tokens=2)
+    (output,) = engine.generate([CHAT], params)
+    assert output.token_ids == plain.token_ids
+
+
 def test_min_tokens_prevents_an_early_end(engine):
     (output,) = engine.generate([CHAT], SamplingParams(temperature=0, max_tokens=40, min_tokens=30))
     assert len(output.token_ids) >= 30

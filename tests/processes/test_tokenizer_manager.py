@@ -228,7 +228,7 @@ async def test_requests_are_distributed_over_replicas_and_all_pages_are_freed(ru
         ("\ud800", GREEDY, InvalidPromptError),
         ([5] * 5000, GREEDY, PromptTooLongError),
         ([{"role": "user"}], GREEDY, InvalidPromptError),
-        ("x", SamplingParams(stop_token_ids=[10**7]), RequestError),
+        ("x", SamplingParams(logit_bias={10**7: 1}), RequestError),
         ("x", SamplingParams(json_schema={"type": "nonsense"}), RequestError),
     ],
 )
