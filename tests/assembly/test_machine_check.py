@@ -41,6 +41,7 @@ LACKS = {
         "speculation:\n  drafter: {name: draft_model, options: {path: no/draft}}\n",
         "2: speculation.drafter.options.path: the draft model cannot be used: No checkpoint at 'no/draft'",
     ),
+    "chat template": ("chat:\n  template: no.jinja\n", "2: chat.template: cannot read no.jinja: No such file"),
     "adapter": ("lora:\n  adapters:\n    a: no/adapter\n", "3: lora.adapters.a: no/adapter/adapter_config.json cannot"),
     "storage path": (f"{STORAGE}        path: engine.yaml\n", "7: cache.options.storage.options.path: "),
     "storage size": (

@@ -63,7 +63,7 @@ def test_defaults_are_the_documented_ones():
             "cache_size": 256,
             "preload": False,
         },
-        "chat": {"tool_call_format": "auto", "reasoning_format": "auto"},
+        "chat": {"template": None, "tool_call_format": "auto", "reasoning_format": "auto"},
         "scheduling": {
             "policy": {"name": "lpm", "options": {}},
             "max_running_requests": 64,

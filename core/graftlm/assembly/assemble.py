@@ -25,6 +25,7 @@ from graftlm.assembly.resolved_plugins import resolved_line
 from graftlm.assembly.target import Target
 from graftlm.assembly.tiers import assemble_tiers
 from graftlm.assembly.weight_loading import load_weights
+from graftlm.chat.configured_tokenizer import load_tokenizer
 from graftlm.checkpoint import load_model_config, resolve_checkpoint
 from graftlm.config import EngineConfig
 from graftlm.contracts import Model, Platform
@@ -85,7 +86,7 @@ def _assemble(
     path = resolve_checkpoint(config.model.path)
     model_config = load_model_config(path)
     if await_tokenizer is None:
-        tokenizer = Tokenizer.load(path, trust_remote_code=config.model.trust_remote_code)
+        tokenizer = load_tokenizer(config, path)
     target = Target.of(config, platform, path, model_config, num_replicas)
 
     chosen = choose_plugins(config, registry, target)

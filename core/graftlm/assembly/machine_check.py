@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from graftlm.assembly.draft_checkpoint import draft_model_options, option_path, read_draft_checkpoint, unfit_draft_model
+from graftlm.chat.configured_tokenizer import read_chat_template
 from graftlm.checkpoint import cached_snapshot, is_gguf, is_hub_name, load_model_config, resolve_checkpoint
 from graftlm.checkpoint.safetensors_files import SafetensorsFiles
 from graftlm.config import EngineConfig, KeyPath, Problem, origin_of, traces_plan
@@ -49,7 +50,13 @@ def _device(config: EngineConfig) -> Iterator[Problem]:
 
 
 def _files(config: EngineConfig, registry: Registry) -> list[Problem]:
-    return [*_checkpoint(config), *_draft_model(config, registry), *_adapters(config), *_traces(config)]
+    return [
+        *_checkpoint(config),
+        *_chat_template(config),
+        *_draft_model(config, registry),
+        *_adapters(config),
+        *_traces(config),
+    ]
 
 
 def must_download(config: EngineConfig) -> bool:
@@ -91,6 +98,13 @@ def _draft_model(config: EngineConfig, registry: Registry) -> Iterator[Problem]:
             SafetensorsFiles(place)
     except ModelError as error:
         yield _problem(config, option_path("path"), unfit_draft_model(error))
+
+
+def _chat_template(config: EngineConfig) -> Iterator[Problem]:
+    try:
+        read_chat_template(config)
+    except ConfigError as error:
+        yield _problem(config, ("chat", "template"), str(error).removeprefix("chat.template: "))
 
 
 def _adapters(config: EngineConfig) -> Iterator[Problem]:

@@ -70,7 +70,7 @@ def choose_plugins(config: EngineConfig, registry: Registry, target: Target) -> 
     model = create_model(config, registry, model_provider, target.model_context)
     attention_provider = choose_attention(config, registry, target.platform, model, target.dtype)
     chosen = {"model": model_provider, "attention": attention_provider}
-    resolved = resolve_plugins(config, registry, chosen, f"{target.platform.device}/{target.dtype_name}")
+    resolved = resolve_plugins(config, registry, chosen, device=f"{target.platform.device}/{target.dtype_name}")
     return ChosenPlugins(model, model_provider, attention_provider, resolved)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from graftlm.chat.chat_formats import template_misfit
 from graftlm.config import EngineConfig, origin_of
 from graftlm.contracts import Provider
 from graftlm.errors import UnknownProviderError
@@ -15,14 +16,20 @@ ResolvedPlugins = dict[str, dict[str, str]]
 
 
 def resolve_plugins(
-    config: EngineConfig, registry: Registry, chosen: Mapping[str, Provider[Any] | None], fitting: str
+    config: EngineConfig,
+    registry: Registry,
+    chosen: Mapping[str, Provider[Any] | None],
+    *,
+    device: str = "",
+    chat_template: str = "",
 ) -> ResolvedPlugins:
     """Return the providers that a configuration selects.
 
     Args:
         chosen: family -> chosen provider, for families that are set to "auto" and whose choice depends on more than the
             rank; None if no provider was chosen.
-        fitting: the condition of an automatic choice, such as "cpu/bfloat16".
+        device: the condition for an automatic choice of model and attention, such as "cpu/bfloat16".
+        chat_template: the condition for an automatic choice of chat formats.
 
     Returns: an entry for each family with a provider. A family whose choice depends on more than the rank has no entry
         if it is set to "auto" and is missing in `chosen`.
@@ -41,7 +48,8 @@ def resolve_plugins(
             source = origin_of(path, config.origins).source if path in config.origins else ""
             why = f"{family.name_path}: {source}" if source else f"{family.name_path}: the default"
         elif family.key in chosen:
-            provider, why = chosen[family.key], f"auto: the highest rank that fits {fitting}"
+            provider = chosen[family.key]
+            why = f"auto: {_reason(family.key, provider, device, chat_template)}"
         elif family.key in ("model", "attention", "tool_calls", "reasoning"):
             continue
         else:
@@ -57,6 +65,14 @@ def resolve_plugins(
             "distribution": ", ".join(distributions),
         }
     return found
+
+
+def _reason(family: str, provider: Provider[Any] | None, device: str, chat_template: str) -> str:
+    if family not in ("tool_calls", "reasoning"):
+        return f"the highest rank that fits {device}"
+    if provider is not None and template_misfit(chat_template)(provider) is not None:
+        return "the highest rank, because no format fits the chat template"
+    return "the highest rank that fits the chat template"
 
 
 def resolved_line(resolved: ResolvedPlugins) -> str:

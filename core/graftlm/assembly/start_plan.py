@@ -20,13 +20,13 @@ from graftlm.assembly.resolved_plugins import resolve_plugins
 from graftlm.assembly.step_memory import StepMemory
 from graftlm.assembly.target import context_len_of
 from graftlm.chat.chat_formats import choose_chat_formats
+from graftlm.chat.configured_tokenizer import load_tokenizer
 from graftlm.checkpoint import check_sizes, load_model_config, resolve_checkpoint, torch_dtype
 from graftlm.config import EngineConfig
 from graftlm.contracts import DraftModelOptions, Model, ModelContext, Platform
 from graftlm.errors import ConfigError, ModelError
 from graftlm.execution.kv_store import KVStore
 from graftlm.registry import Registry
-from graftlm.tokenization import Tokenizer
 
 __all__ = ["plan_start"]
 
@@ -48,7 +48,7 @@ def plan_start(
     path = resolve_checkpoint(config.model.path)
     model_config = load_model_config(path)
     check_sizes(model_config, path)
-    tokenizer = Tokenizer.load(path, trust_remote_code=config.model.trust_remote_code)
+    tokenizer = load_tokenizer(config, path)
     dtype = torch_dtype(config.model.dtype, model_config)
     context_len = context_len_of(config, model_config)
     provider = registry.model_for(model_config.architectures, config.model.architecture)
@@ -78,7 +78,13 @@ def plan_start(
         lines.append(_memory_line(config, registry, device, model, dtype, context_len, weight_bytes, now, num_sharing))
     except ModelError:  # the layers are known only after a run with real weights
         lines.append("KV memory: not known before the model runs, because it does not describe its attention layers")
-    resolved = resolve_plugins(config, registry, chosen, f"{platform.device}/{dtype_name} and the checkpoint")
+    resolved = resolve_plugins(
+        config,
+        registry,
+        chosen,
+        device=f"{platform.device}/{dtype_name}",
+        chat_template=tokenizer.chat_template,
+    )
     lines += [
         f"plugin: {family} = {one['name']} of {one['distribution']} ({one['why']})" for family, one in resolved.items()
     ]

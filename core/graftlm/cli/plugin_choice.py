@@ -131,10 +131,9 @@ def _requirements(key: str, config: EngineConfig, registry: Registry) -> _Requir
     path = resolve_checkpoint(config.model.path)
     if key in ("reasoning", "tool_calls"):
         from graftlm.chat.chat_formats import template_misfit
-        from graftlm.tokenization import Tokenizer
+        from graftlm.chat.configured_tokenizer import load_tokenizer
 
-        tokenizer = Tokenizer.load(path, trust_remote_code=config.model.trust_remote_code)
-        return _Requirements(template_misfit(tokenizer.chat_template))
+        return _Requirements(template_misfit(load_tokenizer(config, path).chat_template))
     model_config = load_model_config(path)
     if key == "model":
         return _model_requirements(config, registry, model_config, path)

@@ -152,8 +152,12 @@ class CacheSettings(Section):
 
 
 class ChatSettings(Section):
-    """The formats of tool calls and reasoning in chat answers."""
+    """The template of chat prompts, and the formats of tool calls and reasoning in chat answers."""
 
+    template: Name | None = Field(
+        default=None,
+        description="File with a Jinja template that converts chats to prompts. Null: the checkpoint's chat template.",
+    )
     tool_call_format: Name = Field(
         default="auto",
         description="Format of the model's tool calls. `auto`: the format whose marker is in the chat template, or "

@@ -10,6 +10,7 @@ from typing import Any
 from graftlm.assembly.grammars import make_grammars
 from graftlm.assembly.resolved_plugins import resolve_plugins, resolved_line
 from graftlm.chat.chat_formats import choose_chat_formats, make_chat_formats
+from graftlm.chat.configured_tokenizer import load_tokenizer
 from graftlm.checkpoint import load_model_config, resolve_checkpoint
 from graftlm.config import EngineConfig
 from graftlm.contracts import ModelConfig
@@ -48,8 +49,7 @@ async def assemble_manager(
     """
     path = resolve_checkpoint(config.model.path)
     model_config = load_model_config(path)
-    trust = config.model.trust_remote_code
-    tokenizer = await asyncio.to_thread(Tokenizer.load, path, trust_remote_code=trust)
+    tokenizer = await asyncio.to_thread(load_tokenizer, config, path)
     grammars = make_grammars(config, registry, tokenizer, model_config)
     preloads = [asyncio.to_thread(grammars.preload)] if grammars is not None and config.grammar.preload else []
     infos, *_ = await asyncio.gather(launcher.ready(tokenizer.to_json()), *preloads)
@@ -58,7 +58,7 @@ async def assemble_manager(
     replicas = ReplicaSet(launcher.scheduler_names, can_recover=config.server.restart)
     formats = choose_chat_formats(config, registry, tokenizer.chat_template)
     # The schedulers choose plugins for the families that depend on the model. Here, the other families are added.
-    resolved = infos[0]["resolved"] | resolve_plugins(config, registry, formats, "the chat template")
+    resolved = infos[0]["resolved"] | resolve_plugins(config, registry, formats, chat_template=tokenizer.chat_template)
     logger.info("%s", resolved_line(resolved))
     model = _served_model(config, model_config, path, infos[0] | {"resolved": resolved}, limits, tokenizer)
     manager = TokenizerManager(

@@ -77,24 +77,20 @@ class Tokenizer:
             raise CheckpointError(f"cannot read a serialized tokenizer: {_one_line(error)[:200]}") from error
 
     @classmethod
-    def load(cls, path: Path, *, trust_remote_code: bool = False) -> Tokenizer:
+    def load(cls, path: Path, *, trust_remote_code: bool = False, chat_template: str | None = None) -> Tokenizer:
         """Read the tokenizer of a checkpoint; nothing is downloaded.
 
         Args:
             path: the folder, or a GGUF file, whose metadata contain a tokenizer.
             trust_remote_code: whether Python code in the folder may run; if not, a tokenizer with code is an error.
+            chat_template: a Jinja template that replaces the checkpoint's chat template; None: the checkpoint's.
 
         Raises:
             CheckpointError: a file is missing or broken (the message has its name), or the tokenizer is not a fast one.
         """
-        if path.is_file():
-            return cls(_load_from_gguf(path))
-        if not path.is_dir():
-            raise CheckpointError(f"cannot load a tokenizer from {path}: it is not a folder")
-        try:
-            pretrained = _load_pretrained(path, trust_remote_code)
-        except Exception as error:  # the loader may raise any exception of its parsers
-            raise CheckpointError(f"cannot load a tokenizer from {path}: {_load_error_reason(path, error)}") from error
+        pretrained = _load_any(path, trust_remote_code)
+        if chat_template is not None:
+            pretrained.chat_template = chat_template
         return cls(pretrained)
 
     @property
@@ -114,7 +110,7 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether the checkpoint has a chat template."""
+        """Whether there is a chat template."""
         return bool(self._pretrained.chat_template)
 
     @property
@@ -234,8 +230,8 @@ class Tokenizer:
         """
         if not self.has_chat_template:
             raise InvalidPromptError(
-                "this checkpoint's tokenizer has no chat template; send the prompt as text, or add a chat_template "
-                "to its tokenizer_config.json"
+                "this checkpoint's tokenizer has no chat template; send the prompt as text, or set chat.template in "
+                "the engine's configuration"
             )
         try:
             text = self._pretrained.apply_chat_template(
@@ -281,6 +277,18 @@ def _load_pretrained(path: Path, trust_remote_code: bool) -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=trust_remote_code)
+
+
+def _load_any(path: Path, trust_remote_code: bool) -> Any:
+    """Return the Hugging Face tokenizer of a folder or a GGUF file."""
+    if path.is_file():
+        return _load_from_gguf(path)
+    if not path.is_dir():
+        raise CheckpointError(f"cannot load a tokenizer from {path}: it is not a folder")
+    try:
+        return _load_pretrained(path, trust_remote_code)
+    except Exception as error:  # the loader may raise any exception of its parsers
+        raise CheckpointError(f"cannot load a tokenizer from {path}: {_load_error_reason(path, error)}") from error
 
 
 def _load_from_gguf(file: Path) -> Any:
