@@ -50,5 +50,5 @@ def test_a_file_without_a_valid_template_is_an_error(load, text, message):
 
 
 def test_a_missing_file_is_an_error():
-    with pytest.raises(ConfigError, match="chat.template: cannot read no.jinja: No such file"):
+    with pytest.raises(ConfigError, match=r"chat\.template: cannot read no\.jinja: No such file"):
         load_tokenizer(EngineConfig(chat={"template": "no.jinja"}), demo_checkpoint())

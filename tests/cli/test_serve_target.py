@@ -1,5 +1,6 @@
 """`graftlm serve FILE|MODEL`, and the options of other servers."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -8,9 +9,12 @@ import pytest
 
 from graftlm.cli import main
 from graftlm.cli.options import split_target
-from graftlm.cli.other_options import OTHER_OPTIONS
+from graftlm.cli.other_options import other_options
 from graftlm.config import EngineConfig, explain
 from graftlm.demo import demo_checkpoint
+
+#: Server and version -> the options of its command line.
+OPTIONS_OF_SERVERS = json.loads((Path(__file__).parent / "options_of_other_servers.json").read_text())
 
 
 def run(arguments, capsys):
@@ -74,6 +78,11 @@ def test_two_models_are_refused(capsys):
     [
         (["--max-model-len", "4096"], "the setting is model.context_len: --set model.context_len=VALUE"),
         (["--max-model-len=4096"], "--set model.context_len=VALUE"),
+        (["--max_model_len", "4096"], "no option --max_model_len; the setting is model.context_len"),
+        (["--compilation-config.mode", "3"], "execution.graphs and execution.graph_batch_sizes are the only settings"),
+        (["--no-enable-prefix-caching"], "--set cache.name=chunk"),
+        (["--chat-template", "x.jinja"], "--set chat.template=VALUE (a file with a Jinja template)"),
+        (["--enable-auto-tool-choice"], "no option --enable-auto-tool-choice: tool choice `auto` is always available"),
         (["--tp", "2"], "one replica runs on one device"),
         (["-tp", "2"], "one replica runs on one device"),
         (["--disable-overlap-schedule"], "--set scheduling.overlap=false"),
@@ -88,17 +97,26 @@ def test_the_error_for_an_option_of_another_server_names_the_setting(arguments, 
 
 
 def test_all_options_of_other_servers_are_reported_together(capsys):
-    names = [name for option in OTHER_OPTIONS for name in option.names]
+    names = [name for option in other_options() for name in option.names]
     assert len(names) == len(set(names))
     status, _, err = run(["serve", *names], capsys)
     assert status == 2
     assert all(f"no option {name}" in err for name in names)
 
 
+@pytest.mark.parametrize("server", OPTIONS_OF_SERVERS)
+def test_each_option_of_another_server_has_an_answer(server, capsys):
+    own = {"-h", "--help", "--host", "--port", "--model", "--log-level"}
+    names = [name for name in OPTIONS_OF_SERVERS[server] if name not in own]
+    assert len(names) > 400
+    _, _, err = run(["serve", *names], capsys)
+    assert [name for name in names if f"graftlm serve has no option {name}" not in err] == []
+
+
 def test_the_named_settings_exist():
     paths = {setting.path for setting in explain(EngineConfig())}
     paths |= {path.removesuffix(".name") for path in paths}  # the short form of a plugin section
-    named = {option.setting.partition("=")[0] for option in OTHER_OPTIONS if option.setting is not None}
+    named = {option.setting.partition("=")[0] for option in other_options() if option.setting is not None}
     assert named - paths == set()
 
 
@@ -108,12 +126,16 @@ def test_an_option_of_no_server_is_refused(capsys):
     assert "No such option" in err
 
 
-def test_the_docs_have_a_row_for_each_known_option():
+def test_the_rows_of_the_docs_are_known_options():
     page = (Path(__file__).parents[2] / "docs" / "coming-from.md").read_text(encoding="utf-8")
-    for option in OTHER_OPTIONS:
-        names = ", ".join(f"`{name}`" for name in option.names)
-        setting = "not available" if option.setting is None else f"`{option.setting}`"
-        assert f"| {names} | {setting} | {option.note} |" in page
+    rows = set(re.findall(r"^\| (`-.*) \|$", page, re.MULTILINE))
+    known = {
+        f"{', '.join(f'`{name}`' for name in option.names)} | "
+        f"{'none' if option.setting is None else f'`{option.setting}`'} | {option.note}"
+        for option in other_options()
+    }
+    assert len(rows) > 40
+    assert rows - known == set()
 
 
 def test_the_metrics_that_the_docs_map_to_exist():

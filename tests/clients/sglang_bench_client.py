@@ -1,5 +1,6 @@
 """SGLang's `bench_serving`: `/generate`, completions and chats with random prompts and with shared prefixes."""
 
+import argparse
 import importlib.machinery
 import json
 import os
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import checks
 import loads
+import server_options
 from checks import check
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "OPENAI_API_KEY": checks.KEY}
@@ -86,6 +88,17 @@ def completions():
 def chats():
     """sglang-oai-chat: chats with shared prefixes"""
     benchmark("sglang-oai-chat", *SHARED)
+
+
+@check
+def options():
+    """graftlm has an answer to each option of SGLang's server"""
+    load()
+    from sglang.srt.server_args import ServerArgs
+
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    server_options.check_options(parser)
 
 
 if __name__ == "__main__":

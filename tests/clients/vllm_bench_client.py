@@ -8,6 +8,7 @@ from pathlib import Path
 
 import checks
 import loads
+import server_options
 from checks import check
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "OPENAI_API_KEY": checks.KEY, "VLLM_NO_USAGE_STATS": "1"}
@@ -43,6 +44,15 @@ def completions():
 def chats():
     """a benchmark of chats"""
     benchmark("openai-chat", "/v1/chat/completions")
+
+
+@check
+def options():
+    """graftlm has an answer to each option of vLLM's server"""
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    server_options.check_options(make_arg_parser(FlexibleArgumentParser()))
 
 
 if __name__ == "__main__":

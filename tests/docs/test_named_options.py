@@ -8,7 +8,7 @@ import pytest
 
 from docs_reference.cli import parameters, walk_commands
 from docs_reference.families import builtin_providers
-from graftlm.cli.other_options import OTHER_OPTIONS
+from graftlm.cli.other_options import other_options
 from graftlm.config import EngineConfig, explain
 
 from .pages import OTHERS, PAGES, ROOT, command_lines
@@ -28,7 +28,7 @@ OF_OTHERS = {
     "--version",  # a compiler
 }
 
-OF_OTHERS |= {name for option in OTHER_OPTIONS for name in option.names}
+OF_OTHERS |= {name for option in other_options() for name in option.names}
 
 COMMANDS = dict(walk_commands())
 

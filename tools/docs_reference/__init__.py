@@ -13,6 +13,7 @@ from docs_reference.configuration import configuration_page
 from docs_reference.endpoints import endpoints_page
 from docs_reference.hooks import hooks_page
 from docs_reference.metrics import metrics_page
+from docs_reference.other_options import other_options_page
 from docs_reference.passages import expand_passages
 
 __all__ = ["PAGES", "expand_passages", "generated_pages"]
@@ -25,6 +26,7 @@ PAGES: Mapping[str, Callable[[], str]] = MappingProxyType(
         "reference/metrics.md": metrics_page,
         "reference/endpoints.md": endpoints_page,
         "reference/cli.md": cli_page,
+        "reference/other-options.md": other_options_page,
     }
 )
 
