@@ -26,6 +26,7 @@
     │   └── RequestFailedError         the request failed while running: bad logits, a failed step
     ├── EngineError                    the engine itself failed
     │   ├── EngineClosedError          the engine was closed
+    │   ├── RankFailedError            a rank of a replica ended, raised or missed a deadline; has rank and reason
     │   ├── GraphCaptureError          a model or an attention backend cannot be captured in a CUDA graph
     │   ├── UnavailableError           a server process is down, starting or draining; try again later
     │   └── InvariantError             the engine's own state is inconsistent; has the owner
@@ -63,6 +64,7 @@ __all__ = [
     "PromptTooLongError",
     "ProviderUnavailableError",
     "QueueFullError",
+    "RankFailedError",
     "RequestError",
     "RequestFailedError",
     "RequestTimeoutError",
@@ -201,6 +203,10 @@ class EngineClosedError(EngineError):
 
 class UnavailableError(EngineError):
     """A server process is down, starting or draining; the request may be sent again."""
+
+
+class RankFailedError(EngineError):
+    """A rank of a replica ended, raised or missed a deadline; the message has the rank and the reason."""
 
 
 class GraphCaptureError(EngineError):

@@ -39,6 +39,7 @@ from graftlm.contracts.grammar import (
 )
 from graftlm.contracts.logits import LogitsContext, LogitsProcessor
 from graftlm.contracts.model import Model, ModelCapabilities, ModelConfig, ModelContext
+from graftlm.contracts.parallel import ONE_RANK, Communicator, ParallelContext, Piece, Shard
 from graftlm.contracts.prefix_cache import (
     NO_PAGES,
     CacheCapabilities,
@@ -77,6 +78,7 @@ __all__ = [
     "MAX_CHOICES",
     "NO_PAGES",
     "OLDEST_API_VERSION",
+    "ONE_RANK",
     "AttentionBackend",
     "AttentionCapabilities",
     "AttentionContext",
@@ -87,6 +89,7 @@ __all__ = [
     "CallGrammar",
     "ChatFormatCapabilities",
     "ChatFormatContext",
+    "Communicator",
     "CompiledGrammar",
     "ContentDelta",
     "Continuations",
@@ -125,6 +128,8 @@ __all__ = [
     "NodeStats",
     "NodeView",
     "Options",
+    "ParallelContext",
+    "Piece",
     "Platform",
     "Preemption",
     "PrefetchTicket",
@@ -143,6 +148,7 @@ __all__ = [
     "ReasoningParser",
     "SchedulingContext",
     "SchedulingPolicy",
+    "Shard",
     "StateBatch",
     "StateLayer",
     "StateSegments",

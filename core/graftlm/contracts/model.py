@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from graftlm.contracts.attention import AttentionBackend, AttentionLayer
 from graftlm.contracts.batch import ForwardBatch
+from graftlm.contracts.parallel import ONE_RANK, ParallelContext
 from graftlm.contracts.state import StateLayer
 from graftlm.errors import CheckpointError, InvariantError, UnsupportedFeatureError
 
@@ -64,10 +65,12 @@ class ModelCapabilities:
         architectures: Hugging Face class names of the supported architectures.
         any_architecture: whether the provider is also tried for architectures that no provider lists; it may refuse
             such an architecture.
+        tensor_parallel: whether the models split their layers by `ModelContext.parallel`.
     """
 
     architectures: tuple[str, ...] = ()
     any_architecture: bool = False
+    tensor_parallel: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,8 @@ class ModelContext:
         device, dtype: device and dtype of the parameters. A model creates them uninitialized.
         context_len: maximum number of tokens of a request; None: config.max_position_embeddings.
         code_folder: the checkpoint's folder if `model.trust_remote_code` allows its Python code to run, else None.
+        parallel: the place of this rank among the ranks that split every layer. All ranks run `forward` and `logits`
+            with the same batches, and both methods return the same values on all ranks.
     """
 
     config: ModelConfig
@@ -86,6 +91,7 @@ class ModelContext:
     dtype: torch.dtype
     context_len: int | None = None
     code_folder: Path | None = None
+    parallel: ParallelContext = ONE_RANK
 
 
 class Model(ABC):

@@ -16,7 +16,7 @@ from graftlm.layers.ops import LayerOps, UsesOps, bind_ops
 from graftlm.layers.rope_frequencies import Frequencies, rope_frequencies
 from graftlm.layers.rotary import RotaryEmbedding, Rotation, frequency_bytes, rotate
 from graftlm.layers.router import ChooseExperts, Router, Routing, read_expert_counts, softmax_top_k
-from graftlm.layers.weights import WeightSlot, copy_weights, empty_parameter, read_weight
+from graftlm.layers.weights import WeightSlot, copy_weights, cuts, empty_parameter, read_weight
 
 __all__ = [
     "KV_DTYPES",
@@ -53,6 +53,7 @@ __all__ = [
     "cache_rows",
     "call_native",
     "copy_weights",
+    "cuts",
     "empty_parameter",
     "encode_int8",
     "frequency_bytes",

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from graftlm.contracts import AttentionBackend, AttentionLayer, Model, ModelContext
 from graftlm.layers.attention import Attention
 from graftlm.layers.decoder_shape import DecoderShape
-from graftlm.layers.embedding import TokenEmbedding
+from graftlm.layers.embedding import TokenEmbedding, gather_logits
 from graftlm.layers.linear import Linear, pack_linears
 from graftlm.layers.norm import GemmaRMSNorm, RMSNorm
 from graftlm.layers.weights import WeightSlot, copy_weights, read_weight
@@ -52,8 +52,9 @@ class DecoderModel(nn.Module, Model):
     ) -> None:
         super().__init__()
         device, dtype = context.device, context.dtype
-        vocab = {"lm_head": shape.vocab_size}
-        self.embed = TokenEmbedding(shape.vocab_size, shape.hidden_size, device=device, dtype=dtype)
+        self._vocab = context.parallel.padded(shape.vocab_size)
+        vocab = {"lm_head": self._vocab}
+        self.embed = TokenEmbedding(self._vocab, shape.hidden_size, device=device, dtype=dtype)
         self.layers = nn.ModuleList(layers)
         self.norm = norm
         self.lm_head = None if shape.tied else Linear(shape.hidden_size, vocab, device=device, dtype=dtype)
@@ -70,7 +71,9 @@ class DecoderModel(nn.Module, Model):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Map [S, hidden] to [S, V], in the parameters' dtype."""
-        return self.embed.logits(hidden) if self.lm_head is None else self.lm_head.forward(hidden)
+        if self.lm_head is None:
+            return self.embed.logits(hidden)
+        return gather_logits(self.lm_head.forward(hidden), self._vocab)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Copy a Hugging Face checkpoint to the parameters; see `Model`."""

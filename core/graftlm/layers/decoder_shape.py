@@ -6,7 +6,7 @@ from typing import Any, TypeGuard
 
 import torch
 
-from graftlm.contracts import AttentionLayer, ModelConfig
+from graftlm.contracts import ONE_RANK, AttentionLayer, ModelConfig, ParallelContext, Shard
 from graftlm.errors import CheckpointError, UnsupportedArchitectureError
 
 __all__ = ["DecoderShape", "is_positive", "read_flag", "read_layer_types", "read_number", "read_size"]
@@ -19,15 +19,18 @@ _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 @dataclass(frozen=True, slots=True)
 class DecoderShape:
-    """The sizes that Llama and its descendants share.
+    """The sizes that Llama and its descendants share, with the parts of one rank.
 
     Attributes:
-        num_heads: number of query heads H.
-        num_kv_heads: number of key/value heads H_kv.
+        num_heads: number of query heads H of the rank.
+        num_kv_heads: number of key/value heads H_kv of the rank.
         head_dim: head dimension D.
         eps: epsilon of the RMS norms.
         hidden_act: name of the feed-forward activation.
         tied: whether the output projection is the token embedding.
+        q: the rank's part of the features of all query heads.
+        kv: the rank's part of the features of all key heads, or of all value heads.
+        intermediate: the rank's part of `intermediate_size`.
     """
 
     vocab_size: int
@@ -40,15 +43,18 @@ class DecoderShape:
     eps: float
     hidden_act: str
     tied: bool
+    q: Shard
+    kv: Shard
+    intermediate: Shard
 
     @property
     def q_size(self) -> int:
-        """Number of features of all query heads."""
+        """Number of features of the rank's query heads."""
         return self.num_heads * self.head_dim
 
     @property
     def kv_size(self) -> int:
-        """Number of features of all key heads, or of all value heads."""
+        """Number of features of the rank's key heads, or of its value heads."""
         return self.num_kv_heads * self.head_dim
 
     def attention_layer(
@@ -71,40 +77,57 @@ class DecoderShape:
         )
 
     @classmethod
-    def from_config(cls, config: ModelConfig, *, head_dim: int | None = None, tied: bool = False) -> "DecoderShape":
+    def from_config(
+        cls,
+        config: ModelConfig,
+        parallel: ParallelContext = ONE_RANK,
+        *,
+        head_dim: int | None = None,
+        tied: bool = False,
+    ) -> "DecoderShape":
         """Read config.json.
 
         Args:
             config: the checkpoint's configuration.
+            parallel: the ranks that split the heads and the feed-forward layers.
             head_dim: default of D if it is missing in config.json; None: hidden_size / num_attention_heads.
             tied: default of `tie_word_embeddings` if it is missing in config.json.
 
         Raises:
             CheckpointError: a size is missing, or the sizes are inconsistent.
             UnsupportedArchitectureError: the weights are quantized in an unsupported format.
+            ConfigError: the ranks cannot share the heads or the feed-forward layers equally.
         """
         raw = config.raw
         _check_plain(raw)
         hidden_size, num_heads = read_size(raw, "hidden_size"), read_size(raw, "num_attention_heads")
-        shape = cls(
+        num_kv_heads = read_size(raw, "num_key_value_heads", default=num_heads)
+        head_dim = read_size(raw, "head_dim", default=head_dim or hidden_size // num_heads)
+        intermediate_size = read_size(raw, "intermediate_size")
+        if num_heads % num_kv_heads or head_dim % 2:
+            raise CheckpointError(
+                f"config.json has num_attention_heads {num_heads}, num_key_value_heads {num_kv_heads} "
+                f"and head_dim {head_dim}; num_attention_heads must be a multiple of num_key_value_heads, and "
+                "head_dim must be even"
+            )
+        counts = {"num_attention_heads": num_heads, "intermediate_size": intermediate_size}
+        parallel.check(counts, {"num_key_value_heads": num_kv_heads})
+        q, kv = parallel.heads(num_heads, head_dim), parallel.heads(num_kv_heads, head_dim)
+        return cls(
             vocab_size=config.vocab_size,
             hidden_size=hidden_size,
-            intermediate_size=read_size(raw, "intermediate_size"),
+            intermediate_size=intermediate_size,
             num_layers=read_size(raw, "num_hidden_layers"),
-            num_heads=num_heads,
-            num_kv_heads=read_size(raw, "num_key_value_heads", default=num_heads),
-            head_dim=read_size(raw, "head_dim", default=head_dim or hidden_size // num_heads),
+            num_heads=q.length // head_dim,
+            num_kv_heads=kv.length // head_dim,
+            head_dim=head_dim,
             eps=_read_eps(raw),
             hidden_act=str(raw.get("hidden_act", "silu")),
             tied=read_flag(raw, "tie_word_embeddings", default=tied),
+            q=q,
+            kv=kv,
+            intermediate=parallel.shard(intermediate_size, "intermediate_size"),
         )
-        if shape.num_heads % shape.num_kv_heads or shape.head_dim % 2:
-            raise CheckpointError(
-                f"config.json has num_attention_heads {shape.num_heads}, num_key_value_heads {shape.num_kv_heads} "
-                f"and head_dim {shape.head_dim}; num_attention_heads must be a multiple of num_key_value_heads, and "
-                "head_dim must be even"
-            )
-        return shape
 
 
 def read_size(raw: Mapping[str, Any], name: str, default: int | None = None) -> int:

@@ -6,14 +6,14 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from graftlm.contracts import LinearKernel, LinearLayer, Quantization
+from graftlm.contracts import LinearKernel, LinearLayer, Quantization, Shard
 from graftlm.layers.activation import activation
 from graftlm.layers.grouped_linear import GroupedLinear
 from graftlm.layers.ops import LayerOps, TorchOps
 from graftlm.layers.packing import PackedGates, PackedMatrix, linear
-from graftlm.layers.weights import WeightSlot, empty_parameter
+from graftlm.layers.weights import WeightSlot, cuts, empty_parameter
 
-__all__ = ["GatedLinear", "Linear", "OutputDelta", "pack_linears"]
+__all__ = ["GatedLinear", "Linear", "OutputDelta", "as_shard", "pack_linears"]
 
 
 class OutputDelta(Protocol):
@@ -27,6 +27,9 @@ class OutputDelta(Protocol):
 class Linear(nn.Module):
     """Projections of the same input, computed as one matrix product.
 
+    Several ranks can split a layer. If the output sizes are shards, a rank computes its part of each output. If the
+    input size is a shard, a rank's input is this part, and the outputs of all ranks are added up.
+
     Args:
         in_features: size of the input.
         parts: name of each projection in the checkpoint -> its output size, in the order of the output. For example,
@@ -34,36 +37,46 @@ class Linear(nn.Module):
         bias: whether each projection has a bias.
         device, dtype: device and dtype of the parameters.
 
+    Attributes:
+        in_features, out_features: sizes of the rank's matrix.
+
     A layer with a prefix in the checkpoint can have adapters, and must be called with one row per token of the batch,
     in the batch's order. A layer without a prefix, such as `lm_head`, may be called with any rows.
     """
 
     def __init__(
         self,
-        in_features: int,
-        parts: Mapping[str, int],
+        in_features: int | Shard,
+        parts: Mapping[str, int | Shard],
         *,
         bias: bool = False,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
         super().__init__()
-        self._parts = dict(parts)
+        self._input = as_shard(in_features)
+        self._outputs = {name: as_shard(size) for name, size in parts.items()}
+        self._parts = {name: shard.length for name, shard in self._outputs.items()}
+        self._has_bias = bias
         self._quantization: Quantization | None = None
         self._kernel: LinearKernel | None = None
         self._packed: PackedMatrix | None = None
         self._delta: OutputDelta | None = None
         self._prefix: str | None = None
         self.ops: LayerOps = TorchOps()
-        self.in_features = in_features
+        self._communicator = self._input.communicator
+        self.in_features = self._input.length
         self.out_features = out_features = sum(self._parts.values())
-        self.weight = empty_parameter(out_features, in_features, device=device, dtype=dtype)
-        self.bias = empty_parameter(out_features, device=device, dtype=dtype) if bias else None
+        self.weight = empty_parameter(out_features, self.in_features, device=device, dtype=dtype)
+        adds_bias = bias and (self._input.is_whole or self._input.parallel.rank == 0)  # only one rank adds the bias
+        self.bias = empty_parameter(out_features, device=device, dtype=dtype) if adds_bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [..., in_features] to [..., sum of the parts]."""
         out = linear(x, self.weight, self._packed, self.bias) if self._kernel is None else self._kernel(x)
-        return out if self._delta is None else self._delta(x, out)
+        if self._delta is not None:
+            out = self._delta(x, out)
+        return out if self._communicator is None else self._communicator.all_reduce(out)
 
     def use_ops(self, ops: LayerOps) -> None:
         """Set the operations that pack the weights."""
@@ -75,7 +88,7 @@ class Linear(nn.Module):
 
     @property
     def parts(self) -> Mapping[str, int]:
-        """The name in the checkpoint and the output size of each projection, in the order of the output."""
+        """The name in the checkpoint and the rank's output size of each projection, in the order of the output."""
         return self._parts
 
     @property
@@ -143,13 +156,15 @@ class Linear(nn.Module):
             self.weight = self._empty_weight(self.out_features)
             self._kernel = None
         self._prefix = prefix
+        bias = self.bias if self.bias is not None else torch.empty(self.out_features, device="meta")
         start = 0
-        for name, size in self._parts.items():
-            rows = slice(start, start + size)
-            yield WeightSlot(f"{prefix}{name}.weight", self.weight[rows])
-            if self.bias is not None:
-                yield WeightSlot(f"{prefix}{name}.bias", self.bias[rows])
-            start += size
+        for name, shard in self._outputs.items():
+            used = slice(start, start + shard.num_used)
+            yield WeightSlot(f"{prefix}{name}.weight", self.weight[used], shards=cuts(shard, self._input))
+            if self._has_bias:
+                yield WeightSlot(f"{prefix}{name}.bias", bias[used], shards=cuts(shard))
+            start += shard.length
+            self.weight.data[used.stop : start].zero_()  # padding
 
 
 class GatedLinear(Linear):
@@ -169,7 +184,7 @@ class GatedLinear(Linear):
     def __init__(
         self,
         in_features: int,
-        parts: Mapping[str, int],
+        parts: Mapping[str, int | Shard],
         hidden_act: str,
         *,
         bias: bool = False,
@@ -191,6 +206,11 @@ class GatedLinear(Linear):
         gates = self.ops.pack_gates(self.weight, self._hidden_act)
         self._packs_gates = gates is not None
         return super()._pack_weight() if gates is None else gates
+
+
+def as_shard(size: int | Shard) -> Shard:
+    """Return a size as a shard; an integer is the size of a whole dimension."""
+    return Shard.whole(size) if isinstance(size, int) else size
 
 
 def pack_linears(model: nn.Module) -> None:

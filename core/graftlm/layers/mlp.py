@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from graftlm.layers.linear import GatedLinear, Linear
+from graftlm.contracts import Shard
+from graftlm.layers.linear import GatedLinear, Linear, as_shard
 from graftlm.layers.weights import WeightSlot
 
 __all__ = ["GatedMLP"]
@@ -16,7 +17,7 @@ class GatedMLP(nn.Module):
 
     Args:
         hidden_size: size of input and output.
-        intermediate_size: output size of gate and of up.
+        intermediate_size: output size of gate and of up, or the rank's part of it.
         hidden_act: name of the activation in config.json.
         bias: whether the three projections have a bias.
         gate_up: names in the checkpoint of gate and up, or of the one tensor with both.
@@ -29,7 +30,7 @@ class GatedMLP(nn.Module):
     def __init__(
         self,
         hidden_size: int,
-        intermediate_size: int,
+        intermediate_size: int | Shard,
         hidden_act: str,
         *,
         bias: bool = False,
@@ -38,9 +39,10 @@ class GatedMLP(nn.Module):
         dtype: torch.dtype,
     ) -> None:
         super().__init__()
-        sizes = dict.fromkeys(gate_up, 2 * intermediate_size // len(gate_up))
+        inner = as_shard(intermediate_size)
+        sizes = dict.fromkeys(gate_up, inner if len(gate_up) > 1 else inner.then(inner))
         self.gate_up = GatedLinear(hidden_size, sizes, hidden_act, bias=bias, device=device, dtype=dtype)
-        self.down = Linear(intermediate_size, {"down_proj": hidden_size}, bias=bias, device=device, dtype=dtype)
+        self.down = Linear(inner, {"down_proj": hidden_size}, bias=bias, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [T, hidden] to [T, hidden]."""

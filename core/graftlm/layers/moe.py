@@ -12,11 +12,13 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
+from graftlm.contracts import Shard
 from graftlm.layers.activation import activation
 from graftlm.layers.grouped_linear import GroupedLinear, RowGroups
+from graftlm.layers.linear import as_shard
 from graftlm.layers.ops import LayerOps, TorchOps
 from graftlm.layers.router import Router, Routing
-from graftlm.layers.weights import WeightSlot
+from graftlm.layers.weights import WeightSlot, cuts
 
 __all__ = ["Experts", "GateFunction", "MoE", "routes_tokens"]
 
@@ -30,7 +32,7 @@ class Experts(nn.Module):
     Args:
         num_experts: E.
         hidden_size: D, size of input and output.
-        intermediate_size: I, output size of gate and of up.
+        intermediate_size: I, output size of gate and of up, or the rank's part of it.
         act: name of the activation in config.json, or a function from the output of gate and up, in the checkpoint's
             layout, to the input of down.
         bias: whether the projections have a bias.
@@ -48,7 +50,7 @@ class Experts(nn.Module):
         self,
         num_experts: int,
         hidden_size: int,
-        intermediate_size: int,
+        intermediate_size: int | Shard,
         act: str | GateFunction,
         *,
         bias: bool = False,
@@ -60,14 +62,17 @@ class Experts(nn.Module):
             activation(act)  # raises now for an unknown name, not in the first step
         gate_up, down = ("gate_proj", "up_proj"), ("down_proj",)
         self._act = act
-        self._intermediate_size = intermediate_size
+        self._inner = inner = as_shard(intermediate_size)
+        self._communicator = inner.communicator
         self.num_experts = num_experts
         self.gate_up = GroupedLinear(
-            num_experts, hidden_size, 2 * intermediate_size, gate_up, bias=bias, device=device, dtype=dtype
+            num_experts, hidden_size, 2 * inner.length, gate_up, bias=bias, device=device, dtype=dtype
         )
+        adds_bias = bias and inner.parallel.rank == 0  # the outputs of all ranks are added up
         self.down = GroupedLinear(
-            num_experts, intermediate_size, hidden_size, down, bias=bias, device=device, dtype=dtype
+            num_experts, inner.length, hidden_size, down, bias=adds_bias, device=device, dtype=dtype
         )
+        self._has_bias = bias
         self.ops: LayerOps = TorchOps()
 
     def forward(self, x: Tensor, routing: Routing) -> Tensor:
@@ -80,7 +85,8 @@ class Experts(nn.Module):
         # Outputs are gathered by index, not added by index, because the order of atomic additions varies, and so would
         # the sums.
         outputs = torch.empty_like(down).index_copy_(0, pair_ids, down).view(num_tokens, top_k, -1)
-        return (outputs * routing.weights.unsqueeze(-1)).sum(dim=1).to(x.dtype)
+        out = (outputs * routing.weights.unsqueeze(-1)).sum(dim=1).to(x.dtype)
+        return out if self._communicator is None else self._communicator.all_reduce(out)
 
     def use_ops(self, ops: LayerOps) -> None:
         """Set the operations that compute the activation."""
@@ -91,16 +97,18 @@ class Experts(nn.Module):
     ) -> Iterator[WeightSlot]:
         """Yield the slots of `{prefix}{expert}.{projection}.weight` and `.bias`, for each expert and projection."""
         self._unpack()
-        size = self._intermediate_size
+        inner = self._inner
+        size = inner.length
         for expert in range(self.num_experts):
-            for name, layer, rows in (
-                (gate, self.gate_up, slice(0, size)),
-                (up, self.gate_up, slice(size, 2 * size)),
-                (down, self.down, slice(None)),
+            for name, layer, bias, rows, shards in (
+                (gate, self.gate_up, self.gate_up.bias, slice(0, size), cuts(inner)),
+                (up, self.gate_up, self.gate_up.bias, slice(size, 2 * size), cuts(inner)),
+                (down, self.down, self._down_bias(), slice(None), cuts(None, inner)),
             ):
-                yield WeightSlot(f"{prefix}{expert}.{name}.weight", layer.weight[expert, rows])
-                if layer.bias is not None:
-                    yield WeightSlot(f"{prefix}{expert}.{name}.bias", layer.bias[expert, rows])
+                yield WeightSlot(f"{prefix}{expert}.{name}.weight", layer.weight[expert, rows], shards=shards)
+                if bias is not None:
+                    cut = shards if layer is self.gate_up else ()
+                    yield WeightSlot(f"{prefix}{expert}.{name}.bias", bias[expert, rows], shards=cut)
 
     def stacked_slots(self, prefix: str, *, transposed: bool) -> Iterator[WeightSlot]:
         """Yield the slots of `{prefix}gate_up_proj`, `down_proj` and their `_bias`: one tensor for all experts.
@@ -110,13 +118,26 @@ class Experts(nn.Module):
             transposed: whether the tensors are [E, D, 2 I] and [E, I, D], instead of [E, 2 I, D] and [E, D, I].
         """
         self._unpack()
-        for name, layer in (("gate_up_proj", self.gate_up), ("down_proj", self.down)):
-            yield WeightSlot(f"{prefix}{name}", layer.weight.transpose(1, 2) if transposed else layer.weight)
-            if layer.bias is not None:
-                yield WeightSlot(f"{prefix}{name}_bias", layer.bias)
+        gates = self._inner.times(2)  # gates and what they multiply alternate in these checkpoints
+        for name, layer, bias, shards in (
+            ("gate_up_proj", self.gate_up, self.gate_up.bias, (gates, None)),
+            ("down_proj", self.down, self._down_bias(), (None, self._inner)),
+        ):
+            rows, columns = shards
+            weight = layer.weight.transpose(1, 2) if transposed else layer.weight
+            cut = cuts(None, columns, rows) if transposed else cuts(None, rows, columns)
+            yield WeightSlot(f"{prefix}{name}", weight, shards=cut)
+            if bias is not None:
+                yield WeightSlot(f"{prefix}{name}_bias", bias, shards=cuts(None, rows))
 
     def _activate(self, gate_up: Tensor) -> Tensor:
         return self.ops.act_and_mul(gate_up, self._act) if isinstance(self._act, str) else self._act(gate_up)
+
+    def _down_bias(self) -> Tensor | None:
+        """Return the biases of the down projections; without memory on ranks that do not add them."""
+        if self._has_bias and self.down.bias is None:
+            return torch.empty(self.num_experts, self.down.out_features, device="meta")
+        return self.down.bias
 
     def _unpack(self) -> None:
         self.gate_up.unpack()

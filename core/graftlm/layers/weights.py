@@ -1,7 +1,8 @@
 """Copies a checkpoint's tensors to parameters; missing and surplus tensors are errors.
 
 A layer declares by `WeightSlot`s where each checkpoint tensor belongs. A slot's target may be some rows of a larger
-parameter: projections that are separate in a checkpoint become one matrix.
+parameter: projections that are separate in a checkpoint become one matrix. If several ranks split a dimension, a slot's
+target is the rank's part of it, and only this part of the tensor is read.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,9 +12,10 @@ from difflib import get_close_matches
 import torch
 from torch import Tensor, nn
 
+from graftlm.contracts import Shard
 from graftlm.errors import RequestError, WeightError
 
-__all__ = ["WeightSlot", "copy_weights", "empty_parameter", "read_weight"]
+__all__ = ["WeightSlot", "copy_weights", "cuts", "empty_parameter", "read_weight"]
 
 #: Suffixes of the names of tensors that are ignored: old checkpoints contain them, but graftlm computes them.
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
@@ -34,17 +36,34 @@ class WeightSlot:
         target: the target of the copy: a parameter, or some of its rows.
         per_row: whether the tensor is one row, which is copied to each row of the target.
         offset: number that is added to the tensor, in the target's dtype.
+        shards: (dimension of the tensor, the rank's part of it), for each dimension that ranks split.
     """
 
     name: str
     target: Tensor
     per_row: bool = False
     offset: float = 0.0
+    shards: tuple[tuple[int, Shard], ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape that the checkpoint's tensor must have."""
-        return tuple(self.target.shape[1:] if self.per_row else self.target.shape)
+        shape = list(self.target.shape[1:] if self.per_row else self.target.shape)
+        for dim, shard in self.shards:
+            shape[dim] = shard.size
+        return tuple(shape)
+
+    def part_of(self, tensor: Tensor) -> Tensor:
+        """Return the rank's part of a checkpoint's tensor: a view if the part is one interval."""
+        for dim, shard in self.shards:
+            pieces = [tensor.narrow(dim, start, stop - start) for start, stop, _ in shard.pieces]
+            tensor = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)
+        return tensor
+
+
+def cuts(*dims: Shard | None) -> tuple[tuple[int, Shard], ...]:
+    """Return `WeightSlot.shards` for the first dimensions of a tensor; None for a dimension that is not split."""
+    return tuple((dim, shard) for dim, shard in enumerate(dims) if shard is not None and not shard.is_whole)
 
 
 def empty_parameter(*shape: int, device: torch.device, dtype: torch.dtype) -> nn.Parameter:
@@ -101,6 +120,8 @@ def copy_weights(
 def read_weight(slots: Iterable[WeightSlot], name: str, aliases: Mapping[str, str] | None = None) -> Tensor:
     """Return a copy of the parameter to which a checkpoint's tensor was loaded.
 
+    With several ranks, all of them make this call, and each gets the whole tensor.
+
     Args:
         slots: slots of the model; iteration stops at the slot of that name.
         name: name of the tensor in the checkpoint.
@@ -113,10 +134,29 @@ def read_weight(slots: Iterable[WeightSlot], name: str, aliases: Mapping[str, st
     for slot in slots:
         names.append(slot.name)
         if slot.name == wanted:
-            held = slot.target[0] if slot.per_row else slot.target
-            return held.detach() - slot.offset if slot.offset else held.detach().clone()
+            held = (slot.target[0] if slot.per_row else slot.target).detach()
+            held = held - slot.offset if slot.offset else held.clone()
+            for dim, shard in slot.shards:
+                held = _gathered(held, dim, shard)
+            return held
     close = get_close_matches(name, names, 1)
     raise RequestError(f"the model has no weight {name!r}{f'; the nearest is {close[0]!r}' if close else ''}")
+
+
+def _gathered(part: Tensor, dim: int, shard: Shard) -> Tensor:
+    """Return a whole dimension from the parts of all ranks. Every rank makes this call."""
+    if shard.communicator is None:
+        return part
+    shape = list(part.shape)
+    shape[dim] = shard.size
+    whole = part.new_zeros(shape)
+    at = 0
+    for start, stop, num_copies in shard.pieces:
+        length = stop - start
+        if shard.parallel.rank % num_copies == 0:
+            whole.narrow(dim, start, length).copy_(part.narrow(dim, at, length))
+        at += length
+    return shard.communicator.all_reduce(whole)
 
 
 def _check(slot: WeightSlot, name: str, tensor: Tensor) -> None:
@@ -133,7 +173,7 @@ def _check(slot: WeightSlot, name: str, tensor: Tensor) -> None:
 
 def _fill(slot: WeightSlot, tensor: Tensor) -> None:
     with torch.no_grad():
-        slot.target.copy_(tensor)  # converts without an intermediate copy
+        slot.target.copy_(slot.part_of(tensor))  # converts without an intermediate copy
         if slot.offset:
             slot.target.add_(slot.offset)
 
@@ -150,7 +190,7 @@ def _check_tie(slot: WeightSlot, name: str, tensor: Tensor, first: Tensor | None
 
 def _as_placed(slot: WeightSlot, tensor: Tensor) -> Tensor:
     """Return a tensor in the form that its slot stores; the tensor itself if nothing changes."""
-    converted = tensor.to(slot.target)
+    converted = slot.part_of(tensor).to(slot.target)
     return converted + slot.offset if slot.offset else converted
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from graftlm.testing.attention import AttentionBackendConformance
     from graftlm.testing.cache_rig import CacheRig, prompt
     from graftlm.testing.chat_format import ReasoningFormatConformance, ToolCallFormatConformance
+    from graftlm.testing.communicator import CommunicatorConformance
     from graftlm.testing.conformance import Conformance, ConformanceResult, iter_conformance, run_conformance
     from graftlm.testing.drafter import DrafterConformance, ScriptedDrafter
     from graftlm.testing.event_mirror import EventMirror
@@ -37,6 +38,7 @@ __all__ = [
     "AttentionBackendConformance",
     "BackendConformance",
     "CacheRig",
+    "CommunicatorConformance",
     "Conformance",
     "ConformanceResult",
     "DrafterConformance",
@@ -76,6 +78,7 @@ _HOME = {
     "AttentionBackendConformance": "graftlm.testing.attention",
     "BackendConformance": "graftlm.testing.lang_backend",
     "CacheRig": "graftlm.testing.cache_rig",
+    "CommunicatorConformance": "graftlm.testing.communicator",
     "Conformance": "graftlm.testing.conformance",
     "ConformanceResult": "graftlm.testing.conformance",
     "DrafterConformance": "graftlm.testing.drafter",

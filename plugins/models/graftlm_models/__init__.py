@@ -20,7 +20,7 @@ def provide_models() -> Iterable[Provider[Model]]:
             summary="Llama 1 to 3, and models of the same architecture",
             api_version=1,
             create=_create_llama,
-            capabilities=ModelCapabilities(architectures=("LlamaForCausalLM",)),
+            capabilities=ModelCapabilities(architectures=("LlamaForCausalLM",), tensor_parallel=True),
         ),
         Provider(
             name="mistral",
@@ -28,7 +28,8 @@ def provide_models() -> Iterable[Provider[Model]]:
             api_version=1,
             create=_create_mistral,
             capabilities=ModelCapabilities(
-                architectures=("MistralForCausalLM", "MinistralForCausalLM", "MixtralForCausalLM")
+                architectures=("MistralForCausalLM", "MinistralForCausalLM", "MixtralForCausalLM"),
+                tensor_parallel=True,
             ),
         ),
         Provider(
@@ -36,7 +37,9 @@ def provide_models() -> Iterable[Provider[Model]]:
             summary="Gemma 2 and the text models of Gemma 3",
             api_version=1,
             create=_create_gemma,
-            capabilities=ModelCapabilities(architectures=("Gemma2ForCausalLM", "Gemma3ForCausalLM")),
+            capabilities=ModelCapabilities(
+                architectures=("Gemma2ForCausalLM", "Gemma3ForCausalLM"), tensor_parallel=True
+            ),
         ),
         Provider(
             name="qwen",
@@ -44,7 +47,8 @@ def provide_models() -> Iterable[Provider[Model]]:
             api_version=1,
             create=_create_qwen,
             capabilities=ModelCapabilities(
-                architectures=("Qwen2ForCausalLM", "Qwen2MoeForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
+                architectures=("Qwen2ForCausalLM", "Qwen2MoeForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeForCausalLM"),
+                tensor_parallel=True,
             ),
         ),
         Provider(
@@ -52,35 +56,41 @@ def provide_models() -> Iterable[Provider[Model]]:
             summary="Phi 3 and 4, without experts and images",
             api_version=1,
             create=_create_phi,
-            capabilities=ModelCapabilities(architectures=("Phi3ForCausalLM",)),
+            capabilities=ModelCapabilities(architectures=("Phi3ForCausalLM",), tensor_parallel=True),
         ),
         Provider(
             name="deepseek",
             summary="DeepSeek V2 and V3: latent attention with its compressed cache, experts",
             api_version=1,
             create=_create_deepseek,
-            capabilities=ModelCapabilities(architectures=("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM")),
+            capabilities=ModelCapabilities(
+                architectures=("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"), tensor_parallel=True
+            ),
         ),
         Provider(
             name="gpt_oss",
             summary="GPT-OSS: attention sinks, windows in every other layer, experts; decodes MXFP4",
             api_version=1,
             create=_create_gpt_oss,
-            capabilities=ModelCapabilities(architectures=("GptOssForCausalLM",)),
+            capabilities=ModelCapabilities(architectures=("GptOssForCausalLM",), tensor_parallel=True),
         ),
         Provider(
             name="sequence_classification",
             summary="Classifiers, rerankers and reward models: a score head on the last token of one of these families",
             api_version=1,
             create=_create_classifier,
-            capabilities=ModelCapabilities(architectures=tuple(f"{stem}ForSequenceClassification" for stem in _STEMS)),
+            capabilities=ModelCapabilities(
+                architectures=tuple(f"{stem}ForSequenceClassification" for stem in _STEMS), tensor_parallel=True
+            ),
         ),
         Provider(
             name="text_embedding",
             summary="Embedding models saved without an output projection, of these families",
             api_version=1,
             create=_create_embedder,
-            capabilities=ModelCapabilities(architectures=tuple(f"{stem}Model" for stem in _STEMS)),
+            capabilities=ModelCapabilities(
+                architectures=tuple(f"{stem}Model" for stem in _STEMS), tensor_parallel=True
+            ),
         ),
         Provider(
             name="transformers",

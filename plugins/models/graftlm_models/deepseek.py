@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graftlm.contracts import AttentionLayer, ForwardBatch, ModelConfig, ModelContext
+from graftlm.contracts import AttentionLayer, ForwardBatch, ModelConfig, ModelContext, Shard
 from graftlm.errors import CheckpointError, UnsupportedArchitectureError
 from graftlm.layers import (
     Attention,
@@ -36,6 +36,7 @@ from graftlm.layers import (
     Rotation,
     Router,
     WeightSlot,
+    cuts,
     empty_parameter,
     read_flag,
     read_number,
@@ -111,7 +112,7 @@ class DeepseekForCausalLM(DecoderModel):
 
     def __init__(self, context: ModelContext) -> None:
         latent = LatentShape.from_config(context.config)
-        shape = DecoderShape.from_config(context.config, head_dim=latent.rope_dim)
+        shape = DecoderShape.from_config(context.config, context.parallel, head_dim=latent.rope_dim)
         device, dtype = context.device, context.dtype
         layers = (DeepseekLayer(shape, latent, context, layer_id) for layer_id in range(shape.num_layers))
         norm = RMSNorm(shape.hidden_size, shape.eps, device=device, dtype=dtype)
@@ -156,7 +157,7 @@ class DeepseekLayer(DecoderLayer):
         self.post_norm = RMSNorm(shape.hidden_size, shape.eps, device=device, dtype=dtype)
         self.mlp: GatedMLP | DeepseekMoE
         if layer_id < _read_count(raw, "first_k_dense_replace", default=3 if _is_v3(context.config) else 0):
-            self.mlp = _dense(shape, context, shape.intermediate_size)
+            self.mlp = _dense(shape, context, shape.intermediate)
         else:
             self.mlp = DeepseekMoE(shape, context)
 
@@ -193,8 +194,9 @@ class LatentAttention(nn.Module):
         if bias and latent.q_rank is None:
             raise UnsupportedArchitectureError("config.json has attention_bias true with a null q_lora_rank")
         self._latent, self._num_heads = latent, heads
-        q_size, kv_size = heads * (latent.nope_dim + latent.rope_dim), latent.rank + latent.rope_dim
-        down = {"kv_a_proj_with_mqa": kv_size}
+        num_all = shape.q.size // shape.head_dim
+        q_size = context.parallel.heads(num_all, latent.nope_dim + latent.rope_dim)
+        down: dict[str, int | Shard] = {"kv_a_proj_with_mqa": latent.rank + latent.rope_dim}
         down |= {"q_proj": q_size} if latent.q_rank is None else {"q_a_proj": latent.q_rank}
         self.down = Linear(shape.hidden_size, down, bias=bias, device=device, dtype=dtype)
         self.kv_norm = RMSNorm(latent.rank, _LATENT_EPS, device=device, dtype=dtype)
@@ -205,9 +207,9 @@ class LatentAttention(nn.Module):
             self.q_up = Linear(latent.q_rank, {"q_b_proj": q_size}, device=device, dtype=dtype)
         # W_k and W_v of each head, [H, nope_dim + value_dim, R]; they are one tensor in the checkpoint.
         self.kv_up = empty_parameter(heads, latent.nope_dim + latent.value_dim, latent.rank, device=device, dtype=dtype)
-        self.out = Linear(
-            heads * latent.value_dim, {"o_proj": shape.hidden_size}, bias=bias, device=device, dtype=dtype
-        )
+        self._kv_rows = context.parallel.heads(num_all, latent.nope_dim + latent.value_dim)
+        values = context.parallel.heads(num_all, latent.value_dim)
+        self.out = Linear(values, {"o_proj": shape.hidden_size}, bias=bias, device=device, dtype=dtype)
         self.attend = Attention(latent.attention_layer(layer_id, heads))
 
     def forward(self, x: Tensor, rotation: Rotation, wanted_idx: Tensor | None = None) -> Tensor:
@@ -237,7 +239,7 @@ class LatentAttention(nn.Module):
         if self.q_norm is not None and self.q_up is not None:
             yield from self.q_norm.weight_slots(prefix, "q_a_layernorm")
             yield from self.q_up.weight_slots(prefix)
-        yield WeightSlot(f"{prefix}kv_b_proj.weight", self.kv_up.flatten(0, 1))
+        yield WeightSlot(f"{prefix}kv_b_proj.weight", self.kv_up.flatten(0, 1), shards=cuts(self._kv_rows))
         yield from self.out.weight_slots(prefix)
 
     def _into_latent(self, q: Tensor) -> Tensor:
@@ -260,7 +262,8 @@ class DeepseekMoE(nn.Module):
             raise UnsupportedArchitectureError(
                 f"config.json has moe_layer_freq {raw['moe_layer_freq']!r}, but only 1 is supported"
             )
-        num_experts, size = read_size(raw, "n_routed_experts"), read_size(raw, "moe_intermediate_size")
+        num_experts = read_size(raw, "n_routed_experts")
+        size = context.parallel.shard(read_size(raw, "moe_intermediate_size"), "moe_intermediate_size")
         self.correction: nn.Parameter | None = None
         if _is_v3(context.config):
             self.correction = empty_parameter(num_experts, device=device, dtype=torch.float32)
@@ -270,7 +273,7 @@ class DeepseekMoE(nn.Module):
         router = Router(shape.hidden_size, num_experts, choose, device=device, dtype=torch.float32)
         experts = Experts(num_experts, shape.hidden_size, size, shape.hidden_act, device=device, dtype=dtype)
         self.routed = MoE(router, experts)
-        self.shared = _dense(shape, context, size * read_size(raw, "n_shared_experts"))
+        self.shared = _dense(shape, context, size.times(read_size(raw, "n_shared_experts")))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [T, hidden] to [T, hidden]."""
@@ -286,7 +289,7 @@ class DeepseekMoE(nn.Module):
         yield from self.shared.weight_slots(f"{prefix}shared_experts.")
 
 
-def _dense(shape: DecoderShape, context: ModelContext, intermediate_size: int) -> GatedMLP:
+def _dense(shape: DecoderShape, context: ModelContext, intermediate_size: Shard) -> GatedMLP:
     return GatedMLP(
         shape.hidden_size,
         intermediate_size,

@@ -135,21 +135,22 @@ class GemmaForCausalLM(DecoderModel):
     """Maps tokens to logits."""
 
     def __init__(self, context: ModelContext) -> None:
-        shape = DecoderShape.from_config(context.config, head_dim=256, tied=True)
+        shape = DecoderShape.from_config(context.config, context.parallel, head_dim=256, tied=True)
         variant = GemmaVariant.from_config(context.config, shape)
         device, dtype = context.device, context.dtype
         layers = (GemmaLayer(shape, variant, context, layer_id) for layer_id in range(shape.num_layers))
         super().__init__(shape, context, layers, GemmaRMSNorm(shape.hidden_size, shape.eps, device=device))
         self._embed_scale = _rounded(shape.hidden_size**0.5, dtype)
         self._logit_soft_cap = variant.logit_soft_cap
+        self._is_whole = context.parallel.size == 1
         self.rotaries = nn.ModuleDict(
             {name: RotaryEmbedding(rope, device=device, dtype=dtype) for name, rope in variant.ropes.items()}
         )
 
     @property
     def repeats_calls(self) -> bool:
-        """Always true."""
-        return True
+        """True if one rank holds the whole model, because the exchange between ranks is not recorded."""
+        return self._is_whole
 
     @property
     def selects_tokens(self) -> bool:
@@ -192,7 +193,7 @@ class GemmaLayer(DecoderLayer):
         self.attention = GemmaAttention(shape, variant, context, layer_id)
         self.post_attention_norm = GemmaRMSNorm(shape.hidden_size, shape.eps, device=device)
         self.pre_mlp_norm = GemmaRMSNorm(shape.hidden_size, shape.eps, device=device)
-        self.mlp = GatedMLP(shape.hidden_size, shape.intermediate_size, variant.hidden_act, device=device, dtype=dtype)
+        self.mlp = GatedMLP(shape.hidden_size, shape.intermediate, variant.hidden_act, device=device, dtype=dtype)
         self.post_mlp_norm = GemmaRMSNorm(shape.hidden_size, shape.eps, device=device)
 
     def forward(
@@ -228,7 +229,7 @@ class GemmaAttention(nn.Module):
         super().__init__()
         self._shape = shape
         device, dtype = context.device, context.dtype
-        sizes = {"q_proj": shape.q_size, "k_proj": shape.kv_size, "v_proj": shape.kv_size}
+        sizes = {"q_proj": shape.q, "k_proj": shape.kv, "v_proj": shape.kv}
         hidden = {"o_proj": shape.hidden_size}
         self.qkv = Linear(shape.hidden_size, sizes, bias=variant.bias, device=device, dtype=dtype)
         self.qk_norm = (
@@ -236,7 +237,7 @@ class GemmaAttention(nn.Module):
             if variant.qk_norm
             else None
         )
-        self.out = Linear(shape.q_size, hidden, bias=variant.bias, device=device, dtype=dtype)
+        self.out = Linear(shape.q, hidden, bias=variant.bias, device=device, dtype=dtype)
         self.attend = Attention(variant.attention_layer(shape, layer_id))
 
     def forward(self, x: Tensor, rotation: Rotation, wanted_idx: Tensor | None = None) -> Tensor:

@@ -23,6 +23,7 @@ from graftlm.layers import (
     Rotation,
     Router,
     WeightSlot,
+    cuts,
     empty_parameter,
     read_expert_counts,
     read_flag,
@@ -53,7 +54,7 @@ class GptOssForCausalLM(DecoderModel):
 
     def __init__(self, context: ModelContext) -> None:
         config = _without_mxfp4(context.config)
-        shape = DecoderShape.from_config(config)
+        shape = DecoderShape.from_config(config, context.parallel)
         layers = (
             GptOssLayer(shape, context, shape.attention_layer(layer_id, window))
             for layer_id, window in enumerate(_sliding_windows(config, shape.num_layers))
@@ -124,10 +125,11 @@ class GptOssAttention(nn.Module):
         self._shape = shape
         device, dtype = context.device, context.dtype
         bias = read_flag(context.config.raw, "attention_bias", default=True)
-        sizes = {"q_proj": shape.q_size, "k_proj": shape.kv_size, "v_proj": shape.kv_size}
+        sizes = {"q_proj": shape.q, "k_proj": shape.kv, "v_proj": shape.kv}
         self.qkv = Linear(shape.hidden_size, sizes, bias=bias, device=device, dtype=dtype)
-        self.out = Linear(shape.q_size, {"o_proj": shape.hidden_size}, bias=bias, device=device, dtype=dtype)
+        self.out = Linear(shape.q, {"o_proj": shape.hidden_size}, bias=bias, device=device, dtype=dtype)
         self.sinks = empty_parameter(shape.num_heads, device=device, dtype=dtype)
+        self._heads = context.parallel.heads(shape.q.size // shape.head_dim, 1)
         self.attend = Attention(replace(spec, sinks=self.sinks))
 
     def forward(self, x: Tensor, rotation: Rotation, wanted_idx: Tensor | None = None) -> Tensor:
@@ -143,7 +145,7 @@ class GptOssAttention(nn.Module):
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Yield the slots of the `{prefix}...` tensors."""
         yield from self.qkv.weight_slots(prefix)
-        yield WeightSlot(f"{prefix}sinks", self.sinks)
+        yield WeightSlot(f"{prefix}sinks", self.sinks, shards=cuts(self._heads))
         yield from self.out.weight_slots(prefix)
 
 
@@ -162,9 +164,7 @@ def _experts(shape: DecoderShape, context: ModelContext) -> MoE:
     )
     choose = softmax_top_k(top_k, renormalise=True)
     router = Router(shape.hidden_size, num_experts, choose, bias=True, device=device, dtype=dtype)
-    experts = Experts(
-        num_experts, shape.hidden_size, shape.intermediate_size, gate, bias=True, device=device, dtype=dtype
-    )
+    experts = Experts(num_experts, shape.hidden_size, shape.intermediate, gate, bias=True, device=device, dtype=dtype)
     return MoE(router, experts)
 
 

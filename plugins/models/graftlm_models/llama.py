@@ -29,17 +29,18 @@ class LlamaForCausalLM(DecoderModel):
 
     def __init__(self, context: ModelContext) -> None:
         _check_windowless(context.config)
-        shape, device, dtype = DecoderShape.from_config(context.config), context.device, context.dtype
+        shape, device, dtype = DecoderShape.from_config(context.config, context.parallel), context.device, context.dtype
         layers = (LlamaLayer(shape, context, layer_id) for layer_id in range(shape.num_layers))
         norm = RMSNorm(shape.hidden_size, shape.eps, device=device, dtype=dtype)
         super().__init__(shape, context, layers, norm)
         rope = rope_frequencies(context.config, shape.head_dim, context_len=context.context_len)
         self.rotary = RotaryEmbedding(rope, device=device, dtype=dtype)
+        self._is_whole = context.parallel.size == 1
 
     @property
     def repeats_calls(self) -> bool:
-        """Always true."""
-        return True
+        """True if one rank holds the whole model, because the exchange between ranks is not recorded."""
+        return self._is_whole
 
     @property
     def selects_tokens(self) -> bool:
@@ -68,7 +69,7 @@ class LlamaLayer(DecoderLayer):
         self.post_norm = RMSNorm(shape.hidden_size, shape.eps, device=device, dtype=dtype)
         self.mlp = GatedMLP(
             shape.hidden_size,
-            shape.intermediate_size,
+            shape.intermediate,
             shape.hidden_act,
             bias=read_flag(context.config.raw, "mlp_bias"),
             device=device,
@@ -106,9 +107,9 @@ class LlamaAttention(nn.Module):
         self._shape = shape
         device, dtype = context.device, context.dtype
         bias = read_flag(context.config.raw, "attention_bias")
-        sizes = {"q_proj": shape.q_size, "k_proj": shape.kv_size, "v_proj": shape.kv_size}
+        sizes = {"q_proj": shape.q, "k_proj": shape.kv, "v_proj": shape.kv}
         self.qkv = Linear(shape.hidden_size, sizes, bias=bias, device=device, dtype=dtype)
-        self.out = Linear(shape.q_size, {"o_proj": shape.hidden_size}, bias=bias, device=device, dtype=dtype)
+        self.out = Linear(shape.q, {"o_proj": shape.hidden_size}, bias=bias, device=device, dtype=dtype)
         self.attend = Attention(shape.attention_layer(layer_id))
 
     def forward(self, x: Tensor, rotation: Rotation, wanted_idx: Tensor | None = None) -> Tensor:

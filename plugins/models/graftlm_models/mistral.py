@@ -41,7 +41,7 @@ class MistralForCausalLM(DecoderModel):
 
     def __init__(self, context: ModelContext) -> None:
         _check_unbiased(context.config)
-        shape, device, dtype = DecoderShape.from_config(context.config), context.device, context.dtype
+        shape, device, dtype = DecoderShape.from_config(context.config, context.parallel), context.device, context.dtype
         layers = (
             MistralLayer(shape, context, shape.attention_layer(layer_id, window))
             for layer_id, window in enumerate(_sliding_windows(context.config, shape.num_layers))
@@ -55,11 +55,12 @@ class MistralForCausalLM(DecoderModel):
             default_theta=1e6 if _is_mixtral(context.config) else 1e4,
         )
         self.rotary = RotaryEmbedding(rope, device=device, dtype=dtype)
+        self._is_whole = context.parallel.size == 1
 
     @property
     def repeats_calls(self) -> bool:
-        """True if the model has no experts."""
-        return not routes_tokens(self)
+        """True if the model has no experts, and one rank holds the whole model."""
+        return not routes_tokens(self) and self._is_whole
 
     @property
     def selects_tokens(self) -> bool:
@@ -89,7 +90,7 @@ class MistralLayer(DecoderLayer):
         self.mlp = (
             MixtralMoE(shape, context)
             if _is_mixtral(context.config)
-            else GatedMLP(shape.hidden_size, shape.intermediate_size, shape.hidden_act, device=device, dtype=dtype)
+            else GatedMLP(shape.hidden_size, shape.intermediate, shape.hidden_act, device=device, dtype=dtype)
         )
 
     def forward(
@@ -129,7 +130,7 @@ class MixtralMoE(nn.Module):
             Experts(
                 num_experts,
                 shape.hidden_size,
-                shape.intermediate_size,
+                shape.intermediate,
                 shape.hidden_act,
                 device=device,
                 dtype=dtype,
@@ -154,9 +155,9 @@ class MistralAttention(nn.Module):
         super().__init__()
         self._shape = shape
         device, dtype = context.device, context.dtype
-        sizes = {"q_proj": shape.q_size, "k_proj": shape.kv_size, "v_proj": shape.kv_size}
+        sizes = {"q_proj": shape.q, "k_proj": shape.kv, "v_proj": shape.kv}
         self.qkv = Linear(shape.hidden_size, sizes, device=device, dtype=dtype)
-        self.out = Linear(shape.q_size, {"o_proj": shape.hidden_size}, device=device, dtype=dtype)
+        self.out = Linear(shape.q, {"o_proj": shape.hidden_size}, device=device, dtype=dtype)
         self.attend = Attention(spec)
 
     def forward(self, x: Tensor, rotation: Rotation, wanted_idx: Tensor | None = None) -> Tensor:

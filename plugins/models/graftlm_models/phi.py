@@ -32,7 +32,7 @@ class PhiForCausalLM(DecoderModel):
     """Maps tokens to logits."""
 
     def __init__(self, context: ModelContext) -> None:
-        shape, device, dtype = DecoderShape.from_config(context.config), context.device, context.dtype
+        shape, device, dtype = DecoderShape.from_config(context.config, context.parallel), context.device, context.dtype
         window = _sliding_window(context.config)
         layers = (
             PhiLayer(shape, context, shape.attention_layer(layer_id, window)) for layer_id in range(shape.num_layers)
@@ -41,11 +41,12 @@ class PhiForCausalLM(DecoderModel):
         super().__init__(shape, context, layers, norm)
         rope = rope_frequencies(context.config, shape.head_dim, partial=True, context_len=context.context_len)
         self.rotary = RotaryEmbedding(rope, device=device, dtype=dtype)
+        self._is_whole = context.parallel.size == 1
 
     @property
     def repeats_calls(self) -> bool:
-        """Always true."""
-        return True
+        """True if one rank holds the whole model, because the exchange between ranks is not recorded."""
+        return self._is_whole
 
     @property
     def selects_tokens(self) -> bool:
@@ -74,7 +75,7 @@ class PhiLayer(DecoderLayer):
         self.post_norm = RMSNorm(shape.hidden_size, shape.eps, device=device, dtype=dtype)
         self.mlp = GatedMLP(
             shape.hidden_size,
-            shape.intermediate_size,
+            shape.intermediate,
             shape.hidden_act,
             gate_up=("gate_up_proj",),
             device=device,
@@ -111,9 +112,9 @@ class PhiAttention(nn.Module):
         super().__init__()
         self._shape = shape
         device, dtype = context.device, context.dtype
-        sizes = {"qkv_proj": shape.q_size + 2 * shape.kv_size}
+        sizes = {"qkv_proj": shape.q.then(shape.kv).then(shape.kv)}
         self.qkv = Linear(shape.hidden_size, sizes, device=device, dtype=dtype)
-        self.out = Linear(shape.q_size, {"o_proj": shape.hidden_size}, device=device, dtype=dtype)
+        self.out = Linear(shape.q, {"o_proj": shape.hidden_size}, device=device, dtype=dtype)
         self.attend = Attention(spec)
 
     def forward(self, x: Tensor, rotation: Rotation, wanted_idx: Tensor | None = None) -> Tensor:

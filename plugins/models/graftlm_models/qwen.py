@@ -115,7 +115,7 @@ class QwenForCausalLM(DecoderModel):
 
     def __init__(self, context: ModelContext) -> None:
         variant = QwenVariant.from_config(context.config)
-        shape = DecoderShape.from_config(context.config, head_dim=variant.head_dim)
+        shape = DecoderShape.from_config(context.config, context.parallel, head_dim=variant.head_dim)
         device, dtype = context.device, context.dtype
         layers = (
             QwenLayer(shape, variant, context, shape.attention_layer(layer_id, window))
@@ -125,11 +125,12 @@ class QwenForCausalLM(DecoderModel):
         super().__init__(shape, context, layers, norm)
         rope = rope_frequencies(context.config, shape.head_dim, context_len=context.context_len)
         self.rotary = RotaryEmbedding(rope, device=device, dtype=dtype)
+        self._is_whole = context.parallel.size == 1
 
     @property
     def repeats_calls(self) -> bool:
-        """True if the model has no experts."""
-        return not routes_tokens(self)
+        """True if the model has no experts, and one rank holds the whole model."""
+        return not routes_tokens(self) and self._is_whole
 
     @property
     def selects_tokens(self) -> bool:
@@ -159,7 +160,7 @@ class QwenLayer(DecoderLayer):
         self.mlp = (
             QwenMoE(shape, context, has_shared_expert=variant.has_shared_expert)
             if variant.has_experts and QwenMoE.replaces_mlp(context.config.raw, spec.layer_id)
-            else GatedMLP(shape.hidden_size, shape.intermediate_size, shape.hidden_act, device=device, dtype=dtype)
+            else GatedMLP(shape.hidden_size, shape.intermediate, shape.hidden_act, device=device, dtype=dtype)
         )
 
     def forward(
@@ -192,7 +193,7 @@ class QwenAttention(nn.Module):
         super().__init__()
         self._shape = shape
         device, dtype = context.device, context.dtype
-        sizes = {"q_proj": shape.q_size, "k_proj": shape.kv_size, "v_proj": shape.kv_size}
+        sizes = {"q_proj": shape.q, "k_proj": shape.kv, "v_proj": shape.kv}
         hidden = {"o_proj": shape.hidden_size}
         self.qkv = Linear(shape.hidden_size, sizes, bias=variant.qkv_bias, device=device, dtype=dtype)
         self.qk_norm = (
@@ -200,7 +201,7 @@ class QwenAttention(nn.Module):
             if variant.qk_norm
             else None
         )
-        self.out = Linear(shape.q_size, hidden, bias=variant.out_bias, device=device, dtype=dtype)
+        self.out = Linear(shape.q, hidden, bias=variant.out_bias, device=device, dtype=dtype)
         self.attend = Attention(spec)
 
     def forward(self, x: Tensor, rotation: Rotation, wanted_idx: Tensor | None = None) -> Tensor:

@@ -43,14 +43,15 @@ class QwenMoE(nn.Module):
         device, dtype = context.device, context.dtype
         num_experts, top_k = read_expert_counts(raw)
         choose = softmax_top_k(top_k, renormalise=read_flag(raw, "norm_topk_prob"))
-        size = read_size(raw, "moe_intermediate_size")
+        size = context.parallel.shard(read_size(raw, "moe_intermediate_size"), "moe_intermediate_size")
         self.moe = MoE(
             Router(hidden_size, num_experts, choose, device=device, dtype=dtype),
             Experts(num_experts, hidden_size, size, act, device=device, dtype=dtype),
         )
         self.shared = self.shared_gate = None
         if has_shared_expert:
-            shared_size = read_size(raw, "shared_expert_intermediate_size")
+            name = "shared_expert_intermediate_size"
+            shared_size = context.parallel.shard(read_size(raw, name), name)
             self.shared = GatedMLP(hidden_size, shared_size, act, device=device, dtype=dtype)
             self.shared_gate = Linear(hidden_size, {"shared_expert_gate": 1}, device=device, dtype=dtype)
 
