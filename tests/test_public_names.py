@@ -26,6 +26,8 @@ PLUGINS = [
     "graftlm_cache",
     "graftlm_eviction",
     "graftlm_models",
+    "graftlm_routing",
+    "graftlm_routing.cache_aware",
     "graftlm_scheduling",
     "graftlm_speculation",
     "graftlm_speculation.radix",

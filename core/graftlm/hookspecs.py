@@ -20,6 +20,7 @@ from graftlm.contracts import (
     Provider,
     Quantization,
     ReasoningFormat,
+    RoutingPolicy,
     SchedulingPolicy,
     ToolCallFormat,
 )
@@ -66,6 +67,11 @@ def provide_quantizations() -> Iterable[Provider[Quantization]]:  # type: ignore
 @hookspec
 def provide_scheduling_policies() -> Iterable[Provider[SchedulingPolicy]]:  # type: ignore[empty-body]
     """Provide scheduling policies; `create` gets a `SchedulingContext`."""
+
+
+@hookspec
+def provide_routing_policies() -> Iterable[Provider[RoutingPolicy]]:  # type: ignore[empty-body]
+    """Provide routing policies, which choose a replica for each request; `create` gets a `RoutingContext`."""
 
 
 @hookspec

@@ -76,7 +76,7 @@ def test_defaults_are_the_documented_ones():
         "lora": {"adapters": {}, "enabled": None, "max_loaded": 8, "max_rank": 64, "target_modules": None},
         "execution": {"graphs": "auto", "graph_batch_sizes": None},
         "memory": {"kv_tokens": None, "window_tokens": None, "kv_fraction": 0.8, "kv_dtype": "auto"},
-        "parallel": {"data": 1},
+        "parallel": {"data": 1, "routing": {"name": "auto", "options": {}}},
         "server": {
             "host": "127.0.0.1",
             "port": 30000,

@@ -6,6 +6,7 @@ import pytest
 from graftlm.processes.generation import Generation, PreparedRequest
 from graftlm.processes.in_flight import InFlight, InFlightRequests
 from graftlm.processes.replicas import Replica
+from graftlm.routing import Route
 from graftlm.types import SamplingParams
 
 
@@ -15,7 +16,10 @@ async def make():
 
     def item(name, num_tokens=3, n=1):
         request = PreparedRequest(name, np.zeros(num_tokens, dtype=np.int32), SamplingParams(n=n), seed=1)
-        return InFlight(f"{name}:0", Generation(request, f"{name}:0", lambda generation: None), replica, arrived_s=0.0)
+        route = Route(request.prompt_token_ids, "", None, None)
+        return InFlight(
+            f"{name}:0", Generation(request, f"{name}:0", lambda generation: None), replica, route, arrived_s=0.0
+        )
 
     return item
 

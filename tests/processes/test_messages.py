@@ -50,6 +50,7 @@ MESSAGES = [
     m.Failed(process="p", pid=7, error="ConfigError", message="no"),
     m.Reply(process="p", call_id=3, value=[1, {"a": None}], error=None),
     m.Load(process="p", stats=STATS, histograms={"h": ([1, 2, 3], 0.5)}),
+    m.CacheChanges(process="p", changes=[("cleared", b""), ("stored", b"12345678")]),
 ]
 
 

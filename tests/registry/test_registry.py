@@ -738,6 +738,7 @@ def test_every_configured_family_has_a_selection():
         "grammar": "auto",
         "model": "auto",
         "scheduling": "lpm",
+        "routing_policy": "auto",
         "tool_calls": "auto",
         "reasoning": "auto",
     }

@@ -57,6 +57,8 @@ def resolve_plugins(
             why = "auto: the highest rank that runs on this machine"
         if provider is not None:
             found[family.key] = {"name": provider.name, "distribution": registry.distribution(provider), "why": why}
+    if config.parallel.data == 1:
+        found.pop("routing_policy", None)  # there is nothing to choose
     if "drafter" in found:
         drafters = configured_drafters(config, registry)
         distributions = dict.fromkeys(registry.distribution(drafter) for drafter in drafters)

@@ -21,6 +21,7 @@ __all__ = [
     "PluginSettings",
     "PolicySettings",
     "QuantizationSettings",
+    "RoutingSettings",
     "SchedulingSettings",
     "SpeculationSettings",
 ]
@@ -380,8 +381,21 @@ class MemorySettings(Section):
     )
 
 
+class RoutingSettings(Section):
+    """The choice of a replica for each request."""
+
+    shorthand = "name"
+
+    name: Name = Field(
+        default="auto",
+        description="Name of the routing policy. `auto`: the available policy of the highest rank, which is "
+        "`shortest_queue` without other plugins.",
+    )
+    options: Options = Field(default_factory=dict)
+
+
 class ParallelSettings(Section):
-    """The number of replicas."""
+    """The number of replicas, and the choice of one for each request."""
 
     data: Int = Field(
         default=1,
@@ -390,6 +404,7 @@ class ParallelSettings(Section):
         description="Number of replicas of the model that `graftlm serve` runs. Each replica has a process and, on "
         "GPUs, a device of its own. An in-process engine always has one replica.",
     )
+    routing: RoutingSettings = RoutingSettings()
 
 
 class PluginSettings(Section):

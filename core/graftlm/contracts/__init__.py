@@ -60,6 +60,7 @@ from graftlm.contracts.quantization import (
     QuantizationCapabilities,
     QuantizationContext,
 )
+from graftlm.contracts.routing import ReplicaStates, RoutedRequest, RoutingContext, RoutingPolicy
 from graftlm.contracts.scheduling import (
     Preemption,
     PrefixGroup,
@@ -146,6 +147,10 @@ __all__ = [
     "ReasoningDelta",
     "ReasoningFormat",
     "ReasoningParser",
+    "ReplicaStates",
+    "RoutedRequest",
+    "RoutingContext",
+    "RoutingPolicy",
     "SchedulingContext",
     "SchedulingPolicy",
     "Shard",

@@ -23,6 +23,7 @@ from graftlm.processes.served_model import ServedModel
 from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.processes.trace_recorder import TraceRecorder
 from graftlm.registry import Registry
+from graftlm.routing import Router
 from graftlm.tokenization import TextStream, Tokenizer
 
 __all__ = ["assemble_manager"]
@@ -36,6 +37,7 @@ async def assemble_manager(
     launcher: Launcher,
     metrics: RequestMetrics,
     recorder: TraceRecorder | None = None,
+    router: Router | None = None,
 ) -> TokenizerManager:
     """Load the tokenizer, wait until the processes have loaded the model, and return a manager for them.
 
@@ -43,6 +45,7 @@ async def assemble_manager(
         launcher: the launcher, which has started the processes.
         metrics: measures the requests.
         recorder: records finished requests; None if they are not recorded.
+        router: chooses the replicas; None: the least loaded replica is chosen.
 
     Raises:
         GraftlmError: the checkpoint, the configuration or a plugin is invalid.
@@ -55,7 +58,7 @@ async def assemble_manager(
     infos, *_ = await asyncio.gather(launcher.ready(tokenizer.to_json()), *preloads)
     limits = _limits(infos)
     intake = Intake(limits, lambda params: TextStream(tokenizer, params), time.monotonic, grammars)
-    replicas = ReplicaSet(launcher.scheduler_names, can_recover=config.server.restart)
+    replicas = ReplicaSet(launcher.scheduler_names, can_recover=config.server.restart, router=router)
     formats = choose_chat_formats(config, registry, tokenizer.chat_template)
     # The schedulers choose plugins for the families that depend on the model. Here, the other families are added.
     resolved = infos[0]["resolved"] | resolve_plugins(config, registry, formats, chat_template=tokenizer.chat_template)

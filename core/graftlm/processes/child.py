@@ -39,6 +39,7 @@ class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
         log_level: `server.log_level`.
         num_threads: number of threads for tensor operations; None for torch's default.
         kv_events: `server.kv_events`.
+        block_tokens: number of tokens in a block of the routing policy; None if the policy needs no cache events.
     """
 
     name: str
@@ -52,6 +53,7 @@ class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
     log_level: str
     num_threads: int | None = None
     kv_events: str | None = None
+    block_tokens: int | None = None
 
 
 def write_stacks_on_signals(file: TextIO) -> None:
@@ -139,6 +141,7 @@ def _run_scheduler(setup: ChildSetup, to_main: Outbox) -> None:
     from graftlm.assembly.target import detect_platform
     from graftlm.config import EngineConfig
     from graftlm.processes.kv_events import KVEventPublisher, replica_endpoint
+    from graftlm.processes.routing import CacheReporter
     from graftlm.processes.scheduler_process import SchedulerProcess
     from graftlm.processes.step_metrics import StepMetrics
     from graftlm.registry import Registry
@@ -163,7 +166,9 @@ def _run_scheduler(setup: ChildSetup, to_main: Outbox) -> None:
     events = None
     if setup.kv_events is not None:
         events = KVEventPublisher(replica_endpoint(setup.kv_events, scheduler_index(setup.name)), setup.name)
-    registry = Registry.load(config.plugins, () if events is None else (events,), platform)
+    reporter = None if setup.block_tokens is None else CacheReporter(setup.block_tokens, setup.name)
+    observers = [observer for observer in (events, reporter) if observer is not None]
+    registry = Registry.load(config.plugins, observers, platform)
     metrics = StepMetrics()
     parts = assemble(
         config,
@@ -175,7 +180,7 @@ def _run_scheduler(setup: ChildSetup, to_main: Outbox) -> None:
         num_replicas=config.parallel.data,
     )
     process = SchedulerProcess(
-        setup.name, parts, metrics, inbox, to_main, Outbox, setup.detokenizer, time.monotonic, events
+        setup.name, parts, metrics, inbox, to_main, Outbox, setup.detokenizer, time.monotonic, events, reporter
     )
     # The objects that exist now live until the process ends. Without `freeze`, each full garbage collection would scan
     # these objects and stop all threads for 0.1 s or more.

@@ -8,6 +8,7 @@ from graftlm.processes.generation import Generation
 from graftlm.processes.messages import PromptId
 from graftlm.processes.prompt_traces import PromptTrace
 from graftlm.processes.replicas import Replica
+from graftlm.routing import Route
 from graftlm.scheduling import CompletionId
 
 __all__ = ["InFlight", "InFlightRequests"]
@@ -18,6 +19,7 @@ class InFlight:
     """One prompt that has not ended, and its replica.
 
     Attributes:
+        route: the prompt as the router sees it.
         arrived_s: time of the prompt's arrival, in seconds of the monotonic clock.
         last_token_s: time at which its latest tokens arrived, on the same clock; None before the first token.
         trace: receives the end of the prompt; None if the request is not traced.
@@ -26,6 +28,7 @@ class InFlight:
     prompt_id: PromptId
     generation: Generation
     replica: Replica
+    route: Route
     arrived_s: float
     last_token_s: float | None = None
     trace: PromptTrace | None = None
@@ -69,13 +72,12 @@ class InFlightRequests:
         self._by_request_id[item.generation.request_id] = item
         for completion_id in item.generation.completion_ids:
             self._by_completion_id[completion_id] = item
-        item.replica.num_requests += 1
-        item.replica.queued_tokens += len(item.generation.request.prompt_token_ids)
+        item.replica.sent(item.route)
 
     def first_token(self, item: InFlight, now_s: float) -> None:
         """Record a prompt's first token. The prompt no longer counts as queued in its replica."""
         item.last_token_s = now_s
-        item.replica.queued_tokens -= len(item.generation.request.prompt_token_ids)
+        item.replica.started(item.route)
 
     def remove(self, item: InFlight) -> bool:
         """Remove a prompt, and return whether it was in the table."""
@@ -84,9 +86,7 @@ class InFlightRequests:
         del self._by_request_id[item.generation.request_id]
         for completion_id in item.generation.completion_ids:
             del self._by_completion_id[completion_id]
-        item.replica.num_requests -= 1
-        if item.last_token_s is None:
-            item.replica.queued_tokens -= len(item.generation.request.prompt_token_ids)
+        item.replica.ended(item.route, item.generation.num_output_tokens)
         if not self._by_prompt_id:
             self._is_empty.set()
         return True

@@ -101,8 +101,10 @@ class Launcher:
         clock: Callable[[], float] = time.monotonic,
         start_process: StartProcess = ChildProcess.start,
         start_timeout_s: float = START_TIMEOUT_S,
+        block_tokens: int | None = None,
     ) -> None:
         self._config = config
+        self._block_tokens = block_tokens
         self._clock = clock
         self._start_process = start_process
         self._start_timeout_s = start_timeout_s
@@ -255,6 +257,7 @@ class Launcher:
             log_level=server.log_level,
             num_threads=max(1, cores // replicas) if replicas > 1 else None,
             kv_events=server.kv_events,
+            block_tokens=self._block_tokens,
         )
 
     def _environment(self, name: str) -> dict[str, str]:

@@ -3,7 +3,7 @@
 "main" is the main process, which serves HTTP.
 
 main ──Generate, Abort, Call──> scheduler ──TokenBatch──> detokenizer ──TextBatch──> main
-main <──Progress, Ready, Failed, Reply, Load── scheduler, detokenizer
+main <──Progress, Ready, Failed, Reply, Load, CacheChanges── scheduler, detokenizer
 
 There are three kinds of ids:
 
@@ -35,6 +35,7 @@ __all__ = [
     "Abort",
     "Accepted",
     "AnyMessage",
+    "CacheChanges",
     "Call",
     "Failed",
     "FromChild",
@@ -237,9 +238,21 @@ class Load(Message, frozen=True, kw_only=True):
     prefill_tokens: int = 0
 
 
+class CacheChanges(Message, frozen=True, kw_only=True):
+    """The changes of a replica's prefix cache since the last message, for the routing policy.
+
+    Attributes:
+        changes: (kind, digests) of each change, oldest first. Kinds are "stored", "removed" and "cleared". `digests`
+            are uint64, little-endian.
+    """
+
+    process: str
+    changes: list[tuple[str, bytes]]
+
+
 ToScheduler: TypeAlias = LoadTokenizer | Generate | Abort | Call | UseDetokenizer | Shutdown
 ToDetokenizer: TypeAlias = LoadTokenizer | Opened | TokenBatch | Abort | Call | Shutdown
-FromChild: TypeAlias = Accepted | Rejected | TextBatch | Progress | Ready | Failed | Reply | Load
+FromChild: TypeAlias = Accepted | Rejected | TextBatch | Progress | Ready | Failed | Reply | Load | CacheChanges
 
 AnyMessage: TypeAlias = (
     Generate | Abort | Call | UseDetokenizer | LoadTokenizer | Shutdown | Opened | TokenBatch | FromChild

@@ -1,14 +1,15 @@
 """The state of the processes, and the choice of a replica for each request."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graftlm.errors import UnavailableError
 from graftlm.processes.messages import Load
 from graftlm.processes.names import DETOKENIZER
+from graftlm.routing import Route, Router
 
-__all__ = ["Health", "Replica", "ReplicaSet", "choose_replica"]
+__all__ = ["Health", "Replica", "ReplicaSet"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,35 +36,72 @@ class Health:
         return self.serving and not self.draining
 
 
-@dataclass(slots=True, eq=False)
 class Replica:
     """One replica of the model, with counts of its requests.
 
-    Attributes:
+    Args:
         name: name of the replica's process, such as "scheduler-0".
-        ready: whether the replica accepts requests.
-        queued_tokens: total number of prompt tokens of the replica's requests that have no output token yet.
-        num_requests: number of the replica's prompts that have not ended.
+        router: the router of all replicas; None: a router for this replica only.
+        number: number of the replica in the router.
+
+    Attributes:
+        name: see above.
         load: the latest report of the replica; None before the first report.
         outdated: reason why the process does not have the current weights; None if it has them. An outdated replica
             accepts no requests.
     """
 
-    name: str
-    ready: bool = False
-    queued_tokens: int = 0
-    num_requests: int = 0
-    load: Load | None = None
-    outdated: str | None = None
+    def __init__(self, name: str, router: Router | None = None, number: int = 0) -> None:
+        self.name = name
+        self.load: Load | None = None
+        self.outdated: str | None = None
+        self._router = router or Router(1)
+        self._number = number
 
+    @property
+    def ready(self) -> bool:
+        """Whether the replica accepts requests."""
+        return bool(self._router.states.ready[self._number])
 
-def choose_replica(replicas: Iterable[Replica]) -> Replica | None:
-    """Return the ready replica with the fewest queued tokens. If several have the fewest, their `num_requests` decides.
+    @ready.setter
+    def ready(self, ready: bool) -> None:
+        self._router.states.ready[self._number] = ready
 
-    Returns: None if no replica is ready.
-    """
-    ready = [replica for replica in replicas if replica.ready]
-    return min(ready, key=lambda r: (r.queued_tokens, r.num_requests), default=None)
+    @property
+    def queued_tokens(self) -> int:
+        """Total number of prompt tokens of the replica's requests that have no output token yet."""
+        return int(self._router.states.queued_tokens[self._number])
+
+    @property
+    def num_requests(self) -> int:
+        """Number of the replica's prompts that have not ended."""
+        return int(self._router.states.num_requests[self._number])
+
+    def sent(self, route: Route) -> None:
+        """Count a prompt that is sent to this replica."""
+        self._router.sent(route, self._number)
+
+    def started(self, route: Route) -> None:
+        """Record the first token of a prompt. The prompt no longer counts as queued."""
+        self._router.started(route)
+
+    def ended(self, route: Route, num_output_tokens: int) -> None:
+        """Record the end of a prompt, for any reason."""
+        self._router.ended(route, num_output_tokens)
+
+    def report(self, load: Load) -> None:
+        """Record a load report."""
+        self.load = load
+        self._router.report(self._number)
+
+    def report_cache(self, changes: Sequence[tuple[str, Sequence[int]]]) -> None:
+        """Record changes of the replica's prefix cache; see `Router.report`."""
+        self._router.report(self._number, changes)
+
+    def died(self) -> None:
+        """Record that the replica's process has ended."""
+        self.ready, self.outdated, self.load = False, None, None
+        self._router.clear(self._number)
 
 
 @dataclass(slots=True, eq=False)
@@ -85,14 +123,17 @@ class ReplicaSet:
     Args:
         names: names of the replicas' processes.
         can_recover: whether processes that die are restarted.
+        router: chooses the replicas; None: the least loaded replica is chosen.
 
     Attributes:
         replicas: all replicas.
+        router: see above.
         draining: whether new requests are refused, because the server is shutting down.
     """
 
-    def __init__(self, names: Sequence[str], can_recover: bool) -> None:
-        self.replicas = [Replica(name) for name in names]
+    def __init__(self, names: Sequence[str], can_recover: bool, router: Router | None = None) -> None:
+        self.router = router or Router(len(names))
+        self.replicas = [Replica(name, self.router, number) for number, name in enumerate(names)]
         self.draining = False
         self._can_recover = can_recover
         self._problems: dict[str, _Problem] = {}
@@ -133,11 +174,12 @@ class ReplicaSet:
         """The reason why no replica accepts requests."""
         return "; ".join(self.health.problems) or "no replica of the model is ready"
 
-    async def take(self, timeout_s: float | None) -> Replica:
-        """Return the replica for the next request. Waits during a pause, or while all replicas are being restarted.
+    async def take(self, timeout_s: float | None, route: Route) -> Replica:
+        """Return the replica for a request. Waits during a pause, or while all replicas are being restarted.
 
         Args:
             timeout_s: maximum wait in seconds; None for no limit.
+            route: the request, which `router` has created.
 
         Raises:
             UnavailableError: no replica works and none will be restarted, the server is draining, memory is released
@@ -145,7 +187,7 @@ class ReplicaSet:
         """
         try:
             async with asyncio.timeout(timeout_s):
-                while (replica := self._free_replica()) is None:
+                while (replica := self._free_replica(route)) is None:
                     future = asyncio.get_running_loop().create_future()
                     self._waiting.add(future)
                     try:
@@ -169,7 +211,7 @@ class ReplicaSet:
         self._problems[name] = _Problem(f"{name} died: {reason}", dead=True)
         replica = self.named(name)
         if replica is not None:
-            replica.ready, replica.outdated, replica.load = False, None, None
+            replica.died()
         self._wake()
 
     def stuck(self, name: str, seconds: float) -> None:
@@ -240,7 +282,7 @@ class ReplicaSet:
     def _outdated(self) -> list[str]:
         return [f"{replica.name} {replica.outdated}" for replica in self.replicas if replica.outdated is not None]
 
-    def _free_replica(self) -> Replica | None:
+    def _free_replica(self, route: Route) -> Replica | None:
         if self.draining:
             raise UnavailableError("the server is shutting down")
         if self._asleep is not None and not self._held:
@@ -249,13 +291,14 @@ class ReplicaSet:
             raise UnavailableError(self._asleep)
         problem = self._problems.get(DETOKENIZER)
         detokenizer_runs = problem is None or not problem.dead
-        replica = choose_replica(self.replicas) if detokenizer_runs else None
-        if replica is None and not self._can_recover:
+        can_send = detokenizer_runs and not self._paused and not self._held
+        number = self.router.choose(route) if can_send else None
+        if not self._can_recover and not (detokenizer_runs and self.ready):
             raise UnavailableError(self.why_unavailable)
         # Outdated replicas become ready only through an update of the weights. Requests wait only during an update.
         if not self._held and all(replica.outdated is not None for replica in self.replicas):
             raise UnavailableError(self.why_unavailable)
-        return None if self._paused or self._held else replica
+        return None if number is None else self.replicas[number]
 
     def _wake(self) -> None:
         for future in self._waiting:

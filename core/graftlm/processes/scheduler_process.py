@@ -32,6 +32,7 @@ from graftlm.processes.messages import (
     params_from_wire,
 )
 from graftlm.processes.profiling import Profiler
+from graftlm.processes.routing import CacheReporter
 from graftlm.processes.step_metrics import StepMetrics
 from graftlm.processes.tree_view import tree_view
 from graftlm.scheduling import CompletionId, RequestUpdate
@@ -62,6 +63,7 @@ class SchedulerProcess:
         detokenizer: str,
         clock: Callable[[], float],
         events: KVEventPublisher | None = None,
+        reporter: CacheReporter | None = None,
     ) -> None:
         """Connect an engine to its channels.
 
@@ -75,6 +77,7 @@ class SchedulerProcess:
             detokenizer: endpoint to which tokens are sent, until a UseDetokenizer message names another one.
             clock: a monotonic clock, in seconds.
             events: publishes the prefix cache's events after each step; None if events are not published.
+            reporter: collects the changes of the prefix cache for the main process; None if it needs none.
         """
         self._name = name
         self._parts = parts
@@ -86,6 +89,7 @@ class SchedulerProcess:
         self._to_detokenizer = connect(detokenizer)
         self._clock = clock
         self._events = events
+        self._reporter = reporter
         self._adapters = AdapterCalls(parts.adapters, inbox.wake)
         self._profiler = Profiler(parts.loop.run_on_device, name)
         self._num_unfinished: dict[PromptId, int] = {}  # number of completions of each prompt that have not ended
@@ -130,8 +134,11 @@ class SchedulerProcess:
             if self._paused or not self._parts.can_run:
                 self._send(self._loop.expire())
             elif self._loop.scheduler.has_work:
-                self._send(self._loop.step())
+                updates = self._loop.step()
+                self._report_cache()  # before the tokens, so that the router knows what their prompts have cached
+                self._send(updates)
                 self._profiler.step_done()
+            self._report_cache()
             if self._events is not None:
                 self._events.publish()
             self._report_load()
@@ -290,6 +297,11 @@ class SchedulerProcess:
         self._num_unfinished[prompt_id] -= 1
         if not self._num_unfinished[prompt_id]:
             del self._num_unfinished[prompt_id]
+
+    def _report_cache(self) -> None:
+        message = None if self._reporter is None else self._reporter.take()
+        if message is not None:
+            self._to_main.send(message)
 
     def _report_load(self) -> None:
         """Send the load to the main process every 0.2 s while there is work, and once when the work has ended."""

@@ -24,6 +24,7 @@ from graftlm.processes.messages import (
     Abort,
     Accepted,
     AnyMessage,
+    CacheChanges,
     Generate,
     Load,
     MessageError,
@@ -40,6 +41,7 @@ from graftlm.processes.released_memory import ReleasedMemory
 from graftlm.processes.replicas import Health, ReplicaSet
 from graftlm.processes.request_metrics import RequestMetrics
 from graftlm.processes.request_preparer import RequestPreparer
+from graftlm.processes.routing import changes_of
 from graftlm.processes.served_adapters import ServedAdapters
 from graftlm.processes.served_model import ServedModel
 from graftlm.processes.served_weights import ServedWeights
@@ -184,7 +186,8 @@ class TokenizerManager:
         """
         self._check_number(request.params.n)
         arrived_s = self._clock()
-        replica = await self.replicas.take(request.options.timeout_s)
+        route = self.replicas.router.route(request.prompt_token_ids, self._namespace(request.options))
+        replica = await self.replicas.take(request.options.timeout_s, route)
         self._check_id(request.request_id)
         prompt_id = PromptId(f"{request.request_id}:{next(self._counter)}")
         generation = Generation(request, prompt_id, self._abort, self.weights.version)
@@ -204,7 +207,7 @@ class TokenizerManager:
                 prompt_trace.cancel()
             message_text = f"the request contains invalid Unicode or a number that is too large: {error.__cause__}"
             raise RequestError(message_text) from error
-        self._in_flight.add(InFlight(prompt_id, generation, replica, arrived_s, trace=prompt_trace))
+        self._in_flight.add(InFlight(prompt_id, generation, replica, route, arrived_s, trace=prompt_trace))
         try:
             await generation.accepted
         except asyncio.CancelledError:
@@ -346,11 +349,20 @@ class TokenizerManager:
             case Load():
                 replica = self.replicas.named(message.process)
                 if replica is not None:
-                    replica.load = message
+                    replica.report(message)
+            case CacheChanges():
+                replica = self.replicas.named(message.process)
+                if replica is not None:
+                    replica.report_cache(changes_of(message))
             case Reply():
                 self.calls.answer(message)
 
     # -- helpers -------------------------------------------------------------------------------------------------------
+
+    def _namespace(self, options: RequestOptions) -> str:
+        """Return the namespace of a request's cached prefixes, which `Intake.namespace` returns in the replicas."""
+        adapter = None if options.adapter is None else self.adapters.get(options.adapter)
+        return prefix_namespace(options.cache_salt, None if adapter is None else adapter.digest)
 
     def _check_id(self, request_id: str | None) -> None:
         if request_id is not None and request_id in self._in_flight:

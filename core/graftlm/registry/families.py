@@ -21,6 +21,7 @@ from graftlm.contracts import (
     Quantization,
     QuantizationCapabilities,
     ReasoningFormat,
+    RoutingPolicy,
     SchedulingPolicy,
     ToolCallFormat,
 )
@@ -117,6 +118,15 @@ _ALL = (
         contract=SchedulingPolicy,
         name_path="scheduling.policy.name",
         options_path="scheduling.policy.options",
+    ),
+    Family(
+        key="routing_policy",
+        title="routing policy",
+        hook="provide_routing_policies",
+        contract=RoutingPolicy,
+        name_path="parallel.routing.name",
+        options_path="parallel.routing.options",
+        is_optional=True,
     ),
     Family(
         key="drafter",

@@ -26,10 +26,12 @@ from graftlm.config import EngineConfig
 from graftlm.errors import ConfigError, PluginLoadError
 from graftlm.logs import configure_logging
 from graftlm.processes.launcher import Launcher
+from graftlm.processes.routing import make_router
 from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.processes.trace_lines import trace_block_tokens
 from graftlm.processes.trace_recorder import TraceRecorder
 from graftlm.registry import Registry, check, probe_platform
+from graftlm.routing import Router
 from graftlm.server import openai
 from graftlm.server.app import create_app, create_local_app
 from graftlm.server.batches import make_batch_router, make_batch_service
@@ -181,10 +183,11 @@ class _Service:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._signalled, number)
         traces = open_traces(self._config.server.traces, os.environ)
-        launcher = Launcher(self._config)
+        router = make_router(self._config, self._registry)
+        launcher = Launcher(self._config, block_tokens=router.event_block_tokens)
         try:
             metrics = ServerMetrics()
-            manager = await self._unless_stopped(self._assemble(launcher, metrics))
+            manager = await self._unless_stopped(self._assemble(launcher, metrics, router))
             return 0 if manager is None else await self._serve(launcher, manager, metrics, traces)
         finally:
             if traces is not None:
@@ -225,13 +228,13 @@ class _Service:
         task.cancel()
         return None
 
-    async def _assemble(self, launcher: Launcher, metrics: ServerMetrics) -> TokenizerManager:
+    async def _assemble(self, launcher: Launcher, metrics: ServerMetrics, router: Router) -> TokenizerManager:
         await launcher.start()
         assembly = await asyncio.to_thread(
             import_module, "graftlm.processes.assembly"
         )  # in a thread, since the import of torch takes about a second
         manager: TokenizerManager = await assembly.assemble_manager(
-            self._config, self._registry, launcher, metrics, self._recorder
+            self._config, self._registry, launcher, metrics, self._recorder, router
         )
         return manager
 

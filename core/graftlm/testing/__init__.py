@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from graftlm.testing.provider_kits import provider_kit
     from graftlm.testing.quantization import QuantizationConformance
     from graftlm.testing.recording import OldestAccessFirst, RecordingStrategy, TickingClock
+    from graftlm.testing.routing import FakeRoutedRequest, RoutingPolicyConformance
     from graftlm.testing.scheduling import FakePrefixGroup, FakeWaitingRequest, SchedulingPolicyConformance
     from graftlm.testing.scripted_api import ScriptedApi, ScriptedModel
     from graftlm.testing.state_cache import StateCacheConformance
@@ -48,6 +49,7 @@ __all__ = [
     "FakeKVStorage",
     "FakeMedium",
     "FakePrefixGroup",
+    "FakeRoutedRequest",
     "FakeWaitingRequest",
     "GrammarBackendConformance",
     "GrammarCase",
@@ -60,6 +62,7 @@ __all__ = [
     "QuantizationConformance",
     "ReasoningFormatConformance",
     "RecordingStrategy",
+    "RoutingPolicyConformance",
     "SchedulingPolicyConformance",
     "ScriptedApi",
     "ScriptedDrafter",
@@ -88,6 +91,7 @@ _HOME = {
     "FakeKVStorage": "graftlm.testing.fake_storage",
     "FakeMedium": "graftlm.testing.fake_storage",
     "FakePrefixGroup": "graftlm.testing.scheduling",
+    "FakeRoutedRequest": "graftlm.testing.routing",
     "FakeWaitingRequest": "graftlm.testing.scheduling",
     "GrammarBackendConformance": "graftlm.testing.grammar",
     "GrammarCase": "graftlm.testing.grammar",
@@ -100,6 +104,7 @@ _HOME = {
     "QuantizationConformance": "graftlm.testing.quantization",
     "ReasoningFormatConformance": "graftlm.testing.chat_format",
     "RecordingStrategy": "graftlm.testing.recording",
+    "RoutingPolicyConformance": "graftlm.testing.routing",
     "SchedulingPolicyConformance": "graftlm.testing.scheduling",
     "ScriptedApi": "graftlm.testing.scripted_api",
     "ScriptedDrafter": "graftlm.testing.drafter",

@@ -27,6 +27,7 @@ _KITS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "logits_processor": ("graftlm.testing.logits", "LogitsProcessorConformance"),
         "model": ("graftlm.testing.model", "ModelConformance"),
         "quantization": ("graftlm.testing.quantization", "QuantizationConformance"),
+        "routing_policy": ("graftlm.testing.routing", "RoutingPolicyConformance"),
         "scheduling": ("graftlm.testing.scheduling", "SchedulingPolicyConformance"),
         "reasoning": ("graftlm.testing.chat_format", "ReasoningFormatConformance"),
         "storage": ("graftlm.testing.storage", "KVStorageConformance"),

@@ -15,6 +15,7 @@ from graftlm.config import EngineConfig
 from graftlm.errors import ConfigError, EngineError, RequestError
 from graftlm.logs import configure_logging
 from graftlm.processes.launcher import Launcher
+from graftlm.processes.routing import make_router
 from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.registry import Registry, check, probe_platform
 from graftlm.server import openai
@@ -103,12 +104,13 @@ async def _answer(
 async def _run(
     config: EngineConfig, registry: Registry, requests: Path, results: ResultFiles, advance: Callable[[], None]
 ) -> None:
-    launcher = Launcher(config)
+    router = make_router(config, registry)
+    launcher = Launcher(config, block_tokens=router.event_block_tokens)
     manager: TokenizerManager | None = None
     try:
         await launcher.start()
         assembly = await asyncio.to_thread(import_module, "graftlm.processes.assembly")  # imports torch
-        manager = await assembly.assemble_manager(config, registry, launcher, ServerMetrics(), None)
+        manager = await assembly.assemble_manager(config, registry, launcher, ServerMetrics(), None, router)
         calls = LocalCalls(create_local_app(openai.make_router(manager)))
         max_running = config.scheduling.max_running_requests * config.parallel.data
         limit = RunningLimit(max_running, max_running)

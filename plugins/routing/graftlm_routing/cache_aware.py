@@ -1,0 +1,114 @@
+"""Chooses the replica on which a request has the least work before it, from exact records of the caches.
+
+The cost of a replica is the number of prompt tokens that it must compute before the request's first token: the
+request's own tokens that are not cached, and those of the requests before it. The replica with the lowest cost is
+chosen, subject to two bounds:
+
+- Imbalance. The work of a replica is the number of tokens that it was given to compute, where older work counts less.
+  A replica whose work exceeds (1 + imbalance) * mean + slack gets no request. The work of a replica therefore never
+  exceeds this limit by more than one request.
+- Staleness. Blocks of requests that have no token yet are assumed to be cached where the requests are. All other blocks
+  are known from cache events, in their order. The blocks of a replica with requests whose latest message is older than
+  `max_staleness_s` are ignored.
+"""
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from graftlm.contracts import ReplicaStates, RoutedRequest, RoutingContext, RoutingPolicy
+from graftlm_routing.block_index import BlockIndex
+from graftlm_routing.options import CacheAwareOptions
+
+__all__ = ["CacheAware"]
+
+#: Maximum number of different match lengths that are compared for a request. Shorter matches count as none.
+_MAX_LEVELS: Final = 8
+
+#: Units of work are rescaled when the current unit exceeds this number.
+_MAX_UNIT: Final = 2.0**40
+
+
+class CacheAware(RoutingPolicy):
+    """Weighs cached prefixes against queues, with bounds on imbalance and staleness."""
+
+    uses_cache_events = True
+
+    def __init__(self, options: CacheAwareOptions, context: RoutingContext) -> None:
+        self.block_tokens: int = max(options.block_tokens, context.page_size)
+        self._options = options
+        self._index = BlockIndex(context.num_replicas, options.max_blocks)
+        self._queued: NDArray[np.float64] = np.zeros(context.num_replicas)  # uncached, of requests without a token
+        self._work: NDArray[np.float64] = np.zeros(context.num_replicas)  # in units of `_unit` per token
+        self._unit = 1.0
+        self._since_s: float | None = None  # clock reading at which `_unit` was 1
+        self._sent: dict[RoutedRequest, tuple[int, Sequence[int]]] = {}  # uncached tokens, assumed digests
+
+    def choose(self, request: RoutedRequest, replicas: ReplicaStates, now_s: float) -> int:
+        """Return the allowed replica with the fewest tokens to compute before the request's first token."""
+        self._age(now_s)
+        options = self._options
+        mean = float(self._work @ replicas.ready) / int(np.count_nonzero(replicas.ready))
+        limit = (1 + options.imbalance) * mean + options.slack_tokens * self._unit
+        # Equal costs are ordered by work, which counts as at most about one block.
+        costs = self._queued + self._work * (self.block_tokens / (limit or 1.0))
+        costs[~(replicas.ready & (self._work <= limit))] = np.inf
+        best = int(costs.argmin())
+        best_cost = lowest = float(costs[best])
+        stale = (now_s - replicas.reported_s > options.max_staleness_s) & (replicas.num_requests > 0)
+        costs[stale] = np.inf
+        for depth, holders in islice(self._index.levels(request.digests), _MAX_LEVELS):
+            saved = depth * self.block_tokens
+            if best_cost <= lowest - saved:
+                break
+            replica = int(holders[costs[holders].argmin()])
+            cost = float(costs[replica]) - saved
+            if cost < best_cost:
+                best, best_cost = replica, cost
+        return best
+
+    def sent(self, request: RoutedRequest, replica: int) -> None:
+        """Count the tokens that the replica must compute, and assume that it will hold the prompt's blocks."""
+        digests = request.digests
+        depth = self._index.match(digests, replica)
+        uncached = max(1, len(request.token_ids) - depth * self.block_tokens)
+        assumed = digests[depth:]
+        self._queued[replica] += uncached
+        self._work[replica] += uncached * self._unit
+        self._index.assume(replica, assumed)
+        self._sent[request] = (uncached, assumed)
+
+    def started(self, request: RoutedRequest, replica: int) -> None:
+        """End the assumptions about the request, because cache events have reported its blocks."""
+        uncached, assumed = self._sent.pop(request, (0, ()))
+        self._queued[replica] -= uncached
+        self._index.forget(replica, assumed)
+
+    def ended(self, request: RoutedRequest, replica: int, num_output_tokens: int) -> None:
+        """Count the output as work of the replica."""
+        self.started(request, replica)
+        self._work[replica] += num_output_tokens * self._unit
+
+    def stored(self, replica: int, digests: Sequence[int]) -> None:
+        """Add blocks to the index."""
+        self._index.store(replica, digests)
+
+    def removed(self, replica: int, digests: Sequence[int]) -> None:
+        """Remove blocks from the index."""
+        self._index.remove(replica, digests)
+
+    def cleared(self, replica: int) -> None:
+        """Remove all blocks of the replica."""
+        self._index.clear(replica)
+
+    def _age(self, now_s: float) -> None:
+        """Raise the unit of new work, so that older work counts less."""
+        if self._since_s is None:
+            self._since_s = now_s
+        self._unit = 2.0 ** min((now_s - self._since_s) / self._options.window_s, 1000.0)
+        if self._unit > _MAX_UNIT:
+            self._work /= self._unit
+            self._unit, self._since_s = 1.0, now_s
