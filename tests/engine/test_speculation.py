@@ -190,6 +190,21 @@ def test_output_is_that_of_plain_decoding_with_adapters(adapters):
     assert drafts["replay"][1] > 10
 
 
+def test_an_answer_is_drafted_from_another_conversation_of_the_namespace():
+    """The prompts differ in their first tokens, so they share no prefix."""
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    questions = [PROMPTS[0], [{"role": "user", "content": "Hello. What is the capital of France?"}]]
+    speculation = {"drafter": {"name": "suffix", "options": {"min_match_tokens": 16}}}
+    accepted = {}
+    with Engine({"speculation": speculation, "model": "demo"}, plugins=[graftlm_speculation]) as engine:
+        for salt, question in ((salt, question) for salt in ("", "another tenant") for question in questions):
+            (output,) = engine.generate([question], params, cache_salt=salt)
+            accepted.setdefault(salt, []).append((output.token_ids, output.usage.accepted_draft_tokens))
+    for (first, num_first), (second, num_second) in accepted.values():
+        assert first == second
+        assert num_first < 10 < num_second
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_regenerated_answer_is_drafted_from_the_prefix_cache(overlap):
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from graftlm.contracts import Draft, Drafter, DraftRequest
+from graftlm.records import CacheEvent
 from graftlm.speculation import DraftCounts, SourcedDraft, Speculator
 from graftlm.speculation.draft_budget import DraftBudget
 from graftlm.speculation.step_costs import StepCosts
@@ -167,6 +168,42 @@ def test_every_drafter_hears_of_closed_rows_that_were_asked_for(caplog):
     for row in (1, 5, 1):
         one.close(row)
     assert (broken.closed, second.closed) == ([1], [1])
+
+
+@pytest.mark.parametrize("error", [RuntimeError, Panic])
+def test_a_drafter_that_fails_to_process_a_cache_event_is_not_called_again(caplog, error):
+    class Listens(Knows):
+        def __init__(self, drafts):
+            super().__init__(drafts)
+            self.events = []
+
+        def cache_event(self, event):
+            self.events.append(event)
+
+    class Breaks(Listens):
+        def cache_event(self, event):
+            super().cache_event(event)
+            raise error("broken on purpose")
+
+    broken, works = Breaks({1: draft(1)}), Listens({1: draft(2)})
+    one = speculator(broken=broken, works=works)
+    events = [CacheEvent("cleared", 0), CacheEvent("cleared", 1)]
+    for event in events:
+        one.cache_event(event)
+    assert (broken.events, works.events) == (events[:1], events)
+    assert tokens_of(one.propose(requests(1))) == {1: ("works", [2])}
+    assert broken.asked == []
+    assert "drafter 'broken' failed to process a cache event; it is not called again" in caplog.text
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_of_a_cache_event_is_raised(error):
+    class Interrupts(Knows):
+        def cache_event(self, event):
+            raise error
+
+    with pytest.raises(error):
+        speculator(broken=Interrupts()).cache_event(CacheEvent("cleared", 0))
 
 
 def test_drafts_are_counted_by_drafter():

@@ -99,6 +99,28 @@ class Gossips(Repeats):
         return None if said is None else draft([said])
 
 
+class Hoards(Repeats):
+    """Drafts the first token of the text that was cached last, although it may have been removed."""
+
+    def __init__(self):
+        self.texts = {}
+
+    def cache_event(self, event):
+        if event.kind == "stored":
+            self.texts[event.namespace] = event.token_ids
+
+    def draft(self, request):
+        text = self.texts.get(request.namespace)
+        return None if text is None else draft(text[:1])
+
+
+class Overhears(Hoards):
+    """Drafts the first token of the text that was cached last in any namespace."""
+
+    def cache_event(self, event):
+        self.texts = {} if event.kind in ("removed", "cleared") else {"": event.token_ids}
+
+
 def failed(make):
     class Kit(DrafterConformance):
         def create(self, context):
@@ -124,6 +146,8 @@ def test_a_drafter_that_keeps_the_contract_passes():
         (Sorts, "test_tokens_are_not_changed"),
         (KeepsArrays, "test_arrays_of_earlier_calls_are_not_used"),
         (Gossips, "test_other_namespaces_change_nothing"),
+        (Hoards, "test_removed_texts_are_not_drafted"),
+        (Overhears, "test_other_namespaces_change_nothing"),
         (KeepsRows, "test_a_closed_row_starts_anew"),
     ],
 )

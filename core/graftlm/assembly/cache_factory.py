@@ -2,12 +2,14 @@
 
 import logging
 import time
+from collections.abc import Callable, Sequence
 
 from graftlm.assembly.cache_events import CacheEvents
 from graftlm.assembly.kv_memory import KVMemory
 from graftlm.assembly.tiers import TierParts
 from graftlm.config import EngineConfig
 from graftlm.contracts import CacheContext, EvictionContext, PrefixCache
+from graftlm.records import CacheEvent
 from graftlm.registry import Registry
 
 __all__ = ["CacheFactory"]
@@ -16,14 +18,25 @@ _logger = logging.getLogger(__name__)
 
 
 class CacheFactory:
-    """Creates empty prefix caches, each with a new eviction strategy."""
+    """Creates empty prefix caches, each with a new eviction strategy.
 
-    def __init__(self, config: EngineConfig, registry: Registry, memory: KVMemory, tiers: TierParts | None) -> None:
+    Args:
+        listeners: functions that get each event of the caches, in addition to the plugins that observe events.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        registry: Registry,
+        memory: KVMemory,
+        tiers: TierParts | None,
+        listeners: Sequence[Callable[[CacheEvent], None]] = (),
+    ) -> None:
         self._config = config
         self._registry = registry
         self._memory = memory
         self._tiers = tiers
-        self._events = CacheEvents(registry.observers("cache_event"))
+        self._events = CacheEvents([*registry.observers("cache_event"), *listeners])
         self._has_created = False
 
     def __call__(self) -> PrefixCache:

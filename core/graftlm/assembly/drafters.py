@@ -10,7 +10,9 @@ from graftlm.assembly.target import Target
 from graftlm.config import EngineConfig
 from graftlm.contracts import Drafter, DrafterContext, DraftModel, PrefixKey
 from graftlm.memory import KVManager
+from graftlm.records import CacheEvent
 from graftlm.registry import Registry, configured_drafters
+from graftlm.speculation import Speculator
 from graftlm.types import TokenIds
 
 __all__ = ["AssembledDrafters", "make_drafters"]
@@ -21,21 +23,33 @@ class AssembledDrafters:
 
     Attributes:
         by_name: name -> drafter, in the order in which drafters are called.
+        speculator: calls the drafters; None before `start`, or without drafts.
     """
 
     def __init__(self) -> None:
         self.by_name: dict[str, Drafter] = {}
+        self.speculator: Speculator | None = None
         self._manager: KVManager | None = None
 
-    def bind_cache(self, manager: KVManager) -> None:
-        """Set the manager of the prefix cache that `continuation` reads."""
-        self._manager = manager
+    def start(self, manager: KVManager, speculator: Speculator | None) -> None:
+        """Set the manager of the prefix cache that `continuation` reads, and the speculator that calls the drafters."""
+        self._manager, self.speculator = manager, speculator
+
+    @property
+    def listeners(self) -> list[Callable[[CacheEvent], None]]:
+        """The functions that get the events of the prefix cache; none if no drafter processes events."""
+        is_read = any(type(drafter).cache_event is not Drafter.cache_event for drafter in self.by_name.values())
+        return [self._cache_event] if is_read else []
 
     def continuation(self, key: PrefixKey, num_tokens: int) -> TokenIds:
-        """Return the tokens that follow a key in the prefix cache; no tokens before `bind_cache` is called."""
+        """Return the tokens that follow a key in the prefix cache; no tokens before `start` is called."""
         if self._manager is None:
             return np.empty(0, dtype=np.int32)
         return self._manager.cache.continuation(key, num_tokens)
+
+    def _cache_event(self, event: CacheEvent) -> None:
+        if self.speculator is not None:
+            self.speculator.cache_event(event)
 
 
 def make_drafters(

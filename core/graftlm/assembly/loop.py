@@ -45,7 +45,7 @@ def make_loop(
         drafters: the drafters, which get access to the prefix cache here.
         on_step: function that is called with every committed step, in addition to the plugins that observe steps.
     """
-    make_cache = CacheFactory(config, registry, kv.memory, tiers)
+    make_cache = CacheFactory(config, registry, kv.memory, tiers, drafters.listeners)
     runner, is_cpu = device_parts.runner, target.device.type == "cpu"
     return StepLoop(
         _scheduler(config, registry, target, make_cache(), kv, tiers, tokenizer, drafters),
@@ -86,8 +86,8 @@ def _scheduler(
     limits = SchedulerLimits(settings.max_queued_requests, settings.prefill_tokens_per_step, settings.mix_chunks)
     jump_forward = JumpForward(tokenizer) if config.grammar.jump_forward == "fast" else None
     forced_drafts = ForcedDrafts(tokenizer) if config.grammar.jump_forward == "exact" else None
-    drafters.bind_cache(manager)
     speculator = None
     if drafters.by_name or forced_drafts is not None:
         speculator = Speculator(drafters.by_name, config.speculation.max_drafts, target.model_config.vocab_size)
+    drafters.start(manager, speculator)
     return Scheduler(manager, policy, limits, time.monotonic, jump_forward, speculator, forced_drafts)

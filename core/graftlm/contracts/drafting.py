@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from graftlm.contracts.draft_model import DraftModel
 from graftlm.contracts.prefix_cache import PrefixKey
 from graftlm.errors import ConfigError
+from graftlm.records import CacheEvent
 from graftlm.types import TokenIds
 
 __all__ = ["Draft", "DraftRequest", "Drafter", "DrafterContext"]
@@ -82,9 +83,11 @@ class Drafter(ABC):
         - A draft has 1 to `limit` tokens with ids from 0 to V - 1, and a confidence from 0 to 1.
         - `propose` does not change `token_ids`, and does not read them after the call.
         - A draft depends only on tokens of the request's namespace.
+        - Tokens that an event has removed from the prefix cache are not drafted from the cache any more.
         - After `close`, a row may belong to a new request, whose drafts do not depend on the previous request.
 
-    If `propose` raises or breaks an invariant, the request continues without this drafter.
+    If `propose` raises or breaks an invariant, the request continues without this drafter. If `cache_event` raises, the
+    drafter is not called again.
     """
 
     @property
@@ -98,3 +101,9 @@ class Drafter(ABC):
 
     def close(self, row: int) -> None:
         """Delete the state of a request that has left its row."""
+
+    def cache_event(self, event: CacheEvent) -> None:
+        """Process a change of the prefix cache. Called for every change, in order, if a drafter overrides this method.
+
+        A drafter that stores cached tokens must store them by namespace, and delete them when they are removed.
+        """

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from graftlm.contracts import Draft, Drafter, DraftRequest
+from graftlm.records import CacheEvent
 from graftlm.speculation.acceptance import Acceptance
 from graftlm.speculation.draft_allowance import DraftAllowance
 from graftlm.speculation.draft_budget import DraftBudget
@@ -50,7 +51,8 @@ class DraftCounts:
 class Speculator:
     """Calls an engine's drafters in order. A drafter is called for requests for which earlier drafters had no draft.
 
-    If a drafter fails for a request, it is not called for this request again. An expensive drafter is called often only
+    If a drafter fails for a request, it is not called for this request again. If it fails to process an event of the
+    prefix cache, it is not called again at all. An expensive drafter is called often only
     while its drafts save more time than its calls take. Otherwise rare calls measure whether this has changed.
 
     Args:
@@ -87,6 +89,17 @@ class Speculator:
     def counts(self) -> dict[str, DraftCounts]:
         """Totals since the start, by drafter."""
         return dict(self._counts)
+
+    def cache_event(self, event: CacheEvent) -> None:
+        """Pass an event of the prefix cache to the drafters."""
+        for name, drafter in list(self._drafters.items()):
+            try:
+                drafter.cache_event(event)
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException:  # the code of a plugin; a panic in Rust is no `Exception`
+                del self._drafters[name]
+                _logger.exception("drafter %r failed to process a cache event; it is not called again", name)
 
     def may_pay(self, num_rows: int) -> bool:
         """Return whether drafts could save time in a step of `num_rows` requests, before any drafter is called."""

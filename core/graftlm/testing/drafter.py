@@ -10,8 +10,10 @@ import numpy as np
 from graftlm.contracts import Draft, Drafter, DrafterContext, DraftRequest, PrefixKey
 from graftlm.speculation.draft_budget import DraftBudget
 from graftlm.speculation.step_costs import StepCosts
+from graftlm.testing.cache_rig import CacheRig
 from graftlm.testing.conformance import Conformance
 from graftlm.testing.fake_draft_model import FakeDraftModel
+from graftlm.testing.naive_cache import NaiveCache
 from graftlm.types import TokenIds
 
 __all__ = ["SCRIPTS", "AllDrafts", "DrafterConformance", "ScriptedDrafter"]
@@ -118,10 +120,10 @@ class DrafterConformance(Conformance, ABC):
                 return MyDrafter(context)
 
     Attributes:
-        parameters: `seed` is the seed of the random requests.
+        parameters: `seed` is the seed of the random requests; `is_cleared` is whether a cache is cleared at once.
     """
 
-    parameters: ClassVar[Mapping[str, Sequence[Any]]] = {"seed": (0, 1, 2)}
+    parameters: ClassVar[Mapping[str, Sequence[Any]]] = {"seed": (0, 1, 2), "is_cleared": (False, True)}
 
     @abstractmethod
     def create(self, context: DrafterContext) -> Drafter:
@@ -175,10 +177,26 @@ class DrafterConformance(Conformance, ABC):
         texts = _texts(seed)
         request = DraftRequest(0, "", texts[""][0][:12], _LIMIT)
         others = [DraftRequest(1 + i, "tenant", text[:12], _LIMIT) for i, text in enumerate(texts[""])]
-        alone = self.create(_context({"": texts[""]})).propose([request])[0]
-        among = self.create(_context(texts))
+        own = {"": texts[""]}
+        alone = self._caching(own, own).propose([request])[0]
+        among = self._caching({"": texts[""], "tenant": texts[""] + texts["tenant"]}, texts)
         among.propose(others)
         assert _ids(among.propose([request, *others])[0]) == _ids(alone), "another namespace's tokens changed a draft"
+
+    def test_removed_texts_are_not_drafted(self, seed: int, is_cleared: bool) -> None:
+        """After events have removed all texts from the cache, drafts are the same as with an empty cache."""
+        drafter, rig = self._caching(_texts(seed), {}), _rig(_texts(seed))
+        num_events = len(rig.events)
+        if is_cleared:
+            rig.cache.reset()
+        else:
+            while len(rig.cache.evict(1)):
+                pass
+        for event in rig.events[num_events:]:
+            drafter.cache_event(event)
+        requests = _requests(seed)
+        expected = [_ids(draft) for draft in self.create(_context({})).propose(requests)]
+        assert [_ids(draft) for draft in drafter.propose(requests)] == expected, "removed tokens were drafted"
 
     def test_a_closed_row_starts_anew(self, seed: int) -> None:
         """After `close`, a row may belong to another request; closing an unknown row does nothing."""
@@ -190,6 +208,29 @@ class DrafterConformance(Conformance, ABC):
         drafter.close(0)
         expected = self.create(_context(texts)).propose([second])[0]
         assert _ids(drafter.propose([second])[0]) == _ids(expected), "a row's earlier request changed a draft"
+
+    def _caching(
+        self, stored: Mapping[str, Sequence[TokenIds]], continued: Mapping[str, Sequence[TokenIds]]
+    ) -> Drafter:
+        """Return a new drafter that has processed the events of a cache.
+
+        Args:
+            stored: namespace -> texts of the cache.
+            continued: namespace -> texts that the drafter's context continues.
+        """
+        drafter = self.create(_context(continued))
+        for event in _rig(stored).events:
+            drafter.cache_event(event)
+        return drafter
+
+
+def _rig(texts: Mapping[str, Sequence[TokenIds]]) -> CacheRig:
+    """Return a cache that contains some texts, and its events."""
+    rig = CacheRig(NaiveCache, page_size=1)
+    for namespace, group in texts.items():
+        for text in group:
+            rig.insert(PrefixKey(text, namespace))
+    return rig
 
 
 def _ids(draft: Draft | None) -> list[int] | None:

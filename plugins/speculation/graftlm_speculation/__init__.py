@@ -45,7 +45,8 @@ def provide_drafters() -> list[Provider[Drafter]]:
         ),
         Provider(
             name="suffix",
-            summary="Drafts the tokens after an earlier occurrence of the request's latest tokens; for copied text",
+            summary="Drafts the tokens after an earlier occurrence of the request's latest tokens, in the request or "
+            "in the prefix cache; for copied text",
             api_version=1,
             create=_create_suffix,
             options=SuffixOptions,

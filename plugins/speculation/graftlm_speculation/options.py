@@ -13,13 +13,25 @@ class SuffixOptions(Options):
     min_match_tokens: int = Field(
         default=2,
         ge=1,
-        description="Minimum number of latest tokens that must have occurred before, so that a draft is made.",
+        description="Minimum number of latest tokens that must occur earlier in the request, so that a draft is made.",
     )
     max_match_tokens: int = Field(
         default=16,
         ge=1,
+        le=1024,
         description="Maximum number of latest tokens that are compared. Longer matches do not increase the confidence "
         "of a draft.",
+    )
+    search_cache: bool = Field(
+        default=True,
+        description="Also search the texts of the request's namespace in the prefix cache. Their index takes 15 to 60 "
+        "bytes of host memory for each cached token.",
+    )
+    min_cached_match_tokens: int = Field(
+        default=4,
+        ge=1,
+        description="Minimum number of latest tokens that must occur in a cached text, so that a draft is made. No "
+        "more than `max_match_tokens` are compared.",
     )
 
     @model_validator(mode="after")
