@@ -1,32 +1,50 @@
 """Compares random requests with and without speculation: tokens, text, finish reasons, log-probabilities.
 
-    python benchmarks/speculation_equality.py [--requests 20000] [--seed N]
+    python benchmarks/speculation_equality.py [--requests 20000] [--first ROUND] [--out FILE]
 
-Each round draws an engine (cache, page size, prefill chunk, overlap, memory, jump-forward, dtype of keys and values)
-and 200 requests with random parameters. The requests run without drafts, with the drafters of `auto`, and with drafts
-that consist of the right output with some mistakes. In one more run, requests are aborted and time out at random; after
-this run, no page may be in use. The bundled model computes in float32.
+Each round draws an engine (cache, page size, prefill chunk, overlap, memory, jump-forward, quantization of weights and
+of keys and values, length of drafts) and 200 requests with random parameters and adapters. The requests run without
+drafts, with the drafters of `auto`, and with drafts that consist of the right output with some mistakes. In one more
+run, requests are aborted after a random time; after this run, no page may be in use. The bundled model computes in
+float32.
+
+In half of the rounds, all drafts are verified, whether they save time or not.
 
 A step with drafts multiplies matrices of other shapes, and may therefore round differently. At the first token that
 differs, the log-probabilities of the two tokens are compared. A difference of less than 1e-4 is counted, and a larger
-one is an error. The exit status is 1 if there is an error.
+one is an error.
+
+Keys and values of int8 are rounded to steps that are larger than 1e-4, so a difference of one bit may move a value by a
+whole step. In rounds with int8, differences are therefore counted instead, and a control shows how many there are
+without drafts: plain decoding with other prefill chunks and batch sizes.
+
+The exit status is 1 if there is an error.
 """
 
 import argparse
+import json
 import random
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
 import graftlm_speculation
 from graftlm import Engine, Provider, RequestOutput, SamplingParams, hookimpl
 from graftlm.contracts import Draft, Drafter, DraftRequest, LogitsProcessor
+from graftlm.demo import demo_checkpoint
+from graftlm.speculation.draft_budget import DraftBudget
+from graftlm.testing.aged_server import write_random_adapter
+from graftlm.testing.drafter import AllDrafts
 from graftlm.types import TokenIds
 
+RESULTS = Path(__file__).parent / "results" / "speculation_equality.json"
 BATCH = 200
 MAX_LOGPROB_DIFFERENCE = 1e-4
 SCHEMA = {
@@ -99,11 +117,19 @@ class Plugin:
         return [Provider(name="replay", summary="The right output, with mistakes", api_version=1, create=create)]
 
 
-def draw_engine(draw: random.Random) -> dict[str, Any]:
+def draw_engine(draw: random.Random, adapter: Path) -> dict[str, Any]:
     """Return a random engine configuration."""
+    cache = draw.choice(["radix", "radix", "chunk", "hicache"])
+    page_size = draw.choice([1, 4, 16])
+    options = {"host_tokens": 4096, "block_tokens": 2 * page_size} if cache == "hicache" else {}
     return {
-        "model": {"path": "demo", "dtype": "float32"},
-        "cache": {"name": draw.choice(["radix", "radix", "chunk"]), "page_size": draw.choice([1, 4, 16])},
+        "model": {
+            "path": "demo",
+            "dtype": "float32",
+            "quantization": draw.choice([None, None, None, {"name": "int8"}, {"name": "int4"}]),
+        },
+        "cache": {"name": cache, "page_size": page_size, "options": options},
+        "lora": {"adapters": {"a": str(adapter)}, "max_rank": 4} if draw.random() < 0.3 else {},
         "scheduling": {
             "prefill_tokens_per_step": draw.choice([7, 64, 2048]),
             "overlap": draw.random() < 0.6,
@@ -159,10 +185,18 @@ def facts(output: RequestOutput, index: int) -> tuple[Any, ...]:
 
 
 class Comparison:
-    """A comparison of outputs with those of plain decoding, with counts of the results."""
+    """A comparison of outputs with those of plain decoding.
 
-    def __init__(self, judge: Engine) -> None:
-        self.counts: Counter[str] = Counter()
+    Args:
+        judge: engine that computes the log-probabilities of tokens that differ.
+        counts: counts of the results, which are increased.
+
+    Attributes:
+        errors: descriptions of differences that rounding does not explain.
+    """
+
+    def __init__(self, judge: Engine, counts: Counter[str]) -> None:
+        self.counts = counts
         self.errors: list[str] = []
         self._judge = judge
 
@@ -171,6 +205,7 @@ class Comparison:
         for one, expected, found in zip(params, plain, other, strict=True):
             for index in range(len(expected.completions)):
                 self.counts["completions"] += 1
+                self.counts["tokens"] += len(expected.completions[index].token_ids)
                 if facts(expected, index) != facts(found, index):
                     self._explain(one, expected, found, index)
                 elif one.logprobs is not None:
@@ -179,9 +214,11 @@ class Comparison:
     def _compare_logprobs(
         self, params: SamplingParams, expected: RequestOutput, found: RequestOutput, index: int
     ) -> None:
-        values = [[token.logprob for token in o.completions[index].logprobs or ()] for o in (expected, found)]
-        if len(values[0]) != len(values[1]) or not np.allclose(*values, atol=MAX_LOGPROB_DIFFERENCE):
-            self.errors.append(f"log-probabilities differ: {params}")
+        values = [np.array([token.logprob for token in o.completions[index].logprobs or ()]) for o in (expected, found)]
+        if len(values[0]) != len(values[1]):
+            self.errors.append(f"{len(values[0])} log-probabilities became {len(values[1])} with {params}")
+        elif len(values[0]) and (difference := float(np.abs(values[0] - values[1]).max())) >= MAX_LOGPROB_DIFFERENCE:
+            self.errors.append(f"log-probabilities differ by {difference:.1e} with {params}")
 
     def _explain(self, params: SamplingParams, expected: RequestOutput, found: RequestOutput, index: int) -> None:
         one, other = expected.completions[index].token_ids, found.completions[index].token_ids
@@ -199,48 +236,98 @@ class Comparison:
             self.errors.append(f"token {same} of {one} became {other[same]} with {params}")
 
 
-def play(seed: int, comparison: Comparison) -> None:
-    """Run one round: an engine, its requests, and the comparisons."""
-    draw = random.Random(seed)
-    sections = draw_engine(draw)
-    prompts = [draw_prompt(draw) for _ in range(BATCH)]
-    params = [draw_params(draw) for _ in range(BATCH)]
-    plugin = Plugin()
-    plugins = [plugin, graftlm_speculation]
-    with Engine({"speculation": None, **sections}, plugins=plugins) as engine:
-        plain = engine.generate(prompts, params)
-    plugin.texts = [
-        np.array([*output.prompt_token_ids, *one.token_ids], dtype=np.int32)
-        for output in plain
-        for one in output.completions
-    ]
-    for drafter in ("auto", "replay"):
-        with Engine({"speculation": drafter, **sections}, plugins=plugins) as engine:
-            comparison.add(params, plain, engine.generate(prompts, params))
-            for drafted, accepted in engine.stats().drafts.values():
-                comparison.counts["drafted tokens"] += drafted
-                comparison.counts["accepted tokens"] += accepted
-            engine.generate(prompts, params, timeout_s=draw.choice([0.05, 0.2]))
-            if engine.stats().owned_pages:
-                comparison.errors.append(f"pages are in use after {sections}")
+class Round:
+    """One engine configuration and its requests.
+
+    Args:
+        seed: seed of all random choices.
+        adapter: folder of the adapter `a`.
+
+    Attributes:
+        sections: the configuration.
+    """
+
+    def __init__(self, seed: int, adapter: Path) -> None:
+        self._draw = draw = random.Random(seed)
+        self.sections = draw_engine(draw, adapter)
+        self._prompts = [draw_prompt(draw) for _ in range(BATCH)]
+        self._params = [draw_params(draw) for _ in range(BATCH)]
+        self._adapters = [draw.choice(["a", None]) if self.sections["lora"] else None for _ in range(BATCH)]
+        self._max_drafts = draw.choice([2, 5, 15, 64])
+        self._verifies_all = draw.random() < 0.5
+
+    def play(self, judge: Engine) -> tuple[Counter[str], list[str]]:
+        """Run and compare the requests; return counts of the results, and the errors."""
+        counts: Counter[str] = Counter(requests=BATCH)
+        plugin, errors = Plugin(), []
+        with self._engine(plugin, None) as engine:
+            plain = self._run(engine)
+        plugin.texts = [
+            np.array([*output.prompt_token_ids, *one.token_ids], dtype=np.int32)
+            for output in plain
+            for one in output.completions
+        ]
+        for drafter in ("auto", "replay"):
+            comparison = Comparison(judge, counts)
+            with self._engine(plugin, drafter) as engine:
+                comparison.add(self._params, plain, self._run(engine))
+                for drafted, accepted in engine.stats().drafts.values():
+                    counts["drafted tokens"] += drafted
+                    counts["accepted tokens"] += accepted
+                self._run(engine, timeout_s=self._draw.choice([0.05, 0.2]))
+                if engine.stats().owned_pages:
+                    errors.append("pages are in use after requests were aborted")
+            errors += self._classified(comparison, "with int8 keys, drafts")
+        if self._is_rough:
+            control = Comparison(judge, Counter())
+            with self._engine(plugin, None, prefill_tokens_per_step=5, max_running_requests=3) as engine:
+                control.add(self._params, plain, self._run(engine))
+            errors += self._classified(control, "with int8 keys, control")
+            counts["with int8 keys, control"] += control.counts["with int8 keys, control"]
+        return counts, [f"{error}; {self.sections}" for error in errors]
+
+    @property
+    def _is_rough(self) -> bool:
+        return bool(self.sections["memory"]["kv_dtype"] == "int8")
+
+    def _classified(self, comparison: Comparison, name: str) -> list[str]:
+        """Return a comparison's errors; with int8 keys, count them instead."""
+        if not self._is_rough:
+            return comparison.errors
+        comparison.counts[name] += len(comparison.errors)
+        return []
+
+    def _engine(self, plugin: Plugin, drafter: str | None, **scheduling: int) -> Engine:
+        sections = {**self.sections, "scheduling": {**self.sections["scheduling"], **scheduling}}
+        speculation = {"drafter": drafter, "max_drafts": self._max_drafts}
+        budget = (lambda costs, max_drafts: AllDrafts(max_drafts)) if self._verifies_all else DraftBudget
+        with mock.patch("graftlm.speculation.speculator.DraftBudget", budget):
+            return Engine({"speculation": speculation, **sections}, plugins=[plugin, graftlm_speculation])
+
+    def _run(self, engine: Engine, timeout_s: float | None = None) -> list[RequestOutput]:
+        return engine.generate(self._prompts, self._params, timeout_s=timeout_s, adapter=self._adapters)
 
 
 def main() -> int:
-    """Compare, print counts and errors, and return the exit status."""
+    """Compare, print counts and errors, write them, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=20_000)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0, help="the first round, which is also its seed")
+    parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
-    start_s = time.monotonic()
-    with Engine(model={"path": "demo", "dtype": "float32"}) as judge:
-        comparison = Comparison(judge)
-        for i in range(-(-options.requests // BATCH)):
-            play(options.seed * 100_003 + i, comparison)
-            print(f"{(i + 1) * BATCH} requests, {dict(comparison.counts)}", flush=True)
-    for error in comparison.errors:
-        print(error)
-    print(f"{len(comparison.errors)} errors, {time.monotonic() - start_s:.0f} s")
-    return 1 if comparison.errors else 0
+    start_s, totals, errors = time.monotonic(), Counter[str](), []
+    with tempfile.TemporaryDirectory() as folder, Engine(model={"path": "demo", "dtype": "float32"}) as judge:
+        adapter = write_random_adapter(Path(folder) / "adapter", demo_checkpoint())
+        for seed in range(options.first, options.first - (-options.requests // BATCH)):
+            counts, found = Round(seed, adapter).play(judge)
+            totals += counts
+            errors += [f"round {seed}: {error}" for error in found]
+            print(f"round {seed}: {dict(totals)}", *errors[-len(found) :] if found else (), sep="\n", flush=True)
+    seconds = round(time.monotonic() - start_s)
+    result = {"first": options.first, **totals, "errors": errors, "seconds": seconds}
+    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"{len(errors)} errors, {seconds} s")
+    return 1 if errors else 0
 
 
 if __name__ == "__main__":
