@@ -137,7 +137,7 @@ class TextSegment:
 
     def owner(self, index: int) -> Piece | None:
         """Return the piece to which an element belongs; None for a removed element and for index 0."""
-        return self._pieces[self._owners[index]]
+        return self._pieces[int(self._owners[index])]
 
     def before(self, end: int, num_tokens: int) -> TokenIds:
         """Return up to `num_tokens` tokens of one text before an index, int32; a view."""
