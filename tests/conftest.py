@@ -7,7 +7,7 @@ import sys
 import pytest
 
 # Fixtures import what they need themselves, so tests of the host-side parts import no torch and start in a second.
-pytest_plugins = ["quick_set"]
+pytest_plugins = ["quick_set", "server_order"]
 
 #: Whether torch is limited to one thread.
 ONE_THREAD = pytest.StashKey[bool]()

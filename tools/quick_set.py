@@ -13,6 +13,7 @@ line always runs.
 The plugin also exempts collected tests from garbage collection: thousands of them would make each collection slow.
 """
 
+import atexit
 import gc
 import os
 from collections import defaultdict
@@ -31,9 +32,6 @@ _MOST_FILES_OF_ONE_PROCESS = 16
 
 #: Number of new objects after which the garbage collector looks for garbage. Python's default is 700.
 _COLLECT_AFTER = 5000
-
-#: Whether this run has exempted objects from the garbage collector.
-_FROZEN = pytest.StashKey[bool]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -62,20 +60,14 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
     """Suspend the garbage collector while tests are collected, and exempt the collected objects from it."""
     if not gc.isenabled() or gc.get_freeze_count():  # within a test of this plugin
         return (yield)
-    session.config.stash[_FROZEN] = True
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
+        atexit.register(gc.unfreeze)  # native libraries report objects that exist after the interpreter's end
         gc.set_threshold(_COLLECT_AFTER, *gc.get_threshold()[1:])
         gc.enable()
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """End the exemption, because native libraries report objects that still exist when the interpreter exits."""
-    if config.stash.get(_FROZEN, False):
-        gc.unfreeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
