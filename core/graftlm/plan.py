@@ -162,6 +162,8 @@ class StepPlan(msgspec.Struct, frozen=True, eq=False):
         num_drafts: int32 [B], number of drafts at the end of each request's tokens; None if no request has drafts.
         state: the segments of layers with a recurrent state, and the slots of their states; None if there are no such
             layers.
+        next_ids: int64 [B], token after each request's last token in this step, for a draft head; 0 if it is sampled or
+            there is none. None: all numbers are 0.
     """
 
     step_id: int
@@ -185,6 +187,7 @@ class StepPlan(msgspec.Struct, frozen=True, eq=False):
     adapter_slots: NDArray[np.int32] | None = None
     num_drafts: NDArray[np.int32] | None = None
     state: StateSegments | None = None
+    next_ids: NDArray[np.int64] | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -52,7 +52,7 @@ def test_a_model_that_cannot_be_captured_runs_without_graphs_unless_they_are_req
     config = EngineConfig(execution={"graphs": setting})
     arguments = (
         config,
-        Uncapturable(),
+        Uncapturable().forward,
         Uncapturable(),
         KVStore([], 8, 1, torch.float32, CPU),
         8,
@@ -75,5 +75,5 @@ def test_each_batch_size_is_reported_during_capture():
 
     stages = []
     config = EngineConfig(execution={"graphs": True, "graph_batch_sizes": [1, 4]})
-    capture_graphs(config, Model(), Model(), KVStore([], 8, 1, torch.float32, CPU), 8, stages.append)
+    capture_graphs(config, Model().forward, Model(), KVStore([], 8, 1, torch.float32, CPU), 8, stages.append)
     assert stages == ["capturing graphs, batch size 4", "capturing graphs, batch size 1"]

@@ -95,7 +95,7 @@ def sized(config, layers, steps):
     loaded = EngineConfig.load(defaults | config)
     model = SimpleNamespace(attention_layers=layers)
     registry = Registry.load(loaded.plugins)
-    return size_memory(loaded, registry, model, torch.device("cpu"), torch.float16, 40, steps)
+    return size_memory(loaded, registry, model.attention_layers, torch.device("cpu"), torch.float16, 40, steps)
 
 
 @pytest.mark.parametrize(

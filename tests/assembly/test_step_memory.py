@@ -62,7 +62,9 @@ def measured(**changes):
         stores.append(kv)
         return model
 
-    found = measure_steps(LargestSteps(**sizes | changes), model, make_attention, torch.float32, CPU, Meter())
+    found = measure_steps(
+        LargestSteps(**sizes | changes), model, model.attention_layers, make_attention, torch.float32, CPU, Meter()
+    )
     (store,) = stores
     return found, model, store
 
@@ -84,7 +86,13 @@ def test_the_memory_of_a_measurement_is_freed():
     model = RecordingModel()
     steps = LargestSteps(num_rows=2, prefill_tokens=8, context_len=8, page_size=1, graph_sizes=())
     measure_steps(
-        steps, model, lambda kv: kept.append(weakref.ref(kv)) or Holder(kv, model), torch.float32, CPU, Meter()
+        steps,
+        model,
+        model.attention_layers,
+        lambda kv: kept.append(weakref.ref(kv)) or Holder(kv, model),
+        torch.float32,
+        CPU,
+        Meter(),
     )
     assert kept[0]() is None
     with pytest.raises(InvariantError, match="a measurement that has ended"):
@@ -141,7 +149,7 @@ def test_a_real_model_and_backend_run_the_steps(checkpoint, caplog):
         return registry.create("attention", provider, {"kernel": "torch"}, context)
 
     steps = LargestSteps(num_rows=4, prefill_tokens=50, context_len=40, page_size=16, graph_sizes=(1, 4))
-    found = measure_steps(steps, model, make_attention, torch.float32, CPU, Meter())
+    found = measure_steps(steps, model, model.attention_layers, make_attention, torch.float32, CPU, Meter())
     assert found.activation_bytes == 1000
     written = stores[0].keys(0).flatten(0, 1)[:14]  # slots of the first request
     assert written.isfinite().all()

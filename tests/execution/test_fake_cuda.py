@@ -12,11 +12,13 @@ import torch
 
 pytest.importorskip("triton")
 
+from graftlm.assembly.draft_heads import EngineHead
 from graftlm.contracts import (
     AttentionBackend,
     BlockCopy,
     CacheContext,
     CompiledGrammar,
+    DraftHeadContext,
     GrammarMatcher,
     ModelConfig,
     ModelContext,
@@ -52,6 +54,9 @@ from graftlm_cache.swa_radix import SWARadixCache
 from graftlm_eviction.lru import LRU
 from graftlm_models import provide_models
 from graftlm_scheduling.fcfs import FirstComeFirstServed
+from graftlm_speculation.eagle3_config import read_eagle3_config
+from graftlm_speculation.eagle3_head import Eagle3Head
+from graftlm_speculation.head_drafter import HeadDrafter
 
 VOCAB = 300
 PAGE_SIZE = 16
@@ -252,6 +257,36 @@ def test_steps_with_drafts_never_wait(device, name, attention, graph_sizes):
     engine = device.engine(attention, speculator=speculator(), overlap=True, graph_sizes=graph_sizes)
     assert_all_end(engine.run(*asking))
     assert any(plan.num_drafts is not None for plan in engine.plans)
+
+
+EAGLE3 = {
+    **CONFIG,
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "num_hidden_layers": 1,
+    "vocab_size": VOCAB,
+    "draft_vocab_size": 100,
+    "eagle_aux_hidden_state_layer_ids": [0, 1, 2],
+}
+
+
+@pytest.mark.parametrize(("attention", "graph_sizes"), [("triton", (1, 2, 4)), ("flashinfer", ()), ("torch", ())])
+def test_a_draft_head_never_waits(device, attention, graph_sizes):
+    model, handle = device.model(), EngineHead()
+    with device.cuda.blocking("the head is created"):
+        config = read_eagle3_config(EAGLE3, num_layers=2)
+        served = ModelContext(ModelConfig(("LlamaForCausalLM",), VOCAB, 512, raw=CONFIG), device.cuda.device, DTYPE)
+        head = Eagle3Head(config, DraftHeadContext(served, model, 2, EAGLE3))
+    bind_ops(head, fused_ops(device.cuda.device, DTYPE, Path()))
+    others = ScriptedDrafter(lambda request, num: [0] * num, ["right", "right", "partly"], VOCAB)
+    drafters = {"head": HeadDrafter(handle, 3), "others": others}  # a head without numbers has no drafts
+    speculator = Speculator(drafters, 3, VOCAB, AllDrafts(3))
+    asking = [request(f"r{i}", 30 + i, 12, first=40 * i) for i in range(3)]
+    engine = device.engine(
+        attention, model, head=(head, handle), speculator=speculator, overlap=True, graph_sizes=graph_sizes
+    )
+    assert_all_end(engine.run(*asking))
+    assert any(plan.num_drafts is not None for plan in engine.plans)
+    assert any(plan.next_ids is not None for plan in engine.plans)
 
 
 def test_drafts_under_a_grammar_never_wait(device):

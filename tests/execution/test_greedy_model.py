@@ -120,7 +120,7 @@ class CopiesToHost(TorchFunctionMode):
         self.num_copies = 0
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        self.num_copies += func in (torch.Tensor.cpu, torch.Tensor.item, torch.Tensor.tolist)
+        self.num_copies += func in (torch.Tensor.cpu, torch.Tensor.item, torch.Tensor.numpy, torch.Tensor.tolist)
         return func(*args, **(kwargs or {}))
 
 

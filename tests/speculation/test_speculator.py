@@ -294,3 +294,40 @@ def test_no_drafter_is_worth_asking_where_tokens_are_expensive():
         for num_tokens in range(2, 10):
             one.costs.observe(num_tokens, 0.012 * num_tokens, has_drafts=True)
     assert not one.may_pay(1)
+
+
+class Afterwards(Knows):
+    """A drafter that needs the values of all tokens."""
+
+    drafts_ahead = False
+    num_page_tokens = 4
+
+
+def propose(speculator, rows, limit=8, *, in_flight):
+    requests = [DraftRequest(row, "", np.arange(3, dtype=np.int32), limit) for row in rows]
+    found = speculator.propose(requests, in_flight=in_flight)
+    return {row: (len(d.token_ids), d.confidence, d.is_expected) for row, d in found.items()}
+
+
+def test_while_a_step_is_in_flight_a_draft_like_the_previous_one_is_expected():
+    drafter = Afterwards({1: Draft(np.array([4, 5, 6], dtype=np.int32), 0.8)})
+    speculator = Speculator({"knows": Knows(), "after": drafter}, 8, VOCAB, AllDrafts())
+    assert propose(speculator, [1, 2], in_flight=True) == {1: (5, 0.5, True), 2: (5, 0.5, True)}
+    assert drafter.asked == []
+    assert propose(speculator, [1, 2], in_flight=False) == {1: (3, 0.8, False)}
+    assert propose(speculator, [1, 2], in_flight=True) == {1: (4, 0.8, True), 2: (2, 0.2, True)}
+    assert propose(speculator, [1], limit=2, in_flight=True) == {1: (2, 0.8, True)}
+    speculator.close(1)
+    assert propose(speculator, [1], in_flight=True) == {1: (5, 0.5, True)}
+
+
+def test_a_failed_drafter_is_expected_to_have_no_draft():
+    drafter = Afterwards({1: "no draft"})
+    speculator = Speculator({"after": drafter}, 8, VOCAB, AllDrafts())
+    assert propose(speculator, [1], in_flight=False) == {}
+    assert propose(speculator, [1], in_flight=True) == {}
+
+
+def test_slots_are_allocated_for_the_drafter_that_writes_most():
+    assert Speculator({"knows": Knows()}, 8, VOCAB).num_page_tokens == 0
+    assert Speculator({"knows": Knows(), "after": Afterwards()}, 8, VOCAB).num_page_tokens == 4

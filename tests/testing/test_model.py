@@ -72,6 +72,11 @@ class DeclaresTooManyLabels(LlamaForCausalLM):
         return hidden[:, :2]
 
 
+class CapturesEmbeddings(LlamaForCausalLM):
+    def forward_with_inputs(self, batch, layers):
+        return self.forward(batch), [self.embed_tokens(batch.input_ids) for _ in layers]
+
+
 def kit_for(create: Callable[[ModelContext], Model], folder: Path) -> type[ModelConformance]:
     class Kit(ModelConformance):
         def create(self, context: ModelContext) -> Model:
@@ -96,6 +101,7 @@ def kit_for(create: Callable[[ModelContext], Model], folder: Path) -> type[Model
         (OverwritesATensor, "test_every_tensor_reaches_the_model", {}),
         (ReturnsOneLogitRow, "test_hidden_states_and_logits_have_their_shapes", {}),
         (DeclaresTooManyLabels, "test_a_head_gives_as_many_numbers_as_it_has_labels", {}),
+        (CapturesEmbeddings, "test_captured_inputs_are_the_residual_stream", {"page_size": 4}),
         (IgnoresWrongTensors, "test_a_twin_without_memory_checks_what_the_model_checks", {}),
     ],
 )

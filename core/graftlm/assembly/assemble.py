@@ -8,6 +8,7 @@ config ── Target ── ChosenPlugins ── ServedWeights ─────�
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from graftlm.assembly.adapter_loading import AdapterLoader
 from graftlm.assembly.adapters import AdapterParts, make_adapters
@@ -97,11 +98,14 @@ def _assemble(
     weights = load_weights(config, registry, target, chosen, on_stage, watcher)
     adapters = make_adapters(config, chosen.model, target.num_sharing)
     drafters = make_drafters(config, registry, target, chosen, on_stage, watcher)
+    if drafters.head is not None:
+        chosen = replace(chosen, head=drafters.head.head)
 
     has_graphs = wants_graphs(config, chosen.attention_provider.capabilities, target.device)
     kv = allocate_kv(config, registry, target, chosen, has_graphs=has_graphs, on_stage=on_stage)
     attention = make_attention(config, registry, target, chosen, kv.store, kv.memory.window)
-    tiers = assemble_tiers(config, registry, kv.store, weights.fingerprint, num_replicas)
+    fingerprint = weights.fingerprint if drafters.head is None else drafters.head.fingerprint(weights.fingerprint)
+    tiers = assemble_tiers(config, registry, kv.store, fingerprint, num_replicas)
 
     device_parts = make_device_parts(
         config,

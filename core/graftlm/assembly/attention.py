@@ -26,7 +26,7 @@ def make_attention(
         window: the window pages if sliding-window layers have a separate memory, for which a second backend is created;
             else None.
     """
-    layers = chosen.model.attention_layers
+    layers = chosen.attention_layers
     context = AttentionContext(
         layers=layers,
         kv=kv,

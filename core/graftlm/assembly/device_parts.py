@@ -15,13 +15,17 @@ from graftlm.assembly.target import Target
 from graftlm.assembly.tiers import TierParts
 from graftlm.config import EngineConfig
 from graftlm.contracts import AttentionBackend, LogitsContext, LogitsProcessor, Model
+from graftlm.errors import InvariantError
 from graftlm.execution.awaiting_attention import AwaitingAttention
 from graftlm.execution.graphs import ReplayedSteps
+from graftlm.execution.head_steps import HeadSteps
+from graftlm.execution.hidden_capture import HiddenCapture
 from graftlm.execution.kv_store import KVStore
 from graftlm.execution.native_masks import NativeMasks
 from graftlm.execution.native_sampling import NativeSampling
 from graftlm.execution.runner import ModelRunner
 from graftlm.execution.sampler import Sampler
+from graftlm.execution.split_attention import SplitAttention
 from graftlm.layers.kernel_build import user_cache_dir
 from graftlm.registry import Registry
 
@@ -75,11 +79,13 @@ def make_device_parts(
     model, device = chosen.model, target.device
     model.bind_attention(attention if tiers is None else AwaitingAttention(attention, tiers.mover.await_layer))
     sampler = _sampler(config, registry, target)
+    head = _head(config, target, chosen, kv.store, attention)
+    forward = model.forward if head is None else head[1].forward
     graphs: ReplayedSteps | None
     if has_graphs:
-        graphs = capture_graphs(config, model, attention, kv.store, kv.max_row_pages, on_stage)
+        graphs = capture_graphs(config, forward, attention, kv.store, kv.max_row_pages, on_stage)
     else:
-        graphs = recorded_steps(config, model, attention, device, has_adapters=adapters is not None)
+        graphs = recorded_steps(config, model, forward, attention, device, has_adapters=adapters is not None)
     runner = ModelRunner(
         model,
         attention,
@@ -89,6 +95,7 @@ def make_device_parts(
         None if tiers is None else tiers.mover,
         graphs,
         None if adapters is None else adapters.layers,
+        head=head,
     )
     return DeviceParts(
         model=model,
@@ -100,6 +107,23 @@ def make_device_parts(
         runner=runner,
         graphs=graphs,
     )
+
+
+def _head(
+    config: EngineConfig, target: Target, chosen: ChosenPlugins, kv: KVStore, attention: AttentionBackend
+) -> tuple[HeadSteps, HiddenCapture] | None:
+    """Return the draft head's steps, and the forward pass whose hidden states the head reads; None without a head.
+
+    The head's layer has no window, so its backend needs no page table of sliding-window layers.
+    """
+    head = chosen.head
+    if head is None:
+        return None
+    own = attention.full if isinstance(attention, SplitAttention) else attention
+    if own is None:
+        raise InvariantError("no attention backend was made for the draft head")
+    steps = HeadSteps(head, own, kv, config.scheduling.max_running_requests, target.dtype)
+    return steps, HiddenCapture(chosen.model, head.hidden_layers)
 
 
 def _sampler(config: EngineConfig, registry: Registry, target: Target) -> Sampler:

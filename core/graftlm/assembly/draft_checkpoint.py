@@ -3,14 +3,17 @@
 from pathlib import Path
 from typing import Final
 
+from pydantic import BaseModel
+
 from graftlm.checkpoint import check_same_vocabulary, check_sizes, load_model_config, resolve_checkpoint
 from graftlm.config import EngineConfig, KeyPath, Problem, origin_of
-from graftlm.contracts import DraftModelOptions, ModelConfig
+from graftlm.contracts import DraftHeadOptions, DraftModelOptions, ModelConfig
 from graftlm.errors import ConfigError, ModelError
 from graftlm.registry import AUTO, Registry
 
 __all__ = [
     "check_draft_model",
+    "draft_head_options",
     "draft_model_options",
     "option_path",
     "option_place",
@@ -27,12 +30,26 @@ def draft_model_options(config: EngineConfig, registry: Registry) -> DraftModelO
     Raises:
         ConfigError, PluginError: the drafter does not exist, or its options are wrong.
     """
+    options = _drafter_options(config, registry)
+    return options if isinstance(options, DraftModelOptions) else None
+
+
+def _drafter_options(config: EngineConfig, registry: Registry) -> BaseModel | None:
     drafter = config.speculation.drafter
-    if drafter.name is None or drafter.name == AUTO:  # "auto" does not select drafters that need a checkpoint
+    if drafter.name is None or drafter.name == AUTO:  # "auto" selects no drafters with a draft model or head
         return None
     provider = registry.find("drafter", drafter.name)
-    options = registry.options(provider, drafter.options, ".".join(_OPTIONS), config.origins)
-    return options if isinstance(options, DraftModelOptions) else None
+    return registry.options(provider, drafter.options, ".".join(_OPTIONS), config.origins)
+
+
+def draft_head_options(config: EngineConfig, registry: Registry) -> DraftHeadOptions | None:
+    """Return the options of the configured drafter if it has a draft head; else None.
+
+    Raises:
+        ConfigError, PluginError: the drafter does not exist, or its options are wrong.
+    """
+    options = _drafter_options(config, registry)
+    return options if isinstance(options, DraftHeadOptions) else None
 
 
 def read_draft_checkpoint(path: str, served: ModelConfig, served_path: Path) -> tuple[Path, ModelConfig]:

@@ -4,11 +4,13 @@ from collections.abc import Callable
 
 import numpy as np
 
+from graftlm.assembly.draft_heads import AssembledHead, EngineHead, HeadSource, load_head
 from graftlm.assembly.draft_models import load_draft_model
 from graftlm.assembly.plugin_choices import ChosenPlugins
 from graftlm.assembly.target import Target
 from graftlm.config import EngineConfig
-from graftlm.contracts import Drafter, DrafterContext, DraftModel, PrefixKey
+from graftlm.contracts import Drafter, DrafterContext, DraftHead, DraftHeadContext, DraftModel, PrefixKey
+from graftlm.errors import ConfigError
 from graftlm.memory import KVManager
 from graftlm.records import CacheEvent
 from graftlm.registry import Registry, configured_drafters
@@ -24,11 +26,13 @@ class AssembledDrafters:
     Attributes:
         by_name: name -> drafter, in the order in which drafters are called.
         speculator: calls the drafters; None before `start`, or without drafts.
+        head: the draft head; None without a drafter that has one.
     """
 
     def __init__(self) -> None:
         self.by_name: dict[str, Drafter] = {}
         self.speculator: Speculator | None = None
+        self.head: AssembledHead | None = None
         self._manager: KVManager | None = None
 
     def start(self, manager: KVManager, speculator: Speculator | None) -> None:
@@ -80,7 +84,16 @@ def make_drafters(
         on_stage("loading the draft model")
         return load_draft_model(config, registry, target, chosen, path, kv_tokens, watcher)
 
-    context = DrafterContext(assembled.continuation, target.model_config.vocab_size, load)
+    def load_draft_head(make: Callable[[DraftHeadContext], DraftHead], path: str | None) -> EngineHead:
+        if assembled.head is not None:
+            raise ConfigError("speculation.drafter: an engine has at most one draft head, but two drafters load one")
+        on_stage("loading the draft head")
+        capabilities = chosen.attention_provider.capabilities
+        source = HeadSource(chosen.model, target.model_context, target.path, target.platform, capabilities)
+        assembled.head = load_head(config, source, make, path, watcher)
+        return assembled.head.handle
+
+    context = DrafterContext(assembled.continuation, target.model_config.vocab_size, load, load_draft_head)
     for provider in configured_drafters(config, registry):
         options = settings.drafter.options if provider.name == settings.drafter.name else {}
         assembled.by_name[provider.name] = registry.create("drafter", provider, options, context, config.origins)

@@ -4,9 +4,10 @@ import logging
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from graftlm.config import EngineConfig
-from graftlm.contracts import AttentionBackend, AttentionCapabilities, Model
+from graftlm.contracts import AttentionBackend, AttentionCapabilities, ForwardBatch, Model
 from graftlm.errors import ConfigError, GraphCaptureError
 from graftlm.execution.decode_inputs import DecodeInputs, DecodeShape
 from graftlm.execution.graphs import CudaCapture, DecodeGraphs, EagerCapture, graph_sizes
@@ -47,7 +48,7 @@ def captured_sizes(config: EngineConfig) -> tuple[int, ...]:
 
 def capture_graphs(
     config: EngineConfig,
-    model: Model,
+    forward: Callable[[ForwardBatch], Tensor],
     attention: AttentionBackend,
     kv: KVStore,
     max_pages: int,
@@ -56,6 +57,7 @@ def capture_graphs(
     """Capture one-token steps of every batch size.
 
     Args:
+        forward: the model's forward pass.
         attention: the backend to which the model is bound.
         kv: the KV tensors, with one spare page. The separate memory of sliding-window layers, if any, also has one.
         max_pages: maximum number of pages of a request.
@@ -81,7 +83,7 @@ def capture_graphs(
             DecodeInputs(shape, kv.device),
             sizes,
             attention,
-            model.forward,
+            forward,
             capture,
             on_size=lambda size: on_stage(f"capturing graphs, batch size {size}"),
         )
@@ -97,11 +99,18 @@ def capture_graphs(
 
 
 def recorded_steps(
-    config: EngineConfig, model: Model, attention: AttentionBackend, device: torch.device, *, has_adapters: bool
+    config: EngineConfig,
+    model: Model,
+    forward: Callable[[ForwardBatch], Tensor],
+    attention: AttentionBackend,
+    device: torch.device,
+    *,
+    has_adapters: bool,
 ) -> RecordedSteps | None:
     """Return the recorder of one-token steps on a CPU; None if they cannot be recorded. The log contains the reason.
 
     Args:
+        forward: the model's forward pass; it may also return inputs of layers.
         has_adapters: whether requests may use adapters.
     """
     if device.type != "cpu" or config.execution.graphs != "auto":
@@ -116,7 +125,7 @@ def recorded_steps(
         _logger.info(
             "decode steps of up to %d requests are recorded, and their kernel calls are repeated", MAX_RECORDED_SIZE
         )
-        return RecordedSteps(attention, model.forward, config.scheduling.max_running_requests)
+        return RecordedSteps(attention, forward, config.scheduling.max_running_requests)
     _logger.info("decode steps are not recorded: %s", obstacle)
     return None
 

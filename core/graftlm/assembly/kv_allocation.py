@@ -57,7 +57,14 @@ def allocate_kv(
     steps = _measure_steps(config, registry, target, chosen, has_graphs=has_graphs)
     on_stage("allocating KV memory")
     memory = size_memory(
-        config, registry, chosen.model, target.device, target.dtype, target.context_len, steps, target.num_sharing
+        config,
+        registry,
+        chosen.attention_layers,
+        target.device,
+        target.dtype,
+        target.context_len,
+        steps,
+        target.num_sharing,
     )
     store = _allocate(config, target, chosen, memory, spare_pages=int(has_graphs))
     return AllocatedKV(memory, store, min(memory.num_pages, -(-target.context_len // config.cache.page_size)))
@@ -80,6 +87,7 @@ def _measure_steps(
     return measure_steps(
         steps,
         chosen.model,
+        chosen.attention_layers,
         lambda kv: make_attention(config, registry, target, chosen, kv),
         target.dtype,
         target.device,
@@ -96,7 +104,7 @@ def _allocate(
         ConfigError: the device cannot allocate the tensors, for instance because other programs use its memory.
     """
     num_window_pages = None if memory.window is None else memory.window.num_window_pages
-    layers, page_size = chosen.model.attention_layers, config.cache.page_size
+    layers, page_size = chosen.attention_layers, config.cache.page_size
     try:
         return KVStore(layers, memory.num_pages, page_size, memory.dtype, target.device, num_window_pages, spare_pages)
     except (RuntimeError, MemoryError) as error:  # torch raises different errors for a full host and a full device

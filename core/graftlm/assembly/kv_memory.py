@@ -9,7 +9,7 @@ import torch
 from graftlm.assembly.device_memory import DeviceMemory, check_room, gib
 from graftlm.assembly.step_memory import StepMemory
 from graftlm.config import EngineConfig, Problem, origin_of
-from graftlm.contracts import AttentionLayer, Model
+from graftlm.contracts import AttentionLayer
 from graftlm.errors import ConfigError
 from graftlm.execution.kv_sizes import KVDemand, KVSizes, size_kv
 from graftlm.execution.kv_store import KVStore
@@ -46,7 +46,7 @@ class KVMemory:
 def size_memory(
     config: EngineConfig,
     registry: Registry,
-    model: Model,
+    layers: Sequence[AttentionLayer],
     device: torch.device,
     dtype: torch.dtype,
     context_len: int,
@@ -57,6 +57,7 @@ def size_memory(
     """Determine the size of the KV memory, and whether sliding-window layers get a separate memory.
 
     Args:
+        layers: all attention layers.
         dtype: dtype of the model.
         context_len: maximum number of tokens of a request.
         steps: memory that is reserved for steps.
@@ -72,7 +73,7 @@ def size_memory(
     settings = config.scheduling
     device_memory = (device_memory or DeviceMemory.read(device)).shared_by(num_replicas)
     kv_dtype = KV_DTYPES.get(config.memory.kv_dtype, dtype)
-    span = _window_span(config, registry, model)
+    span = _window_span(config, registry, layers)
     demand = KVDemand(
         kv_tokens=config.memory.kv_tokens,
         window_tokens=config.memory.window_tokens,
@@ -85,9 +86,9 @@ def size_memory(
         span=span,
         reserved_bytes=steps.num_bytes,
     )
-    sizes = size_kv(model.attention_layers, kv_dtype, demand)
-    check_kv_fits(config, sizes, demand, device_memory, model.attention_layers, kv_dtype)
-    _logger.info("%s", explain(sizes, demand, device_memory, steps, model.attention_layers, dtype, kv_dtype))
+    sizes = size_kv(layers, kv_dtype, demand)
+    check_kv_fits(config, sizes, demand, device_memory, layers, kv_dtype)
+    _logger.info("%s", explain(sizes, demand, device_memory, steps, layers, dtype, kv_dtype))
     if span is None or sizes.num_window_pages is None:
         return KVMemory(kv_dtype, sizes.num_pages, None)
     return KVMemory(kv_dtype, sizes.num_pages, WindowPages(sizes.num_pages, sizes.num_window_pages, span))
@@ -206,14 +207,14 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _window_span(config: EngineConfig, registry: Registry, model: Model) -> WindowSpan | None:
+def _window_span(config: EngineConfig, registry: Registry, layers: Sequence[AttentionLayer]) -> WindowSpan | None:
     """Return the window of the layers that get a separate memory; None if no layers get one.
 
     Raises:
         ConfigError: `memory.window_tokens` is set, but no layers can get a separate memory.
     """
     provider = registry.provider("cache", config.cache.name)
-    windows = sorted({layer.sliding_window for layer in model.attention_layers if layer.sliding_window is not None})
+    windows = sorted({layer.sliding_window for layer in layers if layer.sliding_window is not None})
     if not provider.capabilities.window:
         if config.memory.window_tokens is not None:
             raise ConfigError(

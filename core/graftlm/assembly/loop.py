@@ -47,13 +47,17 @@ def make_loop(
     """
     make_cache = CacheFactory(config, registry, kv.memory, tiers, drafters.listeners)
     runner, is_cpu = device_parts.runner, target.device.type == "cpu"
+    executor = executor_for(
+        SpareCoreRunner(runner, spare_core) if is_cpu else runner,
+        target.device.type,
+        overlap=config.scheduling.overlap,
+    )
+    scheduler = _scheduler(config, registry, target, make_cache(), kv, tiers, tokenizer, drafters)
+    if drafters.head is not None:
+        drafters.head.handle.bind(runner, executor, scheduler.kv.table, config.cache.page_size)
     return StepLoop(
-        _scheduler(config, registry, target, make_cache(), kv, tiers, tokenizer, drafters),
-        executor_for(
-            SpareCoreRunner(runner, spare_core) if is_cpu else runner,
-            target.device.type,
-            overlap=config.scheduling.overlap,
-        ),
+        scheduler,
+        executor,
         overlap=config.scheduling.overlap,
         make_cache=make_cache,
         observers=Observers(

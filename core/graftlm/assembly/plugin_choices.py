@@ -13,6 +13,7 @@ from graftlm.contracts import (
     AttentionBackend,
     AttentionCapabilities,
     AttentionLayer,
+    DraftHead,
     Model,
     ModelContext,
     Platform,
@@ -35,12 +36,19 @@ class ChosenPlugins:
         model_provider: the provider that created it.
         attention_provider: the provider of the attention backend.
         resolved: the chosen provider of each family, and the reason.
+        head: the draft head of the model, set after the weights are loaded; None without a head.
     """
 
     model: Model
     model_provider: Provider[Model]
     attention_provider: Provider[AttentionBackend]
     resolved: ResolvedPlugins
+    head: DraftHead | None = None
+
+    @property
+    def attention_layers(self) -> tuple[AttentionLayer, ...]:
+        """The attention layers of the model and of the draft head, in order of layer_id."""
+        return (*self.model.attention_layers, *(() if self.head is None else (self.head.attention_layer,)))
 
 
 def check_choices(config: EngineConfig, registry: Registry) -> None:

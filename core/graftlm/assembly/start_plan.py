@@ -1,5 +1,6 @@
 """Computes the output of `graftlm serve --dry-run`: the engine's parts and sizes, without loading weights."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from graftlm.assembly.draft_checkpoint import (
     read_draft_checkpoint,
     unfit_draft_model,
 )
+from graftlm.assembly.draft_heads import HeadSource, plan_head
 from graftlm.assembly.draft_models import create_draft_model, draft_model_context, size_draft_kv
 from graftlm.assembly.kv_memory import KVMemory, size_memory
 from graftlm.assembly.plugin_choices import choose_attention, create_model
@@ -23,7 +25,7 @@ from graftlm.chat.chat_formats import choose_chat_formats
 from graftlm.chat.configured_tokenizer import load_tokenizer
 from graftlm.checkpoint import check_sizes, load_model_config, resolve_checkpoint, torch_dtype
 from graftlm.config import EngineConfig
-from graftlm.contracts import DraftModelOptions, Model, ModelContext, Platform
+from graftlm.contracts import AttentionLayer, DraftModelOptions, ModelContext, Platform
 from graftlm.errors import ConfigError, ModelError
 from graftlm.execution.kv_store import KVStore
 from graftlm.registry import Registry
@@ -73,9 +75,15 @@ def plan_start(
         line, draft_bytes = _draft_model(config, registry, context, path, options, share)
         lines.append(line)
         weight_bytes += draft_bytes
+    head = plan_head(config, registry, HeadSource(model, context, path, platform, None))
+    if head is not None:
+        head_bytes = _weight_bytes(head)
+        lines.append(f"draft head: {type(head).__name__}, {gib(head_bytes)} of weights")
+        weight_bytes += head_bytes
     try:
         chosen["attention"] = choose_attention(config, registry, platform, model, dtype)
-        lines.append(_memory_line(config, registry, device, model, dtype, context_len, weight_bytes, now, num_sharing))
+        layers = [*model.attention_layers, *([] if head is None else [head.attention_layer])]
+        lines.append(_memory_line(config, registry, device, layers, dtype, context_len, weight_bytes, now, num_sharing))
     except ModelError:  # the layers are known only after a run with real weights
         lines.append("KV memory: not known before the model runs, because it does not describe its attention layers")
     resolved = resolve_plugins(
@@ -91,7 +99,7 @@ def plan_start(
     return lines
 
 
-def _weight_bytes(model: Model) -> int:
+def _weight_bytes(model: object) -> int:
     """Return the size in bytes that the tensors of a model on the meta device would have.
 
     Return 0 for a model that is not a torch module, because its size is not known.
@@ -141,7 +149,7 @@ def _memory_line(
     config: EngineConfig,
     registry: Registry,
     device: torch.device,
-    model: Model,
+    layers: Sequence[AttentionLayer],
     dtype: torch.dtype,
     context_len: int,
     weight_bytes: int,
@@ -160,7 +168,7 @@ def _memory_line(
     after_loading = replace(now, free_bytes=max(0, now.free_bytes - num_sharing * weight_bytes))
 
     def size(available: DeviceMemory) -> KVMemory:
-        return size_memory(config, registry, model, device, dtype, context_len, StepMemory(), num_sharing, available)
+        return size_memory(config, registry, layers, device, dtype, context_len, StepMemory(), num_sharing, available)
 
     try:
         memory = size(after_loading)
@@ -172,7 +180,7 @@ def _memory_line(
             f"free {gib(now.free_bytes)} ({gib(now.total_bytes)} in total). If this is still true after they are "
             f"loaded, the start fails: {error}"
         )
-    token_bytes = KVStore.bytes_per_token(model.attention_layers, memory.dtype)
+    token_bytes = KVStore.bytes_per_token(layers, memory.dtype)
     share = after_loading.shared_by(num_sharing)
     return (
         f"KV memory: {memory.num_pages * config.cache.page_size:,} tokens of {token_bytes:,} bytes; the {what} leave "

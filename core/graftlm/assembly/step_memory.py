@@ -1,6 +1,6 @@
 """Measures the memory that steps need in addition to weights, keys and values, by running the largest steps."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -97,6 +97,7 @@ def meter_for(device: torch.device) -> MemoryMeter | None:
 def measure_steps(
     steps: LargestSteps,
     model: Model,
+    layers: Sequence[AttentionLayer],
     make_attention: Callable[[KVStore], AttentionBackend],
     dtype: torch.dtype,
     device: torch.device,
@@ -108,6 +109,7 @@ def measure_steps(
 
     Args:
         model: the model; the values of its weights do not matter.
+        layers: all attention layers, including that of a draft head.
         make_attention: function that creates the attention backend for a KV memory.
         dtype: dtype of the temporary KV memory.
         meter: measures the device's memory.
@@ -117,9 +119,7 @@ def measure_steps(
     prompt_lens = steps.prompt_lens()
     most_requests = max((*steps.graph_sizes, len(prompt_lens)))
     num_pages = sum(-(-length // steps.page_size) for length in prompt_lens) + most_requests
-    attention = _TemporaryAttention(
-        make_attention(KVStore(model.attention_layers, num_pages, steps.page_size, dtype, device))
-    )
+    attention = _TemporaryAttention(make_attention(KVStore(layers, num_pages, steps.page_size, dtype, device)))
     model.bind_attention(attention)
     try:
         with torch.inference_mode():

@@ -4,6 +4,7 @@ torch is imported only when tensors are read, so that a command line can read a 
 """
 
 from graftlm.checkpoint.download import download_model
+from graftlm.checkpoint.json_files import read_json
 from graftlm.checkpoint.location import (
     cached_snapshot,
     checkpoint_files,
@@ -31,6 +32,7 @@ __all__ = [
     "is_hub_name",
     "iter_weights",
     "load_model_config",
+    "read_json",
     "read_tensors",
     "resolve_checkpoint",
     "torch_dtype",

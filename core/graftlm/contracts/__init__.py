@@ -24,6 +24,7 @@ from graftlm.contracts.chat_format import (
     ToolCallParser,
     ToolChoice,
 )
+from graftlm.contracts.draft_head import DraftHead, DraftHeadBatch, DraftHeadContext, DraftHeadOptions, DraftHeads
 from graftlm.contracts.draft_model import Continuations, DraftModel, DraftModelBatch, DraftModelOptions
 from graftlm.contracts.drafting import Draft, Drafter, DrafterContext, DraftRequest
 from graftlm.contracts.eviction import EvictionContext, EvictionStrategy, NodeStats
@@ -95,6 +96,11 @@ __all__ = [
     "ContentDelta",
     "Continuations",
     "Draft",
+    "DraftHead",
+    "DraftHeadBatch",
+    "DraftHeadContext",
+    "DraftHeadOptions",
+    "DraftHeads",
     "DraftModel",
     "DraftModelBatch",
     "DraftModelOptions",

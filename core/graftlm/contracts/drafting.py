@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from graftlm.contracts.draft_head import DraftHead, DraftHeadContext, DraftHeads
 from graftlm.contracts.draft_model import DraftModel
 from graftlm.contracts.prefix_cache import PrefixKey
 from graftlm.errors import ConfigError
@@ -56,6 +57,10 @@ def _no_draft_models(path: str, kv_tokens: int) -> DraftModel:
     raise ConfigError(f"draft model {path!r}: draft models cannot be loaded here")
 
 
+def _no_draft_heads(make: Callable[[DraftHeadContext], DraftHead], path: str | None) -> DraftHeads:
+    raise ConfigError(f"draft head {path!r}: draft heads cannot be loaded here")
+
+
 @dataclass(frozen=True, slots=True)
 class DrafterContext:
     """The arguments of a drafter's `create`.
@@ -68,11 +73,16 @@ class DrafterContext:
             checkpoint's path and the maximum number of tokens in the KV memory. It raises ConfigError if the vocabulary
             differs from the served model's or the memory is too large, and ModelError if the checkpoint cannot be used.
             The messages contain the options `path` and `kv_tokens` of `DraftModelOptions`.
+        load_head: function that creates a draft head for the served model and loads its weights. Its arguments are a
+            function that creates the head, and the path of the head's checkpoint; None: the served model's checkpoint.
+            An engine has at most one head. The result may be used only after the engine has started. It raises
+            ConfigError if the head cannot be used.
     """
 
     continuation: Callable[[PrefixKey, int], TokenIds]
     vocab_size: int
     load_model: Callable[[str, int], DraftModel] = _no_draft_models
+    load_head: Callable[[Callable[[DraftHeadContext], DraftHead], str | None], DraftHeads] = _no_draft_heads
 
 
 class Drafter(ABC):
@@ -94,6 +104,20 @@ class Drafter(ABC):
     def is_expensive(self) -> bool:
         """Whether `propose` takes much of a step's time. The core then calls it only while drafts save time."""
         return False
+
+    @property
+    def drafts_ahead(self) -> bool:
+        """Whether `propose` may be called while a step is in flight.
+
+        If False, `propose` is called only when the values of all tokens are known and their hidden states computed. The
+        core then expects that the next draft has the confidence of the request's previous draft.
+        """
+        return True
+
+    @property
+    def num_page_tokens(self) -> int:
+        """Number of tokens after a request's latest token for which the core allocates slots before `propose`."""
+        return 0
 
     @abstractmethod
     def propose(self, requests: Sequence[DraftRequest]) -> Sequence[Draft | None]:

@@ -106,6 +106,8 @@ class Model(ABC):
         - `state_layers` contains every layer with a recurrent state once; `layer_id` is counted from 0. `forward` reads
           and writes only the slots of `batch.state`, and a copied state continues like the original.
         - A model with a score head returns `num_labels`, and `score` returns that many numbers per text.
+        - If `captures_inputs` is True, `forward_with_inputs` returns `forward`'s result, and the input of layer 0 is
+          `embed_tokens`.
         - A model can be created on the meta device, where `load_weights` makes the same checks.
     """
 
@@ -180,6 +182,32 @@ class Model(ABC):
         If True, the last layer computes only these tokens after its attention, which is usually one token per prompt.
         """
         return False
+
+    @property
+    def captures_inputs(self) -> bool:
+        """Whether the model implements `forward_with_inputs` and `embed_tokens`, which draft heads need."""
+        return False
+
+    def forward_with_inputs(self, batch: ForwardBatch, layers: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
+        """Return `forward(batch)`, and the hidden states [T, hidden] that are the inputs of some layers.
+
+        Args:
+            batch: the batch; its `wanted_idx` is None.
+            layers: indices of layers, from 0 to the number of layers; the latter stands for the output of the last
+                layer, before the final norm.
+
+        Raises:
+            UnsupportedFeatureError: the model's `captures_inputs` is False.
+        """
+        raise UnsupportedFeatureError(f"{type(self).__name__} does not return the inputs of its layers")
+
+    def embed_tokens(self, token_ids: Tensor) -> Tensor:
+        """Map token ids, int64 [T], to the input of layer 0, [T, hidden].
+
+        Raises:
+            UnsupportedFeatureError: the model's `captures_inputs` is False.
+        """
+        raise UnsupportedFeatureError(f"{type(self).__name__} does not return its token embeddings")
 
     @property
     def generates(self) -> bool:

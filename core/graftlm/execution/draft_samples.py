@@ -78,8 +78,11 @@ class DraftSamples:
             token_ids: int64 [S], the sampled tokens.
             counted: bool [S], see `counted`.
         """
+        return token_ids.index_select(0, self.latest_idx(counted))
+
+    def latest_idx(self, counted: Tensor) -> Tensor:
+        """Return the index of the last sample that counts, for each request that samples: int64 [B'] on the device."""
         so_far = counted.cumsum(0)
-        firsts = to_device(self.firsts_of_requests, token_ids.device)
-        lasts = to_device(self.lasts, token_ids.device)
-        idx = firsts + so_far.index_select(0, lasts) - so_far.index_select(0, firsts)
-        return token_ids.index_select(0, idx)
+        firsts = to_device(self.firsts_of_requests, counted.device)
+        lasts = to_device(self.lasts, counted.device)
+        return firsts + so_far.index_select(0, lasts) - so_far.index_select(0, firsts)

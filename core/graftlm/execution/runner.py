@@ -3,14 +3,19 @@
 import msgspec
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from graftlm.contracts import AttentionBackend, Model
+from graftlm.contracts import AttentionBackend, DraftHeadBatch, Model
+from graftlm.errors import InvariantError
 from graftlm.execution.adapter_layers import AdapterLayers
 from graftlm.execution.batch import BatchBuilder, to_device
 from graftlm.execution.block_mover import BlockMover
 from graftlm.execution.draft_samples import DraftSamples
+from graftlm.execution.generation import LaunchedTokens
 from graftlm.execution.graphs import ReplayedSteps
+from graftlm.execution.head_steps import HeadSteps
+from graftlm.execution.hidden_capture import HiddenCapture
 from graftlm.execution.logprobs import TokenLogprobs, padded_ids, token_logprobs
 from graftlm.execution.readback import Readback, readback_from
 from graftlm.execution.readouts import read_out
@@ -79,6 +84,7 @@ class ModelRunner:
         graphs: replays the steps that it supports; None: the model runs all steps.
         adapters: sets the adapters of the requests; None: requests cannot have adapters.
         streams: streams of the device; None: torch's streams on a GPU, no streams on a CPU.
+        head: the draft head, and the forward pass that returns the hidden states that it reads; None: no head.
     """
 
     def __init__(
@@ -92,7 +98,10 @@ class ModelRunner:
         graphs: ReplayedSteps | None = None,
         adapters: AdapterLayers | None = None,
         streams: DeviceStreams | None = None,
+        head: tuple[HeadSteps, HiddenCapture] | None = None,
     ) -> None:
+        self._head: HeadSteps | None = None if head is None else head[0]
+        self._capture: HiddenCapture | None = None if head is None else head[1]
         self._model = model
         self._attention = attention
         self._sampler = sampler
@@ -123,6 +132,21 @@ class ModelRunner:
             with self._streams.use(self._stream):
                 return self._launch_with_copies(plan)
 
+    def draft(self, batch: DraftHeadBatch, page_table: NDArray[np.int32]) -> LaunchedTokens:
+        """Launch the drafting of the draft head after the latest step; see `HeadSteps.draft`.
+
+        Raises:
+            InvariantError: there is no draft head.
+        """
+        if self._head is None:
+            raise InvariantError("the engine has no draft head")
+        with self._inference_mode:
+            if self._streams is None or self._stream is None:
+                return self._head.draft(batch, page_table).launch_copy(readback_from(None))
+            with self._streams.use(self._stream):
+                readback = readback_from(self._streams)
+                return self._head.draft(batch, page_table).launch_copy(readback)
+
     def _launch_with_copies(self, plan: StepPlan) -> LaunchedStep:
         if self._mover is None or plan.copies is None:
             return self._launch(plan)
@@ -133,10 +157,13 @@ class ModelRunner:
         readback = readback_from(self._streams)
         for setup in plan.setups:
             self._sampler.set_row(setup)
-        hidden, is_selected = self._forward(plan)
-        sampled = None
+        states, is_selected = self._forward(plan)
+        hidden = states if self._capture is None else self._capture.final(states)
+        sampled, drafts = None, DraftSamples.of(plan)
         if len(plan.sample_idx):
-            sampled = self._sample(plan, hidden if is_selected else _last_of_each(plan, hidden, self._device))
+            sampled = self._sample(plan, hidden if is_selected else _last_of_each(plan, hidden, self._device), drafts)
+        if self._head is not None:
+            self._observe(self._head, plan, states, sampled, drafts)
         launched = LaunchedStep(
             readback,
             sampled=None if sampled is None else _fetch_sampled(sampled, readback),
@@ -155,16 +182,27 @@ class ModelRunner:
         if hidden is not None:
             return hidden, False
         # With adapters, each layer must compute all tokens of the step, because the route has an adapter per token.
-        may_select = self._model.selects_tokens and self._adapters is None
+        # A draft head reads the hidden states of all tokens.
+        may_select = self._model.selects_tokens and self._adapters is None and self._capture is None
         reads_all = len(plan.sample_idx) == plan.num_tokens or plan.prompt_spans or plan.pool_spans
         is_selected = may_select and not reads_all
         batch = self._batches.build(plan, selects_tokens=is_selected)
         self._attention.prepare(batch)
-        return self._model.forward(batch), is_selected
+        forward = self._model.forward if self._capture is None else self._capture.forward
+        return forward(batch), is_selected
 
-    def _sample(self, plan: StepPlan, hidden: Tensor) -> Sampled:
+    def _observe(
+        self, head: HeadSteps, plan: StepPlan, states: Tensor, sampled: Sampled | None, drafts: DraftSamples | None
+    ) -> None:
+        """Write the keys and values of the draft head for a step's tokens."""
+        head.start_rows(plan)
+        if sampled is None:
+            head.observe(plan, states, None, None, None)
+        else:
+            head.observe(plan, states, sampled.token_ids, drafts, sampled.counted)
+
+    def _sample(self, plan: StepPlan, hidden: Tensor, drafts: DraftSamples | None) -> Sampled:
         logits = self._model.logits(hidden)
-        drafts = DraftSamples.of(plan)
         samples_all = drafts is None and len(plan.sample_idx) == len(plan.rows)
         rows = plan.rows if samples_all else plan.rows[plan.sample_idx]
         token_mask = None if plan.token_mask is None else plan.token_mask.wait()

@@ -23,6 +23,11 @@ class SplitAttention(AttentionBackend):
         self._full = full
         self._window = window
 
+    @property
+    def full(self) -> AttentionBackend | None:
+        """The backend for the full-attention layers; None if there are none."""
+        return self._full
+
     def prepare(self, batch: ForwardBatch) -> None:
         """Prepare both backends.
 

@@ -1,12 +1,12 @@
 """The base class of decoder models, which implements the model contract except for the forward pass."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import cast
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 from torch import Tensor, nn
 
-from graftlm.contracts import AttentionBackend, AttentionLayer, Model, ModelContext
+from graftlm.contracts import AttentionBackend, AttentionLayer, ForwardBatch, Model, ModelContext
 from graftlm.layers.attention import Attention
 from graftlm.layers.decoder_shape import DecoderShape
 from graftlm.layers.embedding import TokenEmbedding, gather_logits
@@ -37,7 +37,8 @@ class DecoderModel(nn.Module, Model):
     Args:
         shape: shape of the decoder. If `shape.tied`, the token embedding is also the output projection.
         context: the device and the dtype of the parameters.
-        layers: layers in the order of the forward pass. Each attends through `graftlm.layers.Attention`.
+        layers: layers in the order of the forward pass. Each attends through `graftlm.layers.Attention`. The first two
+            arguments of a layer, and of `norm`, are x and the residual stream without x, which may be None.
         norm: the final norm.
 
     Attributes:
@@ -74,6 +75,28 @@ class DecoderModel(nn.Module, Model):
         if self.lm_head is None:
             return self.embed.logits(hidden)
         return gather_logits(self.lm_head.forward(hidden), self._vocab)
+
+    @property
+    def captures_inputs(self) -> bool:
+        """Always true."""
+        return True
+
+    def forward_with_inputs(self, batch: ForwardBatch, layers: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
+        """Return `forward(batch)`, and the inputs of some layers; see `Model`."""
+        found: dict[int, Tensor] = {}
+        modules = [*self.layers, self.norm]
+        hooks = [modules[i].register_forward_pre_hook(_store_input(found, i)) for i in set(layers)]
+        try:
+            hidden = self.forward(batch)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return hidden, [found[i] for i in layers]
+
+    def embed_tokens(self, token_ids: Tensor) -> Tensor:
+        """Map token ids, int64 [T], to [T, hidden]; see `Model`. A model that scales embeddings overrides this."""
+        embedded: Tensor = self.embed(token_ids)
+        return embedded
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Copy a Hugging Face checkpoint to the parameters; see `Model`."""
@@ -115,3 +138,13 @@ class DecoderModel(nn.Module, Model):
 
     def _attentions(self) -> Iterator[Attention]:
         return (module for module in self.layers.modules() if isinstance(module, Attention))
+
+
+def _store_input(found: dict[int, Tensor], i: int) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+    """Return a hook that stores the residual stream before a layer or norm: x plus the stream without x, if any."""
+
+    def store(module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        x, residual = arguments[:2]
+        found[i] = x if residual is None else residual + x
+
+    return store

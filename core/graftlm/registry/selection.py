@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from graftlm.config import EngineConfig, Problem, exposure_errors, exposure_warnings, origin_of
-from graftlm.contracts import Drafter, Provider
+from graftlm.contracts import Drafter, DraftHeadOptions, Provider
 from graftlm.errors import ConfigError, PluginError, ProviderUnavailableError
 from graftlm.registry.families import FAMILIES, Family
 from graftlm.registry.registry import AUTO, Registry
@@ -82,11 +82,16 @@ def configured_drafters(config: EngineConfig, registry: Registry) -> list[Provid
     if settings.drafter.name is None:
         return []
     if settings.drafter.name == AUTO:
-        return [provider for provider in registry.available("drafter") if not _required_options(provider)]
+        return [provider for provider in registry.available("drafter") if not _needs_selection(provider)]
     providers = [registry.provider("drafter", name) for name in (*settings.first, settings.drafter.name)]
     for provider in providers[:-1]:
         _check_needs_no_options(provider)
     return providers
+
+
+def _needs_selection(provider: Provider[Any]) -> bool:
+    """Return whether `auto` leaves out a drafter: it needs an option, or a checkpoint with a draft head."""
+    return bool(_required_options(provider)) or issubclass(provider.options, DraftHeadOptions)
 
 
 def _required_options(provider: Provider[Any]) -> list[str]:

@@ -59,6 +59,11 @@ class Drafting:
         self.speculator = speculator
         self._forced = forced
 
+    def num_page_tokens(self, num_rows: int) -> int:
+        """Return the number of tokens after each request's latest token for which `draft` needs slots."""
+        num_tokens = self.speculator.num_page_tokens
+        return num_tokens if num_tokens and self.speculator.may_pay(num_rows) else 0
+
     def draft(self, requests: Sequence[Request]) -> dict[int, PlannedDraft]:
         """Return row -> draft for requests that decode in the step that is being planned.
 
@@ -92,7 +97,7 @@ class Drafting:
         later = {
             row: SourcedDraft(draft.drafter, draft.token_ids[1:], draft.confidence)
             for row, draft in proposed.items()
-            if len(draft.token_ids) > 1 and _num_before_stop(by_row[row], draft.token_ids) > 1
+            if len(draft.token_ids) > 1 and (draft.is_expected or _num_before_stop(by_row[row], draft.token_ids) > 1)
         }
         return bool(self.speculator.choose(len(requests), later))
 
@@ -126,7 +131,7 @@ class Drafting:
                 found[row] = SourcedDraft(forced.drafter, forced.token_ids[:limit], forced.confidence)
             elif request.params.speculation is not False:
                 asked.append(DraftRequest(row, request.namespace, request.token_ids, limit))
-        return found | self.speculator.propose(asked) if asked else found
+        return found | self.speculator.propose(asked, in_flight=num_unknown > 0) if asked else found
 
 
 def _cut(request: Request, draft: SourcedDraft) -> PlannedDraft | None:

@@ -148,6 +148,7 @@ def build_plan(
         adapter_slots=_adapter_slots(table, rows),
         num_drafts=num_drafts,
         state=None if states is None else _state_segments(states, decode_rows, starts, chunks, token_starts),
+        next_ids=_next_ids(num_decodes, chunks),
     )
 
 
@@ -170,6 +171,17 @@ def _num_drafts(num_decodes: int, chunks: list[Chunk]) -> NDArray[np.int32] | No
     if all(chunk.drafts is None for chunk in chunks):
         return None
     return np.array([0] * num_decodes + [0 if c.drafts is None else len(c.drafts) for c in chunks], dtype=np.int32)
+
+
+def _next_ids(num_decodes: int, chunks: list[Chunk]) -> NDArray[np.int64] | None:
+    """Return the known token after each request's last token, int64 [B]; None if no chunk is followed by one."""
+    if all(chunk.drafts is not None or chunk.end >= chunk.request.num_tokens for chunk in chunks):
+        return None
+    next_ids = np.zeros(num_decodes + len(chunks), dtype=np.int64)
+    for i, chunk in enumerate(chunks, start=num_decodes):
+        if chunk.drafts is None and chunk.end < chunk.request.num_tokens:
+            next_ids[i] = chunk.request.token_ids[chunk.end]
+    return next_ids
 
 
 def _with_drafts(

@@ -146,6 +146,25 @@ class Planner:
             drafted.append(row)
         return decode_rows[~np.isin(decode_rows, drafted)] if drafted else decode_rows
 
+    def reserve_ahead(self, requests: Sequence[Request], num_tokens: int) -> None:
+        """Allocate slots for tokens after the requests' latest tokens, from pages that no running request needs.
+
+        Args:
+            num_tokens: number of tokens; a request gets fewer slots if its length limit or the pages do not allow more.
+        """
+        kv = self._kv
+        num_spare = (
+            kv.available_pages - self._admission.reserved_pages([r.held_row for r in requests]) if num_tokens else 0
+        )
+        for request in requests:
+            if num_spare <= 0:
+                return
+            row = request.held_row
+            num_held = int(kv.table.num_pages[row])
+            room = (num_held + num_spare) * kv.page_size
+            kv.extend(row, min(request.num_tokens + num_tokens, request.max_len, room))
+            num_spare -= int(kv.table.num_pages[row]) - num_held
+
     def break_standstill(self) -> None:
         """Retract the least important running request, because every running request waits for pages."""
         if len(self._running) == 1:

@@ -341,6 +341,7 @@ class Scheduler:
             return None
 
         def draft(requests: Sequence[Request]) -> dict[int, TokenIds]:
+            self._planner.reserve_ahead(requests, drafting.num_page_tokens(len(requests)))
             drafts.update(drafting.draft(requests))
             return {row: found.token_ids for row, found in drafts.items()}
 

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -28,11 +29,18 @@ class SourcedDraft:
         drafter: name of its drafter.
         token_ids: int32 [n], at least one token.
         confidence: see `Draft`.
+        is_expected: whether the draft is an estimate of a later draft; its token ids then have no meaning.
     """
 
     drafter: str
     token_ids: TokenIds
     confidence: float
+    is_expected: bool = False
+
+
+#: Estimates for a request without a previous draft, and for one whose drafter had no draft last time.
+_FIRST_DRAFT: Final = SourcedDraft("", np.zeros(4, dtype=np.int32), 0.5)
+_NO_DRAFT: Final = SourcedDraft("", np.zeros(1, dtype=np.int32), 0.2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +87,8 @@ class Speculator:
         self._acceptance = Acceptance()
         self._failed: dict[int, set[str]] = {}  # row -> names of failed drafters
         self._open: set[int] = set()
+        #: (drafter, row) -> the previous draft of a drafter whose `drafts_ahead` is False; None: it had no draft.
+        self._previous: dict[tuple[str, int], SourcedDraft | None] = {}
         self._counts = {name: DraftCounts() for name in drafters}
         self._clock = clock
         self._allowances = {name: DraftAllowance() for name, drafter in drafters.items() if drafter.is_expensive}
@@ -105,17 +115,33 @@ class Speculator:
         """Return whether drafts could save time in a step of `num_rows` requests, before any drafter is called."""
         return self._budget.may_pay(num_rows)
 
-    def propose(self, requests: Sequence[DraftRequest]) -> dict[int, SourcedDraft]:
-        """Return row -> draft for the requests for which a drafter has a draft."""
+    @property
+    def num_page_tokens(self) -> int:
+        """Number of tokens after each request's latest token for which drafters need slots."""
+        return max((drafter.num_page_tokens for drafter in self._drafters.values()), default=0)
+
+    def propose(self, requests: Sequence[DraftRequest], *, in_flight: bool = False) -> dict[int, SourcedDraft]:
+        """Return row -> draft for the requests for which a drafter has a draft.
+
+        Args:
+            in_flight: whether a step is in flight. Drafters whose `drafts_ahead` is False are then not called; a draft
+                like the request's previous one is returned instead.
+        """
         found: dict[int, SourcedDraft] = {}
         for name, drafter in self._drafters.items():
             asked = [r for r in requests if r.row not in found and name not in self._failed.get(r.row, ())]
             allowance = self._allowances.get(name)
             if not asked or (allowance is not None and not allowance.may_ask):
                 continue
+            if in_flight and not drafter.drafts_ahead:
+                found |= {request.row: self._expected(name, request) for request in asked}
+                continue
             self._open.update(request.row for request in asked)
             start = 0.0 if allowance is None else self._clock()
-            found |= self._ask(name, drafter, asked)
+            drafts = self._ask(name, drafter, asked)
+            if not drafter.drafts_ahead:
+                self._previous.update({(name, r.row): drafts.get(r.row) for r in asked})
+            found |= drafts
             if allowance is not None:
                 allowance.spend(self._clock() - start)
         return found
@@ -192,12 +218,21 @@ class Speculator:
         self._acceptance.close(row)
         self._failed.pop(row, None)
         for name, drafter in self._drafters.items():
+            self._previous.pop((name, row), None)
             try:
                 drafter.close(row)
             except (KeyboardInterrupt, SystemExit):
                 raise
             except BaseException:  # the code of a plugin; a panic in Rust is no `Exception`
                 _logger.exception("drafter %r failed to close a request", name)
+
+    def _expected(self, name: str, request: DraftRequest) -> SourcedDraft:
+        """Return an estimate of a request's next draft, which begins with the token that the step in flight samples."""
+        previous = self._previous.get((name, request.row), _FIRST_DRAFT)
+        if previous is None:
+            previous = _NO_DRAFT
+        num_tokens = min(request.limit, len(previous.token_ids) + 1)
+        return SourcedDraft(name, np.zeros(num_tokens, dtype=np.int32), previous.confidence, is_expected=True)
 
     def _ask(self, name: str, drafter: Drafter, requests: Sequence[DraftRequest]) -> dict[int, SourcedDraft]:
         try:

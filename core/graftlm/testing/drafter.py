@@ -7,12 +7,12 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from graftlm.contracts import Draft, Drafter, DrafterContext, DraftRequest, PrefixKey
+from graftlm.contracts import Draft, Drafter, DrafterContext, DraftHead, DraftHeadContext, DraftRequest, PrefixKey
 from graftlm.speculation.draft_budget import DraftBudget
 from graftlm.speculation.step_costs import StepCosts
 from graftlm.testing.cache_rig import CacheRig
 from graftlm.testing.conformance import Conformance
-from graftlm.testing.fake_draft_model import FakeDraftModel
+from graftlm.testing.fake_draft_model import FakeDraftHeads, FakeDraftModel
 from graftlm.testing.naive_cache import NaiveCache
 from graftlm.types import TokenIds
 
@@ -259,7 +259,7 @@ def _requests(seed: int) -> list[DraftRequest]:
 
 
 def _context(texts: Mapping[str, Sequence[TokenIds]]) -> DrafterContext:
-    """Return a context whose cache contains some token sequences, and whose draft models are fakes."""
+    """Return a context whose cache contains some token sequences, and whose draft models and heads are fakes."""
 
     def continuation(key: PrefixKey, num_tokens: int) -> TokenIds:
         length = len(key.token_ids)
@@ -271,4 +271,7 @@ def _context(texts: Mapping[str, Sequence[TokenIds]]) -> DrafterContext:
     def load_model(path: str, kv_tokens: int) -> FakeDraftModel:
         return FakeDraftModel(_VOCAB_SIZE, -(-kv_tokens // 4), page_size=4)
 
-    return DrafterContext(continuation, _VOCAB_SIZE, load_model)
+    def load_head(make: Callable[[DraftHeadContext], DraftHead], path: str | None) -> FakeDraftHeads:
+        return FakeDraftHeads(_VOCAB_SIZE)
+
+    return DrafterContext(continuation, _VOCAB_SIZE, load_model, load_head)

@@ -5,12 +5,24 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
-from graftlm.contracts import AttentionBackend, AttentionContext, Model, PrefixCache, SchedulingPolicy
+from graftlm.assembly.draft_heads import EngineHead
+from graftlm.contracts import (
+    AttentionBackend,
+    AttentionContext,
+    DraftHead,
+    ForwardBatch,
+    Model,
+    PrefixCache,
+    SchedulingPolicy,
+)
 from graftlm.execution.adapter_layers import AdapterLayers
 from graftlm.execution.decode_inputs import DecodeInputs, DecodeShape
 from graftlm.execution.executor import Launched, Outcome
 from graftlm.execution.graphs import DecodeGraphs
+from graftlm.execution.head_steps import HeadSteps
+from graftlm.execution.hidden_capture import HiddenCapture
 from graftlm.execution.kv_store import KVStore
 from graftlm.execution.runner import ModelRunner
 from graftlm.execution.sampler import Sampler
@@ -48,6 +60,7 @@ class FakeCudaEngine:
         graph_sizes: numbers of requests for which decode steps are captured; empty: no graphs.
         window: pages of the sliding-window layers; None: all layers share one memory.
         adapters: the model's layers with adapters; None: no adapters.
+        head: the draft head, and the handle that its drafter uses; None: no head.
         overlap: whether a step is launched before the previous step's result is read.
         make_runner: function that creates the runner.
 
@@ -80,12 +93,15 @@ class FakeCudaEngine:
         adapters: AdapterLayers | None = None,
         overlap: bool = False,
         speculator: Speculator | None = None,
+        head: tuple[DraftHead, EngineHead] | None = None,
         make_runner: Callable[..., ModelRunner] = ModelRunner,
     ) -> None:
         self._cuda = cuda
         self.plans: list[StepPlan] = []
         num_window_pages = None if window is None else window.num_window_pages
-        layers, num_spare = model.attention_layers, int(bool(graph_sizes))
+        layers, num_spare = list(model.attention_layers), int(bool(graph_sizes))
+        if head is not None:
+            layers.append(head[0].attention_layer)
         kv = KVStore(
             layers, self.num_pages, page_size, kv_dtype or dtype, cuda.device, num_window_pages, spare_pages=num_spare
         )
@@ -96,10 +112,17 @@ class FakeCudaEngine:
         if window is not None:
             attention = SplitAttention(attention, make_attention(context))
         model.bind_attention(attention)
-        self.graphs = self._capture(model, attention, kv, graph_sizes) if graph_sizes else None
+        steps = None
+        if head is not None:
+            own = attention.full if isinstance(attention, SplitAttention) else attention
+            assert own is not None
+            capture = HiddenCapture(model, head[0].hidden_layers)
+            steps = HeadSteps(head[0], own, kv, self.num_rows, dtype), capture
+        forward = model.forward if steps is None else steps[1].forward
+        self.graphs = self._capture(forward, attention, kv, graph_sizes) if graph_sizes else None
         self.kv = kv
         self.runner = make_runner(
-            model, attention, sampler, self.num_rows, cuda.device, None, self.graphs, adapters, cuda.streams
+            model, attention, sampler, self.num_rows, cuda.device, None, self.graphs, adapters, cuda.streams, steps
         )
         clock = TickingClock()
         table = RequestTable(self.num_rows, self.max_pages)
@@ -107,6 +130,8 @@ class FakeCudaEngine:
         limits = SchedulerLimits(100, self.prefill_tokens, True)
         self._scheduler = Scheduler(memory, policy, limits, clock, speculator=speculator)
         self._executor = _Executor(self)
+        if head is not None:
+            head[1].bind(self.runner, self._executor, table, page_size)
         self._loop = StepLoop(
             self._scheduler,
             self._executor,
@@ -136,6 +161,11 @@ class FakeCudaEngine:
             self._executor.check()
         raise AssertionError(f"requests did not end in {_MAX_STEPS} steps")
 
+    def launching(self, function: Callable[[], T]) -> T:
+        """Call a function that launches work; check that the host does not wait for the device."""
+        with self._cuda.launching():
+            return function()
+
     def launch(self, plan: StepPlan) -> Launched:
         """Launch a step; check that the host does not wait for the device."""
         self.plans.append(plan)
@@ -143,12 +173,16 @@ class FakeCudaEngine:
             return self.runner.launch(plan)
 
     def _capture(
-        self, model: Model, attention: AttentionBackend, kv: KVStore, graph_sizes: Sequence[int]
+        self,
+        forward: Callable[[ForwardBatch], Tensor],
+        attention: AttentionBackend,
+        kv: KVStore,
+        graph_sizes: Sequence[int],
     ) -> DecodeGraphs:
         spare_pages = (kv.num_pages, kv.num_window_pages) if kv.has_window_memory else (kv.num_pages,)
         shape = DecodeShape(self.num_rows, max(graph_sizes), self.max_pages, kv.page_size, spare_pages)
         inputs = DecodeInputs(shape, kv.device)
-        return DecodeGraphs(inputs, graph_sizes, attention, model.forward, FakeCapture(self._cuda.region))
+        return DecodeGraphs(inputs, graph_sizes, attention, forward, FakeCapture(self._cuda.region))
 
 
 class _Executor:
@@ -175,8 +209,9 @@ class _Executor:
     def call(self, function: Callable[[], T]) -> Outcome[T]:
         future: Future[T] = Future()
         try:
-            future.set_result(function())
+            future.set_result(self._engine.launching(function))
         except BaseException as error:
+            self.keep(error)
             future.set_exception(error)
         return future
 

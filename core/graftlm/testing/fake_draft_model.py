@@ -1,14 +1,14 @@
-"""A draft model without a neural network, whose next token is a function of the tokens in a sequence's pages."""
+"""A draft model and a draft head without a neural network."""
 
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from graftlm.contracts import Continuations, DraftModelBatch
+from graftlm.contracts import Continuations, DraftHeadBatch, DraftModelBatch
 from graftlm.testing.fake_device import expected_token
 
-__all__ = ["FakeDraftModel"]
+__all__ = ["FakeDraftHeads", "FakeDraftModel"]
 
 
 class FakeDraftModel:
@@ -80,3 +80,35 @@ class FakeDraftModel:
             pages.astype(np.int64)[:, None] * self.page_size + np.arange(self.page_size)
         ).ravel()
         return slots
+
+
+class FakeDraftHeads:
+    """A `DraftHeads` whose next token is the latest token plus 1.
+
+    Args:
+        vocab_size: V; the token after V - 1 is 0.
+        room: maximum length of a draft in tokens, as if the requests' pages were full.
+        probability: reported probability of each generated token.
+
+    Attributes:
+        batches: all batches so far, in order.
+        unknown: rows whose hidden state is not known.
+    """
+
+    def __init__(self, vocab_size: int, room: int = 64, probability: float = 0.75) -> None:
+        self.batches: list[DraftHeadBatch] = []
+        self.unknown: set[int] = set()
+        self._vocab_size = vocab_size
+        self._room = room
+        self._probability = probability
+
+    def run(self, batch: DraftHeadBatch) -> Continuations:
+        """Draft for a batch; see `DraftHeads.run`."""
+        self.batches.append(batch)
+        assert batch.lens.min() >= 2
+        assert batch.limits.min() >= 1
+        limits = np.minimum(batch.limits, self._room)
+        steps = np.arange(int(limits.max()))
+        is_drafted = (steps < limits[:, None]) & ~np.isin(batch.rows, list(self.unknown))[:, None]
+        token_ids = (batch.token_ids[:, None] + steps + 1) % self._vocab_size
+        return Continuations(token_ids.astype(np.int32), np.where(is_drafted, self._probability, 0).astype(np.float32))

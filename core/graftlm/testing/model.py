@@ -95,6 +95,22 @@ class ModelConformance(Conformance, ABC):
             if paged.model.selects_tokens:
                 self._assert_close(paged.step_wanted(requests, wanted), every[wanted])
 
+    def test_captured_inputs_are_the_residual_stream(self, page_size: int) -> None:
+        """If `captures_inputs` is true, `forward_with_inputs` returns `forward`'s result, and inputs of layers.
+
+        The input of layer 0 is `embed_tokens`, and that of layer 1 depends on the tokens before.
+        """
+        paged = PagedModel(self.model(), page_size=page_size)
+        if not paged.model.captures_inputs:
+            return
+        (expected,) = PagedModel(self.model(), page_size=page_size).step([Tokens(0, _PROMPT)])
+        hidden, (first, second, again) = paged.step_with_inputs(Tokens(0, _PROMPT), (0, 1, 0))
+        self._assert_close(hidden, expected)
+        self._assert_close(first, paged.model.embed_tokens(torch.tensor(_PROMPT)))
+        self._assert_close(again, first)
+        assert second.shape == first.shape, f"inputs have shapes {list(first.shape)} and {list(second.shape)}"
+        assert not torch.equal(second, first), "the inputs of layers 0 and 1 are equal"
+
     def test_a_head_gives_as_many_numbers_as_it_has_labels(self) -> None:
         """If a model has a classification head, `score` returns `num_labels` numbers for each text, [texts, labels]."""
         model = self.model()

@@ -89,6 +89,12 @@ class PagedModel:
         """
         return self._forward(replace(self._batch(requests), wanted_idx=torch.tensor(wanted_idx)))
 
+    def step_with_inputs(self, request: Tokens, layers: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
+        """Run one request; return its hidden states, [tokens, hidden], and the inputs of some layers."""
+        batch = self._batch([request])
+        self.backend.prepare(batch)
+        return self.model.forward_with_inputs(batch, layers)
+
     def _batch(self, requests: Sequence[Tokens]) -> ForwardBatch:
         tokens = [(request.token_ids, request.start) for request in requests]
         return make_batch(tokens, [self._page_tables[request.row] for request in requests], self._page_size)

@@ -160,13 +160,17 @@ class GemmaForCausalLM(DecoderModel):
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Return final hidden states, [T, hidden] or [W, hidden]; see the contract."""
         rotations = {name: rotary(batch.positions) for name, rotary in self.rotaries.items()}
-        x, residual = self.embed(batch.input_ids).mul_(self._embed_scale), None
+        x, residual = self.embed_tokens(batch.input_ids), None
         *layers, last = self._decoder_layers()
         for layer in layers:
             x, residual = layer(x, residual, rotations[layer.rope])
         x, residual = last(x, residual, rotations[last.rope], batch.wanted_idx)
         hidden: Tensor = self.norm(x, residual)[0]
         return hidden
+
+    def embed_tokens(self, token_ids: Tensor) -> Tensor:
+        """Map token ids, int64 [T], to scaled embeddings, [T, hidden]."""
+        return super().embed_tokens(token_ids).mul_(self._embed_scale)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Map [S, hidden] to [S, V], in the parameters' dtype."""

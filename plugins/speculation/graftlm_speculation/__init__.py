@@ -1,14 +1,14 @@
-"""The built-in drafters `radix`, `suffix` and `draft_model`."""
+"""The built-in drafters `radix`, `suffix`, `draft_model` and `eagle3`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from graftlm import Provider, hookimpl
-from graftlm_speculation.options import DraftModelDrafterOptions, SuffixOptions
+from graftlm_speculation.options import DraftModelDrafterOptions, Eagle3Options, SuffixOptions
 
 if TYPE_CHECKING:
-    from graftlm.contracts import Drafter, DrafterContext, NoOptions
+    from graftlm.contracts import Drafter, DrafterContext, DraftHead, DraftHeadContext, NoOptions
 
 __all__ = ["provide_drafters"]
 
@@ -29,6 +29,20 @@ def _create_draft_model(options: DraftModelDrafterOptions, context: DrafterConte
     from graftlm_speculation.draft_model import DraftModelDrafter
 
     return DraftModelDrafter(options, context.load_model(options.path, options.kv_tokens))
+
+
+def _create_eagle3(options: Eagle3Options, context: DrafterContext) -> Drafter:
+    from graftlm_speculation.head_drafter import HeadDrafter
+
+    def make(head: DraftHeadContext) -> DraftHead:
+        # Imported here, because only this drafter needs torch.
+        from graftlm_speculation.eagle3_config import read_eagle3_config
+        from graftlm_speculation.eagle3_head import Eagle3Head
+
+        num_layers = head.served.config.raw.get("num_hidden_layers", 0)
+        return Eagle3Head(read_eagle3_config(head.raw, num_layers, options.hidden_layers), head)
+
+    return HeadDrafter(context.load_head(make, options.path), options.max_drafts)
 
 
 @hookimpl
@@ -58,5 +72,12 @@ def provide_drafters() -> list[Provider[Drafter]]:
             api_version=1,
             create=_create_draft_model,
             options=DraftModelDrafterOptions,
+        ),
+        Provider(
+            name="eagle3",
+            summary="Drafts with an EAGLE-3 head, which reads hidden states of the served model; for new text",
+            api_version=1,
+            create=_create_eagle3,
+            options=Eagle3Options,
         ),
     ]

@@ -2,9 +2,9 @@
 
 from pydantic import Field, model_validator
 
-from graftlm.contracts import DraftModelOptions, Options
+from graftlm.contracts import DraftHeadOptions, DraftModelOptions, Options
 
-__all__ = ["DraftModelDrafterOptions", "SuffixOptions"]
+__all__ = ["DraftModelDrafterOptions", "Eagle3Options", "SuffixOptions"]
 
 
 class SuffixOptions(Options):
@@ -56,4 +56,19 @@ class DraftModelDrafterOptions(DraftModelOptions):
         default=2048,
         ge=1,
         description="Maximum number of prompt and output tokens that the draft model computes in one call.",
+    )
+
+
+class Eagle3Options(DraftHeadOptions):
+    """Options of `eagle3`."""
+
+    path: str = Field(
+        description="Checkpoint of the EAGLE-3 head, in the same forms as `model.path`. It must have been made for the "
+        "served model.",
+    )
+    hidden_layers: tuple[int, ...] | None = Field(
+        default=None,
+        min_length=1,
+        description="Layers of the served model whose inputs the head reads; null: those in the head's config.json, or "
+        "else 2, L // 2 and L - 3 of L layers.",
     )
