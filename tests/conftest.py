@@ -34,6 +34,12 @@ CHECKPOINTS = {
         },
     },
     "mistral": {"family": "mistral", "seed": 5, "hidden_size": 48, "head_dim": 16},
+    "lfm2": {
+        "family": "lfm2",
+        "seed": 21,
+        "num_layers": 4,
+        "config": {"layer_types": ["conv", "full_attention", "conv", "conv"]},
+    },
     "gemma2": {"family": "gemma2", "seed": 6, "num_layers": 3, "head_dim": 32, "tie_word_embeddings": True},
     "gemma3": {
         "family": "gemma3_text",

@@ -22,6 +22,7 @@ class RecordingModel:
     """A model and backend with one layer that record their batches."""
 
     attention_layers = (LAYER,)
+    state_layers = ()
 
     def __init__(self):
         self.batches, self.prepared, self.rows = [], [], []

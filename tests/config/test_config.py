@@ -75,7 +75,13 @@ def test_defaults_are_the_documented_ones():
         "speculation": {"drafter": {"name": None, "options": {}}, "first": (), "max_drafts": 15},
         "lora": {"adapters": {}, "enabled": None, "max_loaded": 8, "max_rank": 64, "target_modules": None},
         "execution": {"graphs": "auto", "graph_batch_sizes": None},
-        "memory": {"kv_tokens": None, "window_tokens": None, "kv_fraction": 0.8, "kv_dtype": "auto"},
+        "memory": {
+            "kv_tokens": None,
+            "window_tokens": None,
+            "kv_fraction": 0.8,
+            "state_snapshots": None,
+            "kv_dtype": "auto",
+        },
         "parallel": {"data": 1, "routing": {"name": "auto", "options": {}}},
         "server": {
             "host": "127.0.0.1",
@@ -163,7 +169,7 @@ def test_a_value_may_have_a_short_form_or_be_a_string(make, values, path, expect
         ({"page_size": 16}, "page_size: unknown key; did you mean 'cache.page_size'?"),
         (
             {"memory": {"zzz": 1}},
-            "memory.zzz: unknown key; known keys: kv_tokens, window_tokens, kv_fraction, kv_dtype",
+            "memory.zzz: unknown key; known keys: kv_tokens, window_tokens, kv_fraction, state_snapshots, kv_dtype",
         ),
         ({"cache": {"page_size": 24}}, "cache.page_size: must be a power of two, got 24"),
         ({"cache": {"page_size": 0}}, "cache.page_size: must be at least 1, got 0"),

@@ -73,7 +73,18 @@ def stepped():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     "name",
-    ["demo", "llama-mha-untied-rope3", "gemma2", "qwen2", "deepseek_v2", "gpt_oss", "mixtral", "qwen3-moe", "phi3"],
+    [
+        "demo",
+        "llama-mha-untied-rope3",
+        "gemma2",
+        "qwen2",
+        "deepseek_v2",
+        "gpt_oss",
+        "mixtral",
+        "qwen3-moe",
+        "phi3",
+        "lfm2",
+    ],
 )
 def test_every_kind_of_model_is_restored(checkpoint, stepped, name, dtype):
     engine = stepped(checkpoint(name), model={"dtype": dtype})

@@ -68,6 +68,7 @@ def fresh(folder, **settings):
         ("mixtral", {}),
         ("deepseek_v3", {}),
         ("gpt_oss", {}),
+        ("lfm2", {}),
         (
             "mistral",
             {"hidden_size": 640, "head_dim": 160, "intermediate_size": 640, "num_layers": 1},

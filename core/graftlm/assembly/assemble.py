@@ -101,7 +101,12 @@ def _assemble(
     if drafters.head is not None:
         chosen = replace(chosen, head=drafters.head.head)
 
-    has_graphs = wants_graphs(config, chosen.attention_provider.capabilities, target.device)
+    has_graphs = wants_graphs(
+        config,
+        chosen.attention_provider.capabilities,
+        target.device,
+        has_states=bool(chosen.model.state_layers),
+    )
     kv = allocate_kv(config, registry, target, chosen, has_graphs=has_graphs, on_stage=on_stage)
     attention = make_attention(config, registry, target, chosen, kv.store, kv.memory.window)
     fingerprint = weights.fingerprint if drafters.head is None else drafters.head.fingerprint(weights.fingerprint)

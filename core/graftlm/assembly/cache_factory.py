@@ -74,6 +74,7 @@ class CacheFactory:
             time.monotonic,
             self._events.listener,
             window=self._memory.window,
+            states=self._memory.states,
             transfer=None if tiers is None else tiers.queue,
             create_storage=None if tiers is None else tiers.create_storage,
         )

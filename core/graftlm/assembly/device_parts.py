@@ -78,6 +78,8 @@ def make_device_parts(
     """
     model, device = chosen.model, target.device
     model.bind_attention(attention if tiers is None else AwaitingAttention(attention, tiers.mover.await_layer))
+    if kv.store.states is not None:
+        model.bind_states(kv.store.states.tensors)
     sampler = _sampler(config, registry, target)
     head = _head(config, target, chosen, kv.store, attention)
     forward = model.forward if head is None else head[1].forward

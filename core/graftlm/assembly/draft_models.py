@@ -102,11 +102,13 @@ def create_draft_model(registry: Registry, context: ModelContext, place: Path) -
         place: path of the draft model's checkpoint.
 
     Raises:
-        ModelError: the model is not supported, or cannot generate.
+        ModelError: the model is not supported, cannot generate, or has a recurrent state.
     """
     model: Model = registry.create("model", registry.model_for(context.config.architectures), {}, context)
     if not model.generates:
         raise ModelError(f"{place} cannot generate, because it has no output projection")
+    if model.state_layers:
+        raise ModelError(f"{place} has a recurrent state, which draft models cannot have")
     return model
 
 

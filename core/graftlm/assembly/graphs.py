@@ -26,13 +26,26 @@ def graphs_obstacle(can: AttentionCapabilities, device: torch.device) -> str | N
     return None if can.graph else "the attention backend does not support CUDA graphs"
 
 
-def wants_graphs(config: EngineConfig, can: AttentionCapabilities, device: torch.device) -> bool:
+def wants_graphs(
+    config: EngineConfig, can: AttentionCapabilities, device: torch.device, *, has_states: bool = False
+) -> bool:
     """Return whether one-token steps are padded to captured batch sizes and replayed.
 
+    Args:
+        has_states: whether the model has a recurrent state.
+
     Raises:
-        ConfigError: `execution.graphs` is true, but the attention backend cannot be captured on this GPU.
+        ConfigError: `execution.graphs` is true, but the attention backend cannot be captured on this GPU, or the model
+            has a recurrent state.
     """
     setting = config.execution.graphs
+    if has_states:
+        if setting is True:
+            raise ConfigError(
+                "execution.graphs is true, but steps of a model with a recurrent state cannot be captured. Set "
+                "execution.graphs: auto"
+            )
+        return False
     obstacle = graphs_obstacle(can, device)
     if setting == "auto":
         return obstacle is None

@@ -12,6 +12,7 @@ from graftlm.assembly.target import Target
 from graftlm.config import EngineConfig
 from graftlm.errors import ConfigError
 from graftlm.execution.kv_store import KVStore
+from graftlm.execution.state_store import StateStore
 from graftlm.registry import Registry
 
 __all__ = ["AllocatedKV", "allocate_kv"]
@@ -65,6 +66,7 @@ def allocate_kv(
         target.context_len,
         steps,
         target.num_sharing,
+        state_layers=chosen.model.state_layers,
     )
     store = _allocate(config, target, chosen, memory, spare_pages=int(has_graphs))
     return AllocatedKV(memory, store, min(memory.num_pages, -(-target.context_len // config.cache.page_size)))
@@ -105,8 +107,13 @@ def _allocate(
     """
     num_window_pages = None if memory.window is None else memory.window.num_window_pages
     layers, page_size = chosen.attention_layers, config.cache.page_size
+    states = None
     try:
-        return KVStore(layers, memory.num_pages, page_size, memory.dtype, target.device, num_window_pages, spare_pages)
+        if memory.states is not None:
+            states = StateStore(chosen.model.state_layers, memory.states.num_slots, target.device)
+        return KVStore(
+            layers, memory.num_pages, page_size, memory.dtype, target.device, num_window_pages, spare_pages, states
+        )
     except (RuntimeError, MemoryError) as error:  # torch raises different errors for a full host and a full device
         reason = str(error).partition("\n")[0]
         raise ConfigError(

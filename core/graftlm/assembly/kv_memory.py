@@ -7,14 +7,15 @@ from dataclasses import dataclass, replace
 import torch
 
 from graftlm.assembly.device_memory import DeviceMemory, check_room, gib
+from graftlm.assembly.state_memory import StateMemory, check_states_supported, size_states
 from graftlm.assembly.step_memory import StepMemory
 from graftlm.config import EngineConfig, Problem, origin_of
-from graftlm.contracts import AttentionLayer
+from graftlm.contracts import AttentionLayer, StateLayer
 from graftlm.errors import ConfigError
 from graftlm.execution.kv_sizes import KVDemand, KVSizes, size_kv
 from graftlm.execution.kv_store import KVStore
 from graftlm.layers import KV_DTYPES
-from graftlm.memory import WindowPages, WindowSpan
+from graftlm.memory import StatePool, WindowPages, WindowSpan
 from graftlm.registry import Registry
 
 __all__ = ["DeviceMemory", "KVMemory", "check_kv_fits", "explain", "kv_bytes", "size_memory"]
@@ -36,11 +37,13 @@ class KVMemory:
         dtype: dtype of the stored keys and values.
         num_pages: number of pages of each layer; if `window` is set, of each full-attention layer.
         window: the allocator of window pages; None if sliding-window layers have no separate memory.
+        states: the slots of recurrent states; None if the model has no such states.
     """
 
     dtype: torch.dtype
     num_pages: int
     window: WindowPages | None
+    states: StatePool | None = None
 
 
 def size_memory(
@@ -53,6 +56,7 @@ def size_memory(
     steps: StepMemory,
     num_replicas: int = 1,
     device_memory: DeviceMemory | None = None,
+    state_layers: Sequence[StateLayer] = (),
 ) -> KVMemory:
     """Determine the size of the KV memory, and whether sliding-window layers get a separate memory.
 
@@ -63,13 +67,16 @@ def size_memory(
         steps: memory that is reserved for steps.
         num_replicas: number of replicas that share the device. Each has its own KV memory.
         device_memory: the memory of the device; None: it is read.
+        state_layers: all layers with a recurrent state.
 
     Effects: logs the size and its reason.
 
     Raises:
         ConfigError: the memory is too small for one request or for the configured size. Or `memory.window_tokens` is
-            set, but the model or the cache does not support it.
+            set, but the model or the cache does not support it. Or the model has recurrent states, which a part of the
+            configuration does not support.
     """
+    check_states_supported(config, registry, state_layers)
     settings = config.scheduling
     device_memory = (device_memory or DeviceMemory.read(device)).shared_by(num_replicas)
     kv_dtype = KV_DTYPES.get(config.memory.kv_dtype, dtype)
@@ -86,12 +93,24 @@ def size_memory(
         span=span,
         reserved_bytes=steps.num_bytes,
     )
+    state_memory = size_states(config, registry, state_layers, demand.budget_bytes)
+    if state_memory is not None:
+        demand = _beside_states(demand, state_memory)
     sizes = size_kv(layers, kv_dtype, demand)
     check_kv_fits(config, sizes, demand, device_memory, layers, kv_dtype)
     _logger.info("%s", explain(sizes, demand, device_memory, steps, layers, dtype, kv_dtype))
-    if span is None or sizes.num_window_pages is None:
-        return KVMemory(kv_dtype, sizes.num_pages, None)
-    return KVMemory(kv_dtype, sizes.num_pages, WindowPages(sizes.num_pages, sizes.num_window_pages, span))
+    window = states = None
+    if span is not None and sizes.num_window_pages is not None:
+        window = WindowPages(sizes.num_pages, sizes.num_window_pages, span)
+    if state_memory is not None:
+        states = StatePool(state_memory.num_rows, state_memory.num_snapshots, sizes.num_pages)
+    return KVMemory(kv_dtype, sizes.num_pages, window, states)
+
+
+def _beside_states(demand: KVDemand, states: StateMemory) -> KVDemand:
+    """Return the requirements with the memory that recurrent states leave for keys and values."""
+    free_bytes = max(0, demand.free_bytes - states.num_bytes)
+    return replace(demand, free_bytes=free_bytes)
 
 
 def check_kv_fits(

@@ -13,7 +13,7 @@ from graftlm.contracts import PrefixCache, SchedulingContext
 from graftlm.execution.executor import executor_for
 from graftlm.execution.spare_core_runner import SpareCoreRunner
 from graftlm.grammar.grammar_choice import Grammars
-from graftlm.memory import KVManager, LowerTiers, PagePool, RequestTable
+from graftlm.memory import KVManager, LowerTiers, PagePool, RequestTable, RowStates
 from graftlm.observers import Observer, Observers
 from graftlm.registry import Registry
 from graftlm.runtime.spare_core import SpareCore
@@ -84,7 +84,9 @@ def _scheduler(
     settings, memory = config.scheduling, kv.memory
     table = RequestTable(settings.max_running_requests, kv.max_row_pages)
     lower = None if tiers is None else LowerTiers(cache, tiers.queue)
-    manager = KVManager(PagePool(memory.num_pages), cache, table, config.cache.page_size, memory.window, lower)
+    page_size = config.cache.page_size
+    states = None if memory.states is None else RowStates(memory.states, table, page_size)
+    manager = KVManager(PagePool(memory.num_pages), cache, table, page_size, memory.window, lower, states)
     provider = registry.provider("scheduling", settings.policy.name)
     policy = registry.create("scheduling", provider, settings.policy.options, SchedulingContext(), config.origins)
     limits = SchedulerLimits(settings.max_queued_requests, settings.prefill_tokens_per_step, settings.mix_chunks)

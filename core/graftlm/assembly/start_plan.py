@@ -25,7 +25,7 @@ from graftlm.chat.chat_formats import choose_chat_formats
 from graftlm.chat.configured_tokenizer import load_tokenizer
 from graftlm.checkpoint import check_sizes, load_model_config, resolve_checkpoint, torch_dtype
 from graftlm.config import EngineConfig
-from graftlm.contracts import AttentionLayer, DraftModelOptions, ModelContext, Platform
+from graftlm.contracts import AttentionLayer, DraftModelOptions, ModelContext, Platform, StateLayer
 from graftlm.errors import ConfigError, ModelError
 from graftlm.execution.kv_store import KVStore
 from graftlm.registry import Registry
@@ -83,7 +83,10 @@ def plan_start(
     try:
         chosen["attention"] = choose_attention(config, registry, platform, model, dtype)
         layers = [*model.attention_layers, *([] if head is None else [head.attention_layer])]
-        lines.append(_memory_line(config, registry, device, layers, dtype, context_len, weight_bytes, now, num_sharing))
+        states = model.state_layers
+        lines.append(
+            _memory_line(config, registry, device, layers, dtype, context_len, weight_bytes, now, num_sharing, states)
+        )
     except ModelError:  # the layers are known only after a run with real weights
         lines.append("KV memory: not known before the model runs, because it does not describe its attention layers")
     resolved = resolve_plugins(
@@ -155,6 +158,7 @@ def _memory_line(
     weight_bytes: int,
     now: DeviceMemory,
     num_sharing: int,
+    state_layers: Sequence[StateLayer],
 ) -> str:
     """Return a line with the size of the KV memory, from an estimate of the memory that the weights leave free.
 
@@ -168,7 +172,10 @@ def _memory_line(
     after_loading = replace(now, free_bytes=max(0, now.free_bytes - num_sharing * weight_bytes))
 
     def size(available: DeviceMemory) -> KVMemory:
-        return size_memory(config, registry, layers, device, dtype, context_len, StepMemory(), num_sharing, available)
+        steps = StepMemory()
+        return size_memory(
+            config, registry, layers, device, dtype, context_len, steps, num_sharing, available, state_layers
+        )
 
     try:
         memory = size(after_loading)
@@ -182,8 +189,10 @@ def _memory_line(
         )
     token_bytes = KVStore.bytes_per_token(layers, memory.dtype)
     share = after_loading.shared_by(num_sharing)
-    return (
+    line = (
         f"KV memory: {memory.num_pages * config.cache.page_size:,} tokens of {token_bytes:,} bytes; the {what} leave "
-        f"about {gib(share.free_bytes)} free{' for each replica' if num_sharing > 1 else ''}, enough for "
-        f"{share.free_bytes // token_bytes:,} tokens, minus the memory of steps on a GPU"
+        f"about {gib(share.free_bytes)} free{' for each replica' if num_sharing > 1 else ''}"
     )
+    if token_bytes == 0:  # the model has no attention layers
+        return line
+    return f"{line}, enough for {share.free_bytes // token_bytes:,} tokens, minus the memory of steps on a GPU"

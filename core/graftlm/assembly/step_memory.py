@@ -6,13 +6,15 @@ from typing import Final, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from graftlm.contracts import AttentionBackend, AttentionLayer, ForwardBatch, Model
+from graftlm.contracts import AttentionBackend, AttentionLayer, ForwardBatch, Model, StateBatch, StateSegments
 from graftlm.errors import InvariantError
 from graftlm.execution.batch import to_device
 from graftlm.execution.kv_store import KVStore
 from graftlm.execution.sampling_filters import keep_min_p, keep_top_k, keep_top_p
+from graftlm.execution.state_store import StateStore
 
 __all__ = ["CudaMeter", "LargestSteps", "MemoryMeter", "StepMemory", "measure_steps", "meter_for"]
 
@@ -114,18 +116,22 @@ def measure_steps(
         dtype: dtype of the temporary KV memory.
         meter: measures the device's memory.
 
-    Effects: the model must be bound to another backend before it runs again.
+    Effects: the model must be bound to another backend, and to other states, before it runs again.
     """
     prompt_lens = steps.prompt_lens()
     most_requests = max((*steps.graph_sizes, len(prompt_lens)))
     num_pages = sum(-(-length // steps.page_size) for length in prompt_lens) + most_requests
     attention = _TemporaryAttention(make_attention(KVStore(layers, num_pages, steps.page_size, dtype, device)))
     model.bind_attention(attention)
+    if model.state_layers:
+        model.bind_states(StateStore(model.state_layers, 1 + most_requests, device).tensors)
     try:
         with torch.inference_mode():
             return _measure(steps, prompt_lens, model, attention, device, meter)
     finally:
         attention.release()
+        if model.state_layers:
+            model.bind_states([() for _ in model.state_layers])  # frees the temporary states
 
 
 def _measure(
@@ -203,4 +209,14 @@ def _batch(query_lens: list[int], page_size: int, device: torch.device) -> Forwa
         query_lens_cpu=lens,
         seq_lens_cpu=lens,
         page_table_cpu=table,
+        state=_states(lens, device),
     )
+
+
+def _states(lens: NDArray[np.int32], device: torch.device) -> StateBatch:
+    """Return one segment per request, from the initial state to the request's own slot."""
+    slots = np.arange(1, len(lens) + 1, dtype=np.int32)
+    starts = (np.cumsum(lens) - lens).astype(np.int32)
+    segments = StateSegments(starts, lens, np.zeros_like(slots), slots, num_decodes=int((lens == 1).sum()))
+    sources, targets = (to_device(column.astype(np.int64), device) for column in (segments.sources, slots))
+    return StateBatch(segments, sources, targets)

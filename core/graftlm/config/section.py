@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-__all__ = ["Float", "Int", "Name", "Options", "PositiveFloat", "PositiveInt", "Section", "refuse_bool"]
+__all__ = ["Float", "Int", "Name", "NaturalInt", "Options", "PositiveFloat", "PositiveInt", "Section", "refuse_bool"]
 
 
 class Section(BaseModel):
@@ -40,6 +40,7 @@ def refuse_bool(value: Any) -> Any:
 Int = Annotated[int, BeforeValidator(refuse_bool)]
 Float = Annotated[float, BeforeValidator(refuse_bool)]
 PositiveFloat = Annotated[float, Field(gt=0), BeforeValidator(refuse_bool)]
+NaturalInt = Annotated[int, Field(ge=0), BeforeValidator(refuse_bool)]
 PositiveInt = Annotated[int, Field(ge=1), BeforeValidator(refuse_bool)]
 Name = Annotated[str, Field(min_length=1)]
 Options = Annotated[

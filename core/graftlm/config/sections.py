@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from graftlm.config.section import Float, Int, Name, Options, PositiveInt, Section, refuse_bool
+from graftlm.config.section import Float, Int, Name, NaturalInt, Options, PositiveInt, Section, refuse_bool
 
 __all__ = [
     "AttentionSettings",
@@ -373,6 +373,11 @@ class MemorySettings(Section):
         lt=1,
         description="Fraction of the memory that is free after the weights are loaded; the KV cache gets this "
         "fraction.",
+    )
+    state_snapshots: NaturalInt | None = Field(
+        default=None,
+        description="Number of recurrent states that are stored for later requests, for models with such states. Null: "
+        "8 for each running request, but at most a quarter of the memory that `kv_fraction` determines.",
     )
     kv_dtype: Literal["auto", "int8", "fp8"] = Field(
         default="auto",

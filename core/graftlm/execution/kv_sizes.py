@@ -93,6 +93,8 @@ def size_kv(layers: Sequence[AttentionLayer], dtype: torch.dtype, demand: KVDema
 def _fitting_pages(demand: KVDemand, full_bytes: int, window_bytes: int) -> int:
     """Return the number of pages that fit into the budget together with the window pages that they need."""
     budget = demand.budget_bytes
+    if full_bytes + window_bytes == 0:  # no attention layers: pages only name prefixes
+        return demand.useful_pages
     unsplit = budget // (full_bytes + window_bytes)  # pages if each has a window page
     if demand.span is None:
         return unsplit

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from graftlm.contracts import AttentionLayer
 from graftlm.execution.released_tensors import ReleasedTensors
+from graftlm.execution.state_store import StateStore
 from graftlm.layers.kv_codes import SCALE_DTYPE
 
 __all__ = ["KVStore"]
@@ -36,6 +37,8 @@ class KVStore:
         device: device of all tensors.
         num_window_pages: number of pages per layer with a sliding window; None: `num_pages`.
         spare_pages: number of additional pages per layer that no request owns.
+        states: the recurrent states, whose memory is released and restored together with the pages; None if the model
+            has no such states.
 
     Attributes:
         has_window_memory: whether layers with a sliding window have their own pages.
@@ -50,11 +53,13 @@ class KVStore:
         device: torch.device,
         num_window_pages: int | None = None,
         spare_pages: int = 0,
+        states: StateStore | None = None,
     ) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
         self.dtype = dtype
         self.device = device
+        self.states = states
         self.has_window_memory = num_window_pages is not None
         self.num_window_pages = num_pages if num_window_pages is None else num_window_pages
         shapes = [
@@ -116,6 +121,8 @@ class KVStore:
         """Release the memory of all tensors until `restore`. No step may run in the meantime."""
         if self._released is None:
             self._released = ReleasedTensors(tensor for tensors in self._stored for tensor in tensors)
+            if self.states is not None:
+                self.states.release()
 
     def restore(self) -> bool:
         """Allocate the memory again, uninitialized; return whether the tensors have other addresses now.
@@ -126,6 +133,8 @@ class KVStore:
         if self._released is None:
             return False
         self._released.restore()
+        if self.states is not None:
+            self.states.restore()
         changed, self._released = self._released.changes_addresses, None
         return changed
 

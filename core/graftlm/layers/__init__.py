@@ -13,6 +13,7 @@ from graftlm.layers.moe import Experts, GateFunction, MoE, routes_tokens
 from graftlm.layers.native_calls import call_native
 from graftlm.layers.norm import GemmaQKNorm, GemmaRMSNorm, QKNorm, RMSNorm
 from graftlm.layers.ops import LayerOps, UsesOps, bind_ops
+from graftlm.layers.recurrent import CausalConv, RecurrentState, required_state
 from graftlm.layers.rope_frequencies import Frequencies, rope_frequencies
 from graftlm.layers.rotary import RotaryEmbedding, Rotation, frequency_bytes, rotate
 from graftlm.layers.router import ChooseExperts, Router, Routing, read_expert_counts, softmax_top_k
@@ -23,6 +24,7 @@ __all__ = [
     "Activation",
     "Attention",
     "CacheRows",
+    "CausalConv",
     "ChooseExperts",
     "DecoderLayer",
     "DecoderModel",
@@ -40,6 +42,7 @@ __all__ = [
     "MoE",
     "QKNorm",
     "RMSNorm",
+    "RecurrentState",
     "RotaryEmbedding",
     "Rotation",
     "Router",
@@ -64,6 +67,7 @@ __all__ = [
     "read_number",
     "read_size",
     "read_weight",
+    "required_state",
     "rope_frequencies",
     "rotate",
     "routes_tokens",

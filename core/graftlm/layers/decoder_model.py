@@ -6,12 +6,13 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from graftlm.contracts import AttentionBackend, AttentionLayer, ForwardBatch, Model, ModelContext
+from graftlm.contracts import AttentionBackend, AttentionLayer, ForwardBatch, Model, ModelContext, StateLayer
 from graftlm.layers.attention import Attention
 from graftlm.layers.decoder_shape import DecoderShape
 from graftlm.layers.embedding import TokenEmbedding, gather_logits
 from graftlm.layers.linear import Linear, pack_linears
 from graftlm.layers.norm import GemmaRMSNorm, RMSNorm
+from graftlm.layers.recurrent import RecurrentState
 from graftlm.layers.weights import WeightSlot, copy_weights, read_weight
 
 __all__ = ["DecoderLayer", "DecoderModel"]
@@ -37,19 +38,26 @@ class DecoderModel(nn.Module, Model):
     Args:
         shape: shape of the decoder. If `shape.tied`, the token embedding is also the output projection.
         context: the device and the dtype of the parameters.
-        layers: layers in the order of the forward pass. Each attends through `graftlm.layers.Attention`. The first two
-            arguments of a layer, and of `norm`, are x and the residual stream without x, which may be None.
+        layers: layers in the order of the forward pass. Each attends through `graftlm.layers.Attention`, or stores its
+            state in a `graftlm.layers.RecurrentState`. The first two arguments of a layer, and of `norm`, are x and the
+            residual stream without x, which may be None.
         norm: the final norm.
+        norm_name: name of the final norm in the checkpoint, without the prefix "model.".
 
     Attributes:
         embed: token embedding, "model.embed_tokens" in the checkpoint.
         layers: the layers, "model.layers.0", "model.layers.1" and so on in the checkpoint.
-        norm: the final norm, "model.norm" in the checkpoint.
+        norm: the final norm, "model.{norm_name}" in the checkpoint.
         lm_head: output projection, "lm_head" in the checkpoint; None if the token embedding replaces it.
     """
 
     def __init__(
-        self, shape: DecoderShape, context: ModelContext, layers: Iterable[DecoderLayer], norm: RMSNorm | GemmaRMSNorm
+        self,
+        shape: DecoderShape,
+        context: ModelContext,
+        layers: Iterable[DecoderLayer],
+        norm: RMSNorm | GemmaRMSNorm,
+        norm_name: str = "norm",
     ) -> None:
         super().__init__()
         device, dtype = context.device, context.dtype
@@ -58,6 +66,7 @@ class DecoderModel(nn.Module, Model):
         self.embed = TokenEmbedding(self._vocab, shape.hidden_size, device=device, dtype=dtype)
         self.layers = nn.ModuleList(layers)
         self.norm = norm
+        self._norm_name = norm_name
         self.lm_head = None if shape.tied else Linear(shape.hidden_size, vocab, device=device, dtype=dtype)
 
     @property
@@ -69,6 +78,16 @@ class DecoderModel(nn.Module, Model):
         """Set the backend of every attention layer."""
         for attention in self._attentions():
             attention.bind(backend)
+
+    @property
+    def state_layers(self) -> Sequence[StateLayer]:
+        """The layers with a recurrent state, in the order of `layers`."""
+        return [state.spec for state in self._states()]
+
+    def bind_states(self, states: Sequence[Sequence[Tensor]]) -> None:
+        """Set the tensors of every layer with a recurrent state."""
+        for state, tensors in zip(self._states(), states, strict=True):
+            state.bind(tensors)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Map [S, hidden] to [S, V], in the parameters' dtype."""
@@ -128,7 +147,7 @@ class DecoderModel(nn.Module, Model):
         yield from self.embed.weight_slots("model.", "embed_tokens")
         for i, layer in enumerate(self.layers):
             yield from cast(DecoderLayer, layer).weight_slots(f"model.layers.{i}.")
-        yield from self.norm.weight_slots("model.", "norm")
+        yield from self.norm.weight_slots("model.", self._norm_name)
         if self.lm_head is not None:
             yield from self.lm_head.weight_slots("")
 
@@ -138,6 +157,9 @@ class DecoderModel(nn.Module, Model):
 
     def _attentions(self) -> Iterator[Attention]:
         return (module for module in self.layers.modules() if isinstance(module, Attention))
+
+    def _states(self) -> Iterator[RecurrentState]:
+        return (module for module in self.layers.modules() if isinstance(module, RecurrentState))
 
 
 def _store_input(found: dict[int, Tensor], i: int) -> Callable[[nn.Module, tuple[Any, ...]], None]:

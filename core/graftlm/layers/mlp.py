@@ -21,6 +21,7 @@ class GatedMLP(nn.Module):
         hidden_act: name of the activation in config.json.
         bias: whether the three projections have a bias.
         gate_up: names in the checkpoint of gate and up, or of the one tensor with both.
+        down: name in the checkpoint of the projection after them.
         device, dtype: device and dtype of the parameters.
 
     Raises:
@@ -35,6 +36,7 @@ class GatedMLP(nn.Module):
         *,
         bias: bool = False,
         gate_up: tuple[str, ...] = ("gate_proj", "up_proj"),
+        down: str = "down_proj",
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
@@ -42,7 +44,7 @@ class GatedMLP(nn.Module):
         inner = as_shard(intermediate_size)
         sizes = dict.fromkeys(gate_up, inner if len(gate_up) > 1 else inner.then(inner))
         self.gate_up = GatedLinear(hidden_size, sizes, hidden_act, bias=bias, device=device, dtype=dtype)
-        self.down = Linear(inner, {"down_proj": hidden_size}, bias=bias, device=device, dtype=dtype)
+        self.down = Linear(inner, {down: hidden_size}, bias=bias, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [T, hidden] to [T, hidden]."""
@@ -50,6 +52,6 @@ class GatedMLP(nn.Module):
         return out
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Yield the slots of gate, up and `down_proj`."""
+        """Yield the slots of gate, up and down."""
         yield from self.gate_up.weight_slots(prefix)
         yield from self.down.weight_slots(prefix)

@@ -54,7 +54,7 @@ class RMSNorm(nn.Module):
 class QKNorm(nn.Module):
     """Normalises each query and key head separately, in one pass over all heads.
 
-    The checkpoint has one weight for queries and one for keys; the parameter has one row per head.
+    The checkpoint has one weight for queries and one for keys, called `names`; the parameter has one row per head.
     """
 
     def __init__(
@@ -64,10 +64,12 @@ class QKNorm(nn.Module):
         head_dim: int,
         eps: float,
         *,
+        names: tuple[str, str] = ("q_norm", "k_norm"),
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
         super().__init__()
+        self._names = names
         self._num_heads = num_heads
         self._eps = eps
         self.ops: LayerOps = TorchOps()
@@ -82,9 +84,10 @@ class QKNorm(nn.Module):
         self.ops = ops
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Yield the slots of `{prefix}q_norm.weight` and `{prefix}k_norm.weight`, both [D]."""
-        yield WeightSlot(f"{prefix}q_norm.weight", self.weight[: self._num_heads], per_row=True)
-        yield WeightSlot(f"{prefix}k_norm.weight", self.weight[self._num_heads :], per_row=True)
+        """Yield the slots of `{prefix}{name}.weight`, both [D]."""
+        q_name, k_name = self._names
+        yield WeightSlot(f"{prefix}{q_name}.weight", self.weight[: self._num_heads], per_row=True)
+        yield WeightSlot(f"{prefix}{k_name}.weight", self.weight[self._num_heads :], per_row=True)
 
 
 class GemmaRMSNorm(nn.Module):

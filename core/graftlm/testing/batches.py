@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from graftlm.contracts import ForwardBatch
+from graftlm.contracts import ForwardBatch, StateBatch, StateSegments
 
-__all__ = ["make_batch"]
+__all__ = ["make_batch", "make_state_batch"]
 
 
 def make_batch(
@@ -59,6 +59,21 @@ def make_batch(
         seq_lens_cpu=seq_lens,
         page_table_cpu=page_table,
     )
+
+
+def make_state_batch(
+    segments: Sequence[tuple[int, int, int, int]], num_decodes: int = 0, device: torch.device | str = "cpu"
+) -> StateBatch:
+    """Build the segments of a batch.
+
+    Args:
+        segments: (index of the first token, number of tokens, source, target) of each segment.
+        num_decodes: see `StateSegments`.
+        device: device of the batch's tensors.
+    """
+    starts, lens, sources, targets = np.array(segments, dtype=np.int32).reshape(-1, 4).T.copy()
+    slots = [torch.from_numpy(column.astype(np.int64)).to(device) for column in (sources, targets)]
+    return StateBatch(StateSegments(starts, lens, sources, targets, num_decodes), *slots)
 
 
 def _check(

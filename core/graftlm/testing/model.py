@@ -143,6 +143,28 @@ class ModelConformance(Conformance, ABC):
         called = sorted(paged.backend.calls, key=lambda layer: layer.layer_id)
         assert called == layers, f"forward() used the layers {called}, but attention_layers lists {layers}"
 
+    def test_state_layers_are_listed_once(self) -> None:
+        """`state_layers` lists every layer once, in order of `layer_id`, which counts from 0."""
+        layers = list(self.model().state_layers)
+        assert [layer.layer_id for layer in layers] == list(range(len(layers)))
+        assert all(layer.num_bytes > 0 for layer in layers), "a state layer has no state"
+
+    def test_a_stored_state_continues_like_the_original(self, page_size: int, chunk_len: int) -> None:
+        """A request continues from a stored state as from its own state, also if the state was stored within a step."""
+        whole = PagedModel(self.model(), page_size=page_size).run_in_chunks(_PROMPT, len(_PROMPT))
+        paged = PagedModel(self.model(), page_size=page_size)
+        if not paged.model.state_layers:
+            return  # the model has no state
+        for store_at in range(1, len(_PROMPT)):
+            (stored,) = paged.step([Tokens(0, _PROMPT[: store_at + 1], store_at=store_at)])
+            self._assert_close(stored, whole[: store_at + 1])
+            first = Tokens(0, _PROMPT[store_at:][:chunk_len], store_at, from_stored=True)
+            (continued,) = paged.step([first])
+            self._assert_close(continued, whole[store_at:][:chunk_len])
+            end = store_at + len(first.token_ids)
+            if end < len(_PROMPT):
+                self._assert_close(paged.step([Tokens(0, _PROMPT[end:], end)])[0], whole[end:])
+
     def test_loading_sets_every_parameter(self) -> None:
         """`load_weights` sets every parameter: no value of earlier weights remains."""
         model = self.model((name, tensor * 1.5 + 0.25) for name, tensor in self.weights().items())

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from graftlm.contracts import AttentionBackend, AttentionContext, AttentionLayer, ForwardBatch, Model
 from graftlm.execution.kv_store import KVStore
-from graftlm.testing.batches import make_batch
+from graftlm.execution.state_store import StateStore
+from graftlm.testing.batches import make_batch, make_state_batch
 from graftlm.testing.reference_attention import ReferenceAttention
 
 __all__ = ["PagedModel", "Tokens"]
@@ -22,15 +23,22 @@ class Tokens:
         row: number of the request, from 0 to max_requests - 1. A row has the same pages in all steps.
         token_ids: consecutive tokens.
         start: position of the first of these tokens in the request.
+        store_at: for a model with state layers, position before which the row's state is stored; between `start` and
+            the position after the last token. None: it is not stored.
+        from_stored: whether the row's stored state is read, instead of the state after the row's last step.
     """
 
     row: int
     token_ids: Sequence[int]
     start: int = 0
+    store_at: int | None = None
+    from_stored: bool = False
 
 
 class PagedModel:
     """A loaded model with a paged KV cache, whose pages are in random order and contain NaN until they are written.
+
+    States contain NaN until they are written, too.
 
     Args:
         model: model with weights and without a bound attention backend.
@@ -69,6 +77,13 @@ class PagedModel:
         context = AttentionContext(layers, kv, page_size, device, dtype, max_requests, max_context_len)
         self.backend = RecordingAttention(ReferenceAttention(context))
         model.bind_attention(self.backend)
+        self._num_rows = max_requests
+        if model.state_layers:
+            states = StateStore(model.state_layers, 1 + 2 * max_requests, device)
+            for tensors in states.tensors:
+                for tensor in tensors:
+                    tensor[1:] = torch.nan
+            model.bind_states(states.tensors)
 
     def step(self, requests: Sequence[Tokens]) -> list[Tensor]:
         """Run one batch; return each request's hidden states, [tokens, hidden], in the order of `requests`."""
@@ -97,7 +112,29 @@ class PagedModel:
 
     def _batch(self, requests: Sequence[Tokens]) -> ForwardBatch:
         tokens = [(request.token_ids, request.start) for request in requests]
-        return make_batch(tokens, [self._page_tables[request.row] for request in requests], self._page_size)
+        batch = make_batch(tokens, [self._page_tables[request.row] for request in requests], self._page_size)
+        if not self.model.state_layers:
+            return batch
+        num_decodes = next(
+            (i for i, it in enumerate(requests) if len(it.token_ids) > 1 or it.store_at is not None), len(requests)
+        )
+        return replace(batch, state=make_state_batch(self._segments(requests), num_decodes))
+
+    def _segments(self, requests: Sequence[Tokens]) -> list[tuple[int, int, int, int]]:
+        """Return the segments of each request: slot 1 + row has the row's state, and the slots after these store."""
+        segments, first = [], 0
+        for request in requests:
+            own, stored = 1 + request.row, 1 + self._num_rows + request.row
+            source = stored if request.from_stored else own if request.start else 0
+            num_tokens = len(request.token_ids)
+            if request.store_at is not None:
+                num_before = request.store_at - request.start
+                segments.append((first, num_before, source, stored))
+                first, num_tokens, source = first + num_before, num_tokens - num_before, stored
+            if num_tokens:
+                segments.append((first, num_tokens, source, own))
+            first += num_tokens
+        return segments
 
     def _forward(self, batch: ForwardBatch) -> Tensor:
         self.backend.prepare(batch)

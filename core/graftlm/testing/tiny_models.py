@@ -27,6 +27,7 @@ Family: TypeAlias = Literal[
     "deepseek_v2",
     "deepseek_v3",
     "gpt_oss",
+    "lfm2",
 ]
 
 #: Entries of `_FAMILY_CONFIG` that both DeepSeek versions have.
@@ -67,6 +68,7 @@ _FAMILY_CONFIG: dict[str, dict[str, Any]] = {
     "gemma3_text": {"sliding_window": 16, "query_pre_attn_scalar": 24},
     "deepseek_v2": _DEEPSEEK_CONFIG,
     "deepseek_v3": {**_DEEPSEEK_CONFIG, "q_lora_rank": 40, "n_routed_experts": 8, "n_group": 4, "topk_group": 2},
+    "lfm2": {"full_attn_idxs": [1], "block_auto_adjust_ff_dim": False, "conv_bias": True},
     "gpt_oss": {"sliding_window": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "swiglu_limit": 2.0},
 }
 

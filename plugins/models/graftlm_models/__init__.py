@@ -1,4 +1,4 @@
-"""The models Llama, Mistral, Qwen, Gemma, Phi, DeepSeek and GPT-OSS, and other architectures with Transformers."""
+"""The built-in models: Llama and its relatives, LFM2, and other architectures with Transformers."""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -75,6 +75,13 @@ def provide_models() -> Iterable[Provider[Model]]:
             capabilities=ModelCapabilities(architectures=("GptOssForCausalLM",), tensor_parallel=True),
         ),
         Provider(
+            name="lfm2",
+            summary="LFM2: short convolutions, and attention in some layers",
+            api_version=1,
+            create=_create_lfm2,
+            capabilities=ModelCapabilities(architectures=("Lfm2ForCausalLM",)),
+        ),
+        Provider(
             name="sequence_classification",
             summary="Classifiers, rerankers and reward models: a score head on the last token of one of these families",
             api_version=1,
@@ -142,6 +149,12 @@ def _create_gpt_oss(options: Any, context: ModelContext) -> Model:
     from graftlm_models.gpt_oss import GptOssForCausalLM
 
     return GptOssForCausalLM(context)
+
+
+def _create_lfm2(options: Any, context: ModelContext) -> Model:
+    from graftlm_models.lfm2 import Lfm2ForCausalLM
+
+    return Lfm2ForCausalLM(context)
 
 
 def _create_transformers(options: Any, context: ModelContext) -> Model:

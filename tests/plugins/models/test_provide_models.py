@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 import pytest
 from transformers import AutoConfig, DynamicCache
+from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 import graftlm_models
 from graftlm.contracts import API_VERSION, NoOptions, Platform
@@ -30,6 +31,7 @@ from graftlm.testing.tiny_models import Family, write_tiny_checkpoint
         ("deepseek_v2", "deepseek", "DeepseekV2ForCausalLM"),
         ("deepseek_v3", "deepseek", "DeepseekV3ForCausalLM"),
         ("gpt_oss", "gpt_oss", "GptOssForCausalLM"),
+        ("lfm2", "lfm2", "Lfm2ForCausalLM"),
     ],
 )
 def test_each_architecture_has_one_provider_that_creates_its_model(
@@ -39,7 +41,8 @@ def test_each_architecture_has_one_provider_that_creates_its_model(
     claims = [p for p in graftlm_models.provide_models() if architecture in p.capabilities.architectures]
     assert [p.name for p in claims] == [name]
     model = claims[0].create(NoOptions(), new_context(tmp_path))
-    assert [layer.layer_id for layer in model.attention_layers] == [0, 1, 2]
+    assert len(model.attention_layers) + len(model.state_layers) == 3
+    assert [layer.layer_id for layer in model.attention_layers] == list(range(len(model.attention_layers)))
 
 
 def test_providers_have_the_current_api_version_and_run_anywhere() -> None:
@@ -82,5 +85,8 @@ def test_layers_declare_the_same_windows_as_transformers_caches(
     (provider,) = (
         p for p in graftlm_models.provide_models() if context.config.architectures[0] in p.capabilities.architectures
     )
-    layers = provider.create(NoOptions(), context).attention_layers
-    assert [layer.sliding_window for layer in layers] == [getattr(c, "sliding_window", None) for c in cache.layers]
+    model = provider.create(NoOptions(), context)
+    attending = [layer for layer in cache.layers if not isinstance(layer, LinearAttentionCacheLayerMixin)]
+    windows = [getattr(layer, "sliding_window", None) for layer in attending]
+    assert [layer.sliding_window for layer in model.attention_layers] == windows
+    assert len(model.state_layers) == len(cache.layers) - len(attending)
