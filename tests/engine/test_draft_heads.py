@@ -1,7 +1,6 @@
 """Draft heads: the output is that of plain decoding, and the drafts are those of a plain implementation of the head."""
 
 import random
-from dataclasses import replace
 
 import pytest
 import torch
@@ -10,49 +9,19 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import graftlm_speculation
-from graftlm import Engine, Provider, SamplingParams, hookimpl
+from graftlm import Engine, SamplingParams
 from graftlm.errors import ConfigError
+from graftlm.testing.recorded_drafter import RecordedDrafters
 from graftlm.testing.tiny_heads import write_tiny_eagle3
 from graftlm.testing.tiny_models import write_tiny_checkpoint
-from graftlm_speculation.head_drafter import HeadDrafter
 
 VOCAB = 320
 
 
-class Recorded(HeadDrafter):
-    """A drafter with an EAGLE-3 head that keeps all its drafts."""
-
-    def __init__(self, *args):
-        super().__init__(*args)
-        self.seen = []
-
-    def propose(self, requests):
-        texts = [request.token_ids.tolist() for request in requests]
-        drafts = super().propose(requests)
-        self.seen += [(text, d.token_ids.tolist()) for text, d in zip(texts, drafts, strict=True) if d is not None]
-        return drafts
-
-
-class Plugin:
-    """Provides the recording drafter under the name `recorded`."""
-
-    def __init__(self):
-        self.drafter = None
-
-    @hookimpl
-    def provide_drafters(self):
-        (eagle3,) = [one for one in graftlm_speculation.provide_drafters() if one.name == "eagle3"]
-
-        def create(options, context):
-            load = context.load_head
-            heads = []
-            eagle3.create(options, replace(context, load_head=lambda *args: heads.append(load(*args)) or heads[0]))
-            self.drafter = Recorded(heads[0], options.max_drafts)
-            return self.drafter
-
-        return [
-            Provider(name="recorded", summary="EAGLE-3, recorded", api_version=1, create=create, options=eagle3.options)
-        ]
+def recorder():
+    """Return a plugin that records the drafts of `eagle3`."""
+    (provider,) = [one for one in graftlm_speculation.provide_drafters() if one.name == "eagle3"]
+    return RecordedDrafters(provider)
 
 
 def rms_norm(x, weight):
@@ -130,7 +99,7 @@ FORMS = {
 def test_drafts_are_those_of_a_plain_implementation(tmp_path, served, form, page_size, overlap, prefill_tokens):
     written, computed = FORMS[form]
     head = write_tiny_eagle3(tmp_path / "head", **written)
-    plain, plugin = PlainHead(served, head, **computed), Plugin()
+    plain, plugin = PlainHead(served, head, **computed), recorder()
     prompts = [random.Random(n).choices(range(VOCAB), k=n) for n in (3, 20, 33)]
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
     config = {

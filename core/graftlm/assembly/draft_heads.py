@@ -141,7 +141,7 @@ def load_head(
         if config.model.native_ops:  # before loading, because native kernels pack the weights when they are loaded
             bind_ops(head, choose_ops(served.device, served.dtype, user_cache_dir(os.environ)))
         with watch_reading(weights_place, watcher) as on_read:
-            head.load_weights(iter_weights(weights_place, served.dtype, on_read=on_read))
+            head.load_weights(iter_weights(weights_place, served.dtype, on_read=on_read, prefix=head.weight_prefix))
         if config.model.prepack:
             head.pack_weights()
         _check_attention(config, source, head.attention_layer)

@@ -26,7 +26,7 @@ def _ignore(num_bytes: int) -> None:
 
 
 def iter_weights(
-    path: Path, dtype: torch.dtype | None = None, *, on_read: Callable[[int], None] = _ignore
+    path: Path, dtype: torch.dtype | None = None, *, on_read: Callable[[int], None] = _ignore, prefix: str = ""
 ) -> Iterator[tuple[str, Tensor]]:
     """Find a checkpoint's weights, and return an iterator over (Hugging Face name, tensor).
 
@@ -37,6 +37,7 @@ def iter_weights(
         path: the checkpoint's folder, or a GGUF file.
         dtype: dtype of weights that are decoded from fewer bits; None: float32.
         on_read: function that is called with the number of bytes of each tensor in the files.
+        prefix: prefix of the names of the weights that are read; other weights are skipped.
 
     Raises:
         CheckpointError: a file is missing, truncated or malformed. The call checks that the files exist; all other
@@ -46,23 +47,30 @@ def iter_weights(
     if is_gguf(path):
         from graftlm.checkpoint.gguf import iter_gguf_weights
 
-        return iter_gguf_weights(path, dtype, on_read)
+        found = iter_gguf_weights(path, dtype, on_read)
+        return ((name, tensor) for name, tensor in found if name.startswith(prefix)) if prefix else found
     files = SafetensorsFiles(path)
     weight_format = find_weight_format(path)
     if weight_format is None:
-        return _plain(files, on_read)
-    return _decoded(files, weight_format, dtype, on_read)
+        return _plain(files, on_read, prefix)
+    return _decoded(files, weight_format, dtype, on_read, prefix)
 
 
-def _plain(files: SafetensorsFiles, on_read: Callable[[int], None]) -> Iterator[tuple[str, Tensor]]:
+def _plain(files: SafetensorsFiles, on_read: Callable[[int], None], prefix: str) -> Iterator[tuple[str, Tensor]]:
     for name in files:
+        if not name.startswith(prefix):
+            continue
         tensor = files.read(name)
         yield name, tensor
         on_read(tensor.nbytes)
 
 
 def _decoded(
-    files: SafetensorsFiles, weight_format: WeightFormat, dtype: torch.dtype | None, on_read: Callable[[int], None]
+    files: SafetensorsFiles,
+    weight_format: WeightFormat,
+    dtype: torch.dtype | None,
+    on_read: Callable[[int], None],
+    prefix: str,
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield plain tensors unchanged, and each quantized weight in decoded form, at the place of its main tensor."""
     import torch
@@ -71,6 +79,8 @@ def _decoded(
     parts_of = _by_module(files.names())
     num_decoded = 0
     for name in files:
+        if not name.startswith(prefix):
+            continue
         module, _, part = name.rpartition(".")
         main = weight_format.main_part(parts_of.get(module, frozenset()))
         if part == main:

@@ -129,12 +129,20 @@ class DraftHead(ABC):
         """Map indices of logits, int64 [T], to token ids of the served model; by default, they are equal."""
         return idx
 
+    @property
+    def weight_prefix(self) -> str:
+        """Prefix of the names of the head's tensors; other tensors of the checkpoint are not read."""
+        return ""
+
     @abstractmethod
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy a checkpoint's tensors to the parameters; arguments and errors are those of `Model.load_weights`.
+        """Copy the tensors whose names begin with `weight_prefix` to the parameters.
 
-        A head that is part of the served model's checkpoint gets all tensors of this checkpoint, and ignores those of
-        the served model.
+        Args:
+            weights: see `Model.load_weights`.
+
+        Raises:
+            WeightError: a tensor is missing, unexpected or of the wrong shape.
         """
 
     def pack_weights(self) -> None:

@@ -12,11 +12,13 @@ from graftlm.contracts.attention import AttentionBackend, AttentionLayer
 from graftlm.contracts.batch import ForwardBatch
 from graftlm.contracts.parallel import ONE_RANK, ParallelContext
 from graftlm.contracts.state import StateLayer
-from graftlm.errors import CheckpointError, InvariantError, UnsupportedFeatureError
+from graftlm.errors import CheckpointError, InvariantError, UnsupportedArchitectureError, UnsupportedFeatureError
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+    from graftlm.contracts.draft_head import DraftHead, DraftHeadContext
 
 __all__ = ["Model", "ModelCapabilities", "ModelConfig", "ModelContext"]
 
@@ -208,6 +210,17 @@ class Model(ABC):
             UnsupportedFeatureError: the model's `captures_inputs` is False.
         """
         raise UnsupportedFeatureError(f"{type(self).__name__} does not return its token embeddings")
+
+    def draft_head(self, context: DraftHeadContext) -> DraftHead:
+        """Create the draft head that is part of the model's checkpoint, without weights.
+
+        Raises:
+            ModelError: the checkpoint has no draft head, or the architecture has none.
+        """
+        raise UnsupportedArchitectureError(
+            f"{', '.join(context.served.config.architectures)}: this model has no draft head (MTP layer) in its "
+            "checkpoint, or graftlm does not support it"
+        )
 
     @property
     def generates(self) -> bool:

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-__all__ = ["eagle3_tensors", "write_tiny_eagle3"]
+__all__ = ["add_tiny_mtp", "eagle3_tensors", "write_tiny_eagle3"]
 
 
 def write_tiny_eagle3(
@@ -122,3 +122,29 @@ def eagle3_tensors(
         tensors["d2t"] = targets - torch.arange(draft_vocab_size)
         tensors["t2d"] = torch.zeros(vocab_size, dtype=torch.bool).index_fill_(0, targets, True)
     return tensors
+
+
+def add_tiny_mtp(directory: Path, seed: int = 0) -> Path:
+    """Add a random MTP layer to a checkpoint of a DeepSeek V3 model with one file of weights; return `directory`.
+
+    The layer has the shapes of the last served layer.
+    """
+    file, config_file = directory / "model.safetensors", directory / "config.json"
+    config = json.loads(config_file.read_text(encoding="utf-8"))
+    num_layers, size = config["num_hidden_layers"], config["hidden_size"]
+    last, own = f"model.layers.{num_layers - 1}.", f"model.layers.{num_layers}."
+    generator = torch.Generator().manual_seed(seed)
+    tensors = load_file(file)
+    for name in sorted(tensors):
+        if name.startswith(last):
+            noise = torch.randn(tensors[name].shape, generator=generator) * 0.2
+            tensors[own + name.removeprefix(last)] = noise + ("norm" in name)
+    for name in ("enorm", "hnorm", "shared_head.norm"):
+        tensors[f"{own}{name}.weight"] = 1 + torch.randn(size, generator=generator) * 0.2
+    tensors[f"{own}eh_proj.weight"] = torch.randn(size, 2 * size, generator=generator) * 0.2
+    tensors[f"{own}embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
+    tensors[f"{own}shared_head.head.weight"] = tensors["lm_head.weight"].clone()
+    config["num_nextn_predict_layers"] = 1
+    config_file.write_text(json.dumps(config), encoding="utf-8")
+    save_file(tensors, file, metadata={"format": "pt"})
+    return directory

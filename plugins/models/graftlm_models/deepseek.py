@@ -20,7 +20,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graftlm.contracts import AttentionLayer, ForwardBatch, ModelConfig, ModelContext, Shard
+from graftlm.contracts import (
+    AttentionLayer,
+    DraftHead,
+    DraftHeadContext,
+    ForwardBatch,
+    ModelConfig,
+    ModelContext,
+    Shard,
+)
 from graftlm.errors import CheckpointError, UnsupportedArchitectureError
 from graftlm.layers import (
     Attention,
@@ -136,6 +144,12 @@ class DeepseekForCausalLM(DecoderModel):
         hidden: Tensor = self.norm(x, residual)[0]
         return hidden
 
+    def draft_head(self, context: DraftHeadContext) -> DraftHead:
+        """Return the MTP layer; see `Model`."""
+        from graftlm_models.deepseek_mtp import DeepseekMtpHead  # imported here, because it imports this module
+
+        return DeepseekMtpHead(context)
+
     def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Drop the tensors of draft layers, which follow the last served layer."""
         return ((name, tensor) for name, tensor in weights if not self._is_draft(name))
@@ -214,6 +228,20 @@ class LatentAttention(nn.Module):
 
     def forward(self, x: Tensor, rotation: Rotation, wanted_idx: Tensor | None = None) -> Tensor:
         """Map [T, hidden] to [T, hidden], or to the rows of `wanted_idx`, int64 [W]."""
+        q, k = self._queries_and_keys(x, rotation)
+        mixed = self.attend(q, k, k[..., : self._latent.rank])  # [T, H * R]
+        if wanted_idx is not None:
+            mixed = mixed.index_select(0, wanted_idx)
+        out: Tensor = self.out(self._out_of_latent(mixed.unflatten(1, (self._num_heads, -1))))
+        return out
+
+    def keys_and_values(self, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
+        """Return the keys [T, 1, R + P] and values [T, 1, R] of [T, hidden]."""
+        k = self._queries_and_keys(x, rotation)[1]
+        return k, k[..., : self._latent.rank]
+
+    def _queries_and_keys(self, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
+        """Return queries [T, H, R + P] and keys [T, 1, R + P]."""
         latent, num_tokens = self._latent, x.shape[0]
         c, k_rope, q = self.down(x).split_with_sizes(
             (latent.rank, latent.rope_dim, self.down.out_features - latent.rank - latent.rope_dim), dim=-1
@@ -225,12 +253,7 @@ class LatentAttention(nn.Module):
         rope = torch.cat([q_rope, k_rope.unsqueeze(1)], dim=1)  # [T, H + 1, P]
         rope = rotation(_pairs_to_halves(rope) if latent.interleaved else rope)
         q = torch.cat([self._into_latent(q_nope), rope[:, :-1]], dim=-1)  # [T, H, R + P]
-        k = torch.cat([c.unsqueeze(1), rope[:, -1:]], dim=-1)  # [T, 1, R + P]
-        mixed = self.attend(q, k, k[..., : latent.rank])  # [T, H * R]
-        if wanted_idx is not None:
-            mixed = mixed.index_select(0, wanted_idx)
-        out: Tensor = self.out(self._out_of_latent(mixed.unflatten(1, (self._num_heads, -1))))
-        return out
+        return q, torch.cat([c.unsqueeze(1), rope[:, -1:]], dim=-1)
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Yield the slots of the `{prefix}...` tensors."""

@@ -1,11 +1,11 @@
-"""The built-in drafters `radix`, `suffix`, `draft_model` and `eagle3`."""
+"""The built-in drafters `radix`, `suffix`, `draft_model`, `eagle3` and `mtp`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from graftlm import Provider, hookimpl
-from graftlm_speculation.options import DraftModelDrafterOptions, Eagle3Options, SuffixOptions
+from graftlm_speculation.options import DraftModelDrafterOptions, Eagle3Options, MtpOptions, SuffixOptions
 
 if TYPE_CHECKING:
     from graftlm.contracts import Drafter, DrafterContext, DraftHead, DraftHeadContext, NoOptions
@@ -45,6 +45,12 @@ def _create_eagle3(options: Eagle3Options, context: DrafterContext) -> Drafter:
     return HeadDrafter(context.load_head(make, options.path), options.max_drafts)
 
 
+def _create_mtp(options: MtpOptions, context: DrafterContext) -> Drafter:
+    from graftlm_speculation.head_drafter import HeadDrafter
+
+    return HeadDrafter(context.load_head(lambda head: head.model.draft_head(head), None), options.max_drafts)
+
+
 @hookimpl
 def provide_drafters() -> list[Provider[Drafter]]:
     """Return the providers of the built-in drafters."""
@@ -79,5 +85,12 @@ def provide_drafters() -> list[Provider[Drafter]]:
             api_version=1,
             create=_create_eagle3,
             options=Eagle3Options,
+        ),
+        Provider(
+            name="mtp",
+            summary="Drafts with the multi-token-prediction (MTP) layer of the served model's checkpoint; for new text",
+            api_version=1,
+            create=_create_mtp,
+            options=MtpOptions,
         ),
     ]

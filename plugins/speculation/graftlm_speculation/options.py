@@ -4,7 +4,7 @@ from pydantic import Field, model_validator
 
 from graftlm.contracts import DraftHeadOptions, DraftModelOptions, Options
 
-__all__ = ["DraftModelDrafterOptions", "Eagle3Options", "SuffixOptions"]
+__all__ = ["DraftModelDrafterOptions", "Eagle3Options", "MtpOptions", "SuffixOptions"]
 
 
 class SuffixOptions(Options):
@@ -71,4 +71,16 @@ class Eagle3Options(DraftHeadOptions):
         min_length=1,
         description="Layers of the served model whose inputs the head reads; null: those in the head's config.json, or "
         "else 2, L // 2 and L - 3 of L layers.",
+    )
+
+
+class MtpOptions(DraftHeadOptions):
+    """Options of `mtp`."""
+
+    max_drafts: int = Field(
+        default=3,
+        ge=1,
+        le=64,
+        description="Maximum length of a draft in tokens. Each token takes one step of the MTP layer, which was "
+        "trained for the first token.",
     )

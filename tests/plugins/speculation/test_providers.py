@@ -57,7 +57,8 @@ def test_a_draft_model_has_a_checkpoint():
 
 
 def test_the_prefix_cache_is_asked_before_the_requests_own_text_and_a_model_last():
-    assert sorted(PROVIDERS, key=lambda name: -PROVIDERS[name].rank) == ["radix", "suffix", "draft_model", "eagle3"]
+    by_rank = sorted(PROVIDERS, key=lambda name: -PROVIDERS[name].rank)
+    assert by_rank == ["radix", "suffix", "draft_model", "eagle3", "mtp"]
 
 
 @pytest.mark.parametrize(
