@@ -18,6 +18,7 @@
     │   ├── GrammarError               a JSON schema, regular expression or grammar is malformed or not enforceable
     │   ├── AdapterNotFoundError       the request's adapter is not loaded; has the loaded adapters
     │   ├── InvalidPromptError         the prompt is empty, or has a token id outside the vocabulary
+    │   ├── MediaError                 a picture is malformed, too large, or from a host that is not allowed
     │   ├── PromptTooLongError         the prompt is longer than the model's context
     │   ├── NeverFitsError             the request needs more KV pages than the engine has
     │   ├── QueueFullError             max_queued_requests requests are already waiting (back-pressure)
@@ -55,6 +56,7 @@ __all__ = [
     "GraphCaptureError",
     "InvalidPromptError",
     "InvariantError",
+    "MediaError",
     "ModelError",
     "NeverFitsError",
     "PluginError",
@@ -167,6 +169,10 @@ class AdapterNotFoundError(RequestError):
 
 class InvalidPromptError(RequestError):
     """A prompt is empty or contains a token id outside the vocabulary."""
+
+
+class MediaError(RequestError):
+    """A picture is malformed, too large, of an unsupported form, or from a host that is not allowed."""
 
 
 class PromptTooLongError(RequestError):

@@ -15,6 +15,7 @@ from graftlm.contracts import (
     GrammarBackend,
     KVStorage,
     LogitsProcessor,
+    MediaProcessor,
     Model,
     PrefixCache,
     Provider,
@@ -57,6 +58,11 @@ def provide_grammar_backends() -> Iterable[Provider[GrammarBackend]]:  # type: i
 @hookspec
 def provide_models() -> Iterable[Provider[Model]]:  # type: ignore[empty-body]
     """Provide model architectures; `create` gets a `ModelContext`, `capabilities` is a `ModelCapabilities`."""
+
+
+@hookspec
+def provide_media() -> Iterable[Provider[MediaProcessor]]:  # type: ignore[empty-body]
+    """Provide media processors; `create` gets a `MediaContext`, `capabilities` is a `MediaCapabilities`."""
 
 
 @hookspec

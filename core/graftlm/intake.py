@@ -23,6 +23,7 @@ from graftlm.grammar.delayed_grammar import MAX_END_BYTES, matcher_behind
 from graftlm.grammar.grammar_choice import Grammars
 from graftlm.grammar.grammars import grammar_spec, reasoning_before
 from graftlm.lora.adapters import AdapterCatalog, LoadedAdapter, prefix_namespace
+from graftlm.media.request_media import RequestMedia
 from graftlm.pooling.pooling import Pooling
 from graftlm.request_options import DEFAULT_OPTIONS, RequestOptions
 from graftlm.scheduling import CompletionId, Request, RequestGrammar
@@ -85,11 +86,18 @@ class Intake:
         self._make_stop_watch = make_stop_watch
         self._clock = clock
 
-    def check_prompt(self, token_ids: Sequence[int] | NDArray[Any], *, pooling: Pooling | None = None) -> TokenIds:
+    def check_prompt(
+        self,
+        token_ids: Sequence[int] | NDArray[Any],
+        *,
+        pooling: Pooling | None = None,
+        media: RequestMedia | None = None,
+    ) -> TokenIds:
         """Return a prompt as int32 [n].
 
         Args:
             pooling: how the request is pooled; None: it generates tokens.
+            media: the prompt's pictures, whose placeholder ids are below 0; None: all ids are in the vocabulary.
 
         Raises:
             UnsupportedFeatureError: the model does not support this use of the prompt.
@@ -101,7 +109,8 @@ class Intake:
         if not len(prompt):
             raise InvalidPromptError("the prompt is empty; give at least one token")
         vocab_size = self.limits.vocab_size
-        outside = prompt[(prompt < 0) | (prompt >= vocab_size)]
+        shown = prompt if media is None else media.shown(prompt)
+        outside = shown[(shown < 0) | (shown >= vocab_size)]
         if len(outside):
             raise InvalidPromptError(f"token id {int(outside[0])} is outside the vocabulary of {vocab_size} tokens")
         num_output = 1 if pooling is None else 0
@@ -171,6 +180,7 @@ class Intake:
         *,
         index: int = 0,
         seed: int | None = None,
+        media: RequestMedia | None = None,
     ) -> Request:
         """Make the request of one completion.
 
@@ -179,6 +189,7 @@ class Intake:
             params: result of `check_params`.
             index: index of the completion among the prompt's `n` completions.
             seed: seed of all completions of the prompt; None: the seed of `params`, or a random one.
+            media: the prompt's pictures; None: no pictures.
 
         Raises:
             AdapterNotFoundError: there is no such adapter.
@@ -210,6 +221,7 @@ class Intake:
             grammar=None if spec is None else self._grammar(spec, params, prompt_token_ids, now),
             pooling=pooling,
             adapter=self.find_adapter(options.adapter),
+            media=media,
         )
 
     def find_adapter(self, name: str | None) -> LoadedAdapter | None:

@@ -12,12 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graftlm.contracts import StateSegments, StepCopies
+from graftlm.media.request_media import MediaItem
 from graftlm.pooling.pooling import Pooling
 from graftlm.types import SamplingParams, TokenIds
 
 __all__ = [
+    "FeatureSpan",
     "LateMask",
     "LogprobTable",
+    "MediaResult",
+    "MediaWork",
     "PoolSpan",
     "PromptLogprobSpan",
     "RowSetup",
@@ -82,6 +86,37 @@ class PoolSpan:
     start: int
     num_tokens: int
     is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureSpan:
+    """Tokens of a step whose embeddings are replaced by rows of a picture's features.
+
+    Attributes:
+        key: the key of the features.
+        first: the first row.
+        token_idx: int64 [k], indices into T of the tokens of the rows first : first + k.
+    """
+
+    key: bytes
+    first: int
+    token_idx: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class MediaWork:
+    """The work on pictures in a step, besides the forward pass. The runner has a queue of pictures.
+
+    Attributes:
+        drop: keys of the features to delete, or to remove from the queue; this precedes `begin`.
+        begin: pictures to append to the queue.
+        max_s: maximum time in seconds for which the tower computes features of queued pictures in this step. At least
+            one stage of the tower is computed.
+    """
+
+    drop: tuple[bytes, ...]
+    begin: tuple[MediaItem, ...]
+    max_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +199,10 @@ class StepPlan(msgspec.Struct, frozen=True, eq=False):
             layers.
         next_ids: int64 [B], token after each request's last token in this step, for a draft head; 0 if it is sampled or
             there is none. None: all numbers are 0.
+        feature_spans: tokens whose embeddings are replaced by features of pictures; their input ids are 0.
+        media_work: features to compute and to delete; None without pictures.
+        rope_positions: positions for the rotary embedding where they differ from `positions`: int64 [3, T], or [T] if
+            the three axes are equal. None if they do not differ.
     """
 
     step_id: int
@@ -188,6 +227,9 @@ class StepPlan(msgspec.Struct, frozen=True, eq=False):
     num_drafts: NDArray[np.int32] | None = None
     state: StateSegments | None = None
     next_ids: NDArray[np.int64] | None = None
+    feature_spans: tuple[FeatureSpan, ...] = ()
+    media_work: MediaWork | None = None
+    rope_positions: NDArray[np.int64] | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -238,6 +280,21 @@ class LogprobTable:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class MediaResult:
+    """The features that a step has completed.
+
+    Attributes:
+        ready: keys of the features.
+        errors: key -> error of a picture whose features could not be computed.
+        tower_s: time of the tower in seconds, part of the step's `model_s`.
+    """
+
+    ready: tuple[bytes, ...]
+    errors: dict[bytes, str]
+    tower_s: float
+
+
 class StepResult(msgspec.Struct, frozen=True, eq=False):
     """The result of a plan's execution.
 
@@ -248,6 +305,7 @@ class StepResult(msgspec.Struct, frozen=True, eq=False):
         prompt_logprobs: log-probabilities of the prompt tokens, one table for each prompt span of the plan.
         model_s: device time of the step in seconds.
         pooled: float32 vectors, one per pool span of the plan.
+        media: the features that were computed in the step; None without `MediaWork`.
     """
 
     token_ids: NDArray[np.integer]
@@ -256,3 +314,4 @@ class StepResult(msgspec.Struct, frozen=True, eq=False):
     prompt_logprobs: tuple[LogprobTable, ...]
     model_s: float
     pooled: tuple[NDArray[np.float32], ...] = ()
+    media: MediaResult | None = None

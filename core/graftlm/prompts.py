@@ -11,10 +11,25 @@ from numpy.typing import NDArray
 from graftlm.errors import InvalidPromptError
 from graftlm.types import Message
 
-__all__ = ["Prompt", "Prompts", "TextPair", "check_chat", "is_chat", "split_prompts"]
+__all__ = ["MediaPrompt", "Prompt", "Prompts", "TextPair", "check_chat", "is_chat", "split_prompts", "with_images"]
 
-#: Text, token ids, or a chat.
-Prompt: TypeAlias = str | Sequence[int] | NDArray[Any] | Sequence[Message]
+
+@dataclass(frozen=True, slots=True)
+class MediaPrompt:
+    """Text or token ids with pictures.
+
+    Attributes:
+        prompt: text or token ids with one marker of the model, such as "<image>", for each picture. If a text has no
+            markers, the pictures precede it.
+        images: the pictures, in order; see `graftlm.media.MediaSource`.
+    """
+
+    prompt: "str | Sequence[int] | NDArray[Any]"
+    images: Sequence[Any]
+
+
+#: Text, token ids, a chat, or text with pictures.
+Prompt: TypeAlias = str | Sequence[int] | NDArray[Any] | Sequence[Message] | MediaPrompt
 #: One prompt or a list of them.
 Prompts: TypeAlias = Prompt | Sequence[Prompt]
 
@@ -55,7 +70,7 @@ def split_prompts(prompts: Prompts) -> list[Prompt]:
     Raises:
         InvalidPromptError: the value is neither a prompt nor a list of prompts.
     """
-    if isinstance(prompts, str) or is_chat(prompts):
+    if isinstance(prompts, str | MediaPrompt) or is_chat(prompts):
         return [prompts]
     if isinstance(prompts, np.ndarray):
         return [prompts] if prompts.ndim == 1 else list(prompts)
@@ -66,3 +81,36 @@ def split_prompts(prompts: Prompts) -> list[Prompt]:
     if len(prompts) and isinstance(prompts[0], int | np.integer):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
+
+
+def with_images(prompts: list[Prompt], image_data: Any, *, is_one: bool) -> list[Prompt]:
+    """Return the prompts of one call with their pictures.
+
+    Args:
+        image_data: one picture or a list of them for one prompt; a list with one entry per prompt for several, each a
+            picture, a list of pictures or None. None: no pictures.
+        is_one: whether the call has one prompt, and not a list.
+
+    Raises:
+        InvalidPromptError: the numbers differ, or a prompt is a chat, whose pictures are content parts.
+    """
+    if image_data is None:
+        return prompts
+    if is_one:
+        entries = [image_data]
+    else:
+        entries = list(image_data) if isinstance(image_data, list | tuple) else [image_data] * len(prompts)
+    if len(entries) != len(prompts):
+        raise InvalidPromptError(
+            f"image_data: got {len(entries)} entries, expected one for each of {len(prompts)} prompts"
+        )
+    return [_with_images(prompt, entry) for prompt, entry in zip(prompts, entries, strict=True)]
+
+
+def _with_images(prompt: Prompt, entry: Any) -> Prompt:
+    images = [] if entry is None else list(entry) if isinstance(entry, list | tuple) else [entry]
+    if not images:
+        return prompt
+    if isinstance(prompt, MediaPrompt) or is_chat(prompt):
+        raise InvalidPromptError("image_data: the pictures of a chat are content parts of its messages")
+    return MediaPrompt(prompt, images)  # type: ignore[arg-type]

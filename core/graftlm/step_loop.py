@@ -62,6 +62,7 @@ class StepLoop:
         clock: Callable[[], float],
         mover: Mover | None = None,
         grammars: Grammars | None = None,
+        close_media: Callable[[], None] | None = None,
         debug: bool = False,
     ) -> None:
         self.scheduler = scheduler
@@ -73,6 +74,7 @@ class StepLoop:
         self._observers = observers
         self._mover = mover
         self._grammars = grammars
+        self._close_media = close_media
         self._clock = clock
         self._debug = debug
         self._has_failed = False  # whether a failure occurred since the last step was launched
@@ -290,6 +292,8 @@ class StepLoop:
         if self._grammars is not None:
             self._grammars.close()
         self._executor.close()
+        if self._close_media is not None:
+            self._close_media()
         if self._mover is not None:
             self._mover.close()
 

@@ -68,11 +68,20 @@ class TestConfig:
         with pytest.raises(CheckpointError, match=r"config.json cannot be read"):
             load_model_config(tmp_path)
 
-    def test_a_model_of_images_and_text_is_refused(self, tmp_path: Path) -> None:
-        write_json(
-            tmp_path / "config.json", {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": CONFIG}
-        )
-        with pytest.raises(UnsupportedArchitectureError, match=r"Gemma3ForConditionalGeneration.*only text models"):
+    def test_a_model_with_a_tower_has_the_configuration_of_its_text_model(self, tmp_path: Path) -> None:
+        text = {"model_type": "qwen2", "hidden_size": 64, "num_attention_heads": 4, "eos_token_id": 5}
+        whole = {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava", "text_config": text}
+        write_json(tmp_path / "config.json", whole | {"dtype": "float16", "tie_word_embeddings": True})
+        config = load_model_config(tmp_path)
+        assert (config.architectures, config.eos_token_ids) == (("Qwen2ForCausalLM",), (5,))
+        assert config.vocab_size == 151936  # the default of Qwen 2
+        assert (config.raw["tie_word_embeddings"], config.raw["dtype"]) == (True, "float16")
+        assert config.media is not None
+        assert config.media["model_type"] == "llava"
+
+    def test_an_unknown_text_model_is_refused(self, tmp_path: Path) -> None:
+        write_json(tmp_path / "config.json", {"architectures": ["Unknown"], "text_config": CONFIG})
+        with pytest.raises(UnsupportedArchitectureError, match="model type None is unknown to Transformers"):
             load_model_config(tmp_path)
 
     def test_the_config_is_read_without_torch(self, tmp_path: Path) -> None:

@@ -64,6 +64,17 @@ def test_defaults_are_the_documented_ones():
             "preload": False,
         },
         "chat": {"template": None, "tool_call_format": "auto", "reasoning_format": "auto"},
+        "media": {
+            "name": "auto",
+            "options": {},
+            "max_items": 16,
+            "max_bytes": 20 * 2**20,
+            "max_pixels": 32 * 2**20,
+            "allowed_hosts": (),
+            "download_timeout_s": 10.0,
+            "feature_bytes": 256 * 2**20,
+            "prepared_bytes": 256 * 2**20,
+        },
         "scheduling": {
             "policy": {"name": "lpm", "options": {}},
             "max_running_requests": 64,

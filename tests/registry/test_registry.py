@@ -736,6 +736,7 @@ def test_every_configured_family_has_a_selection():
         "cache": "radix",
         "eviction": "lru",
         "grammar": "auto",
+        "media": "auto",
         "model": "auto",
         "scheduling": "lpm",
         "routing_policy": "auto",

@@ -21,8 +21,9 @@ from graftlm.assembly.grammars import make_grammars
 from graftlm.assembly.graphs import wants_graphs
 from graftlm.assembly.kv_allocation import AllocatedKV, allocate_kv
 from graftlm.assembly.loop import make_loop
-from graftlm.assembly.plugin_choices import check_choices, choose_plugins
-from graftlm.assembly.resolved_plugins import resolved_line
+from graftlm.assembly.media import MediaParts, make_media
+from graftlm.assembly.plugin_choices import ChosenPlugins, check_choices, choose_plugins
+from graftlm.assembly.resolved_plugins import ResolvedPlugins, resolved_line
 from graftlm.assembly.target import Target
 from graftlm.assembly.tiers import assemble_tiers
 from graftlm.assembly.weight_loading import load_weights
@@ -96,6 +97,7 @@ def _assemble(
 
     check_draft_model(config, registry, model_config, path)
     weights = load_weights(config, registry, target, chosen, on_stage, watcher)
+    media = make_media(config, registry, target, chosen, on_stage)
     adapters = make_adapters(config, chosen.model, target.num_sharing)
     drafters = make_drafters(config, registry, target, chosen, on_stage, watcher)
     if drafters.head is not None:
@@ -121,6 +123,7 @@ def _assemble(
         attention,
         tiers,
         adapters,
+        media,
         has_graphs=has_graphs,
         on_stage=on_stage,
     )
@@ -134,7 +137,7 @@ def _assemble(
         grammars.preload()
 
     loop = make_loop(
-        config, registry, target, kv, tiers, device_parts, tokenizer, grammars, spare_core, drafters, on_step
+        config, registry, target, kv, tiers, device_parts, tokenizer, grammars, spare_core, drafters, on_step, media
     )
     return EngineParts(
         config=config,
@@ -148,7 +151,8 @@ def _assemble(
         weights=weights,
         device_parts=device_parts,
         adapters=None if adapters is None else AdapterLoader(loop, adapters.catalog, adapters.layers, adapters.read),
-        resolved=chosen.resolved,
+        resolved=_resolved(config, registry, chosen, media),
+        media=media,
     )
 
 
@@ -173,6 +177,17 @@ def _intake(
     )
     catalog = None if adapters is None else adapters.catalog
     return Intake(limits, lambda params: TextStream(tokenizer, params), time.monotonic, grammars, catalog)
+
+
+def _resolved(
+    config: EngineConfig, registry: Registry, chosen: ChosenPlugins, media: MediaParts | None
+) -> ResolvedPlugins:
+    if media is None:
+        return chosen.resolved
+    path = ("media", "name")
+    why = f"media.name: {config.origins[path].source}" if path in config.origins else "auto: the checkpoint"
+    found = {"name": media.provider.name, "distribution": registry.distribution(media.provider), "why": why}
+    return chosen.resolved | {"media": found}
 
 
 def _ignore(stage: str) -> None:

@@ -10,6 +10,7 @@ import torch
 from graftlm.assembly.adapters import AdapterParts
 from graftlm.assembly.graphs import capture_graphs, recorded_steps
 from graftlm.assembly.kv_allocation import AllocatedKV
+from graftlm.assembly.media import MediaParts
 from graftlm.assembly.plugin_choices import ChosenPlugins
 from graftlm.assembly.target import Target
 from graftlm.assembly.tiers import TierParts
@@ -66,6 +67,7 @@ def make_device_parts(
     attention: AttentionBackend,
     tiers: TierParts | None,
     adapters: AdapterParts | None,
+    media: MediaParts | None = None,
     *,
     has_graphs: bool,
     on_stage: Callable[[str], None],
@@ -98,6 +100,7 @@ def make_device_parts(
         graphs,
         None if adapters is None else adapters.layers,
         head=head,
+        media=None if media is None else media.features,
     )
     return DeviceParts(
         model=model,

@@ -46,10 +46,15 @@ class AssembledDrafters:
         return [self._cache_event] if is_read else []
 
     def continuation(self, key: PrefixKey, num_tokens: int) -> TokenIds:
-        """Return the tokens that follow a key in the prefix cache; no tokens before `start` is called."""
+        """Return the tokens that follow a key in the prefix cache, up to a picture.
+
+        Returns no tokens before `start` is called.
+        """
         if self._manager is None:
             return np.empty(0, dtype=np.int32)
-        return self._manager.cache.continuation(key, num_tokens)
+        found = self._manager.cache.continuation(key, num_tokens)
+        (placeholders,) = (found < 0).nonzero()
+        return found[: placeholders[0]] if len(placeholders) else found
 
     def _cache_event(self, event: CacheEvent) -> None:
         if self.speculator is not None:

@@ -8,6 +8,7 @@ import torch
 
 from graftlm.assembly.adapter_loading import AdapterLoader
 from graftlm.assembly.device_parts import DeviceParts
+from graftlm.assembly.media import MediaParts, make_media_prompts
 from graftlm.assembly.resolved_plugins import ResolvedPlugins
 from graftlm.assembly.served_weights import NewWeights, ServedWeights
 from graftlm.config import EngineConfig
@@ -15,6 +16,7 @@ from graftlm.contracts import ModelConfig
 from graftlm.errors import RequestError
 from graftlm.execution.released_tensors import return_free_memory
 from graftlm.intake import Intake
+from graftlm.media import MediaPrompts
 from graftlm.pooling.sentence_embedding import EmbeddingDefaults
 from graftlm.step_loop import StepLoop
 from graftlm.tokenization import TextStream, Tokenizer
@@ -40,6 +42,7 @@ class EngineParts:
         device_parts: the parts that compute steps, for tools that run steps while the loop is idle.
         adapters: loads and unloads adapters; None if the configuration does not enable adapters.
         resolved: the chosen provider of each family, and the reason.
+        media: the parts that serve pictures; None if the checkpoint has no tower.
     """
 
     config: EngineConfig
@@ -54,6 +57,7 @@ class EngineParts:
     device_parts: DeviceParts
     adapters: AdapterLoader | None = None
     resolved: ResolvedPlugins = field(default_factory=dict)
+    media: MediaParts | None = None
 
     def summary(self) -> dict[str, Any]:
         """Return information about the engine for other processes, as plain data.
@@ -73,6 +77,7 @@ class EngineParts:
             "num_pages": kv.pool.num_pages,
             "adapters": {name: it.digest for name, it in loaded.items()},
             "resolved": self.resolved,
+            "max_features": None if self.media is None else self.media.max_features,
         }
 
     def replace_weights(self, new: NewWeights, *, flush_cache: bool) -> None:
@@ -152,6 +157,13 @@ class EngineParts:
         found: list[torch.Tensor] = []
         self.loop.run_on_device(lambda: found.append(self.weights.read(name)))
         return found[0]
+
+    def local_media_prompts(self) -> MediaPrompts | None:
+        """Return the object that tokenizes prompts with pictures of this process's programs; None without a tower."""
+        if self.media is None:
+            return None
+        media = self.media
+        return make_media_prompts(self.config, media.processor, self.tokenizer, media.max_features, is_local=True)
 
     def text_stream(self, params: SamplingParams) -> TextStream:
         """Return a new detokenizer for one completion."""

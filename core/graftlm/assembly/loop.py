@@ -6,6 +6,7 @@ from graftlm.assembly.cache_factory import CacheFactory
 from graftlm.assembly.device_parts import DeviceParts
 from graftlm.assembly.drafters import AssembledDrafters
 from graftlm.assembly.kv_allocation import AllocatedKV
+from graftlm.assembly.media import MediaParts
 from graftlm.assembly.target import Target
 from graftlm.assembly.tiers import TierParts
 from graftlm.config import EngineConfig
@@ -37,6 +38,7 @@ def make_loop(
     spare_core: SpareCore,
     drafters: AssembledDrafters,
     on_step: Observer | None,
+    media: MediaParts | None = None,
 ) -> StepLoop:
     """Create the first prefix cache, the scheduler that uses it, and the loop that calls the scheduler and the runner.
 
@@ -52,7 +54,7 @@ def make_loop(
         target.device.type,
         overlap=config.scheduling.overlap,
     )
-    scheduler = _scheduler(config, registry, target, make_cache(), kv, tiers, tokenizer, drafters)
+    scheduler = _scheduler(config, registry, target, make_cache(), kv, tiers, tokenizer, drafters, media)
     if drafters.head is not None:
         drafters.head.handle.bind(runner, executor, scheduler.kv.table, config.cache.page_size)
     return StepLoop(
@@ -67,6 +69,7 @@ def make_loop(
         clock=time.monotonic,
         mover=None if tiers is None else tiers.mover,
         grammars=grammars,
+        close_media=None if media is None else media.features.close,
         debug=config.debug,
     )
 
@@ -80,6 +83,7 @@ def _scheduler(
     tiers: TierParts | None,
     tokenizer: Tokenizer,
     drafters: AssembledDrafters,
+    media: MediaParts | None,
 ) -> Scheduler:
     settings, memory = config.scheduling, kv.memory
     table = RequestTable(settings.max_running_requests, kv.max_row_pages)
@@ -96,4 +100,5 @@ def _scheduler(
     if drafters.by_name or forced_drafts is not None:
         speculator = Speculator(drafters.by_name, config.speculation.max_drafts, target.model_config.vocab_size)
     drafters.start(manager, speculator)
-    return Scheduler(manager, policy, limits, time.monotonic, jump_forward, speculator, forced_drafts)
+    feeding = None if media is None else media.feeding
+    return Scheduler(manager, policy, limits, time.monotonic, jump_forward, speculator, forced_drafts, feeding)

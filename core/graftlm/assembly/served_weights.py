@@ -18,6 +18,7 @@ from graftlm.checkpoint import (
     iter_weights,
     load_model_config,
     resolve_checkpoint,
+    text_weights,
     watch_reading,
 )
 from graftlm.config import EngineConfig
@@ -106,7 +107,7 @@ class ServedWeights:
             GraftlmError: the checkpoint cannot be read, or does not fit the model.
         """
         with watch_reading(self._path, announce) as on_read:
-            self._model.load_weights(iter_weights(self._path, self._dtype, on_read=on_read))
+            self._model.load_weights(self._text_weights(iter_weights(self._path, self._dtype, on_read=on_read)))
         self._prepare()
 
     def set_graphs(self, graphs: ReplayedSteps | None) -> None:
@@ -136,6 +137,10 @@ class ServedWeights:
             )
         return self._fingerprint
 
+    def _text_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
+        """Return a checkpoint's weights without those of a tower for pictures."""
+        return weights if self._model_config.media is None else text_weights(weights)
+
     def checked(self, weights: str | Path | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]) -> NewWeights:
         """Check the weights of a checkpoint with `checked_checkpoint`, or tensors with `checked_tensors`."""
         if isinstance(weights, str | Path):
@@ -150,6 +155,7 @@ class ServedWeights:
         Raises:
             ModelError: the checkpoint does not fit this model; the message has the first difference.
         """
+        self._check_replaceable()
         place = resolve_checkpoint(path)
         check_same_model(self._model_config, self._config_path, load_model_config(place), place)
         new = NewWeights(place, None)
@@ -167,6 +173,7 @@ class ServedWeights:
             UnsupportedFeatureError: some weights are missing, but quantized models need all of them.
             RequestError: there are no tensors, or a name occurs twice.
         """
+        self._check_replaceable()
         by_name: dict[str, Tensor] = {}
         for name, tensor in tensors:
             if name in by_name:
@@ -312,7 +319,9 @@ class ServedWeights:
     def _reload(self) -> None:
         copied, self._copy_of_released = self._copy_of_released, None
         try:
-            self._model.load_weights(iter_weights(self._path, self._dtype) if copied is None else copied.items())
+            self._model.load_weights(
+                self._text_weights(iter_weights(self._path, self._dtype)) if copied is None else copied.items()
+            )
             self._prepare()
         except Exception as error:
             logger.exception("the released weights cannot be loaded again")
@@ -326,7 +335,7 @@ class ServedWeights:
 
     def _readable(self) -> Iterator[tuple[str, Tensor]]:
         """Yield each weight of the checkpoint with the value that the model has now."""
-        for name, _ in iter_weights(self._path):
+        for name, _ in self._text_weights(iter_weights(self._path)):
             try:
                 yield name, self._model.read_weight(name)
             except UnsupportedFeatureError:
@@ -348,6 +357,13 @@ class ServedWeights:
                 self._lacking = f"the weights were dropped, and only a part was loaded since: {error}"
                 return
         self._received = self._lacking = None
+
+    def _check_replaceable(self) -> None:
+        if self._model_config.media is not None:
+            raise UnsupportedFeatureError(
+                "the weights of a model with a tower for pictures cannot be replaced; start an engine with the new "
+                "checkpoint"
+            )
 
     def _check_resident(self) -> None:
         if self._released is not None:

@@ -18,6 +18,7 @@ from graftlm.checkpoint.safetensors_files import read_tensors
 from graftlm.checkpoint.same_model import check_same_model
 from graftlm.checkpoint.same_vocabulary import check_same_vocabulary
 from graftlm.checkpoint.sizes import check_sizes
+from graftlm.checkpoint.text_part import text_weights, tower_weights
 from graftlm.checkpoint.weights import iter_weights
 
 __all__ = [
@@ -35,6 +36,8 @@ __all__ = [
     "read_json",
     "read_tensors",
     "resolve_checkpoint",
+    "text_weights",
     "torch_dtype",
+    "tower_weights",
     "watch_reading",
 ]

@@ -10,7 +10,7 @@ from graftlm.checkpoint.json_files import read_json
 from graftlm.checkpoint.location import is_gguf
 from graftlm.checkpoint.quantized import find_weight_format, without_quantization
 from graftlm.contracts import ModelConfig
-from graftlm.errors import CheckpointError, ConfigError, UnsupportedArchitectureError
+from graftlm.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     import torch
@@ -27,13 +27,15 @@ _CONTEXT_ENTRIES = ("max_position_embeddings", "n_positions", "max_seq_len", "n_
 def load_model_config(path: Path) -> ModelConfig:
     """Read a checkpoint's model configuration.
 
-    In a folder, config.json is read, and the end-of-sequence tokens of generation_config.json. The metadata of a GGUF
-    file are converted to the original config.json. `raw` has no quantization_config for weights that `iter_weights`
-    decodes, because the model gets plain weights.
+    For a checkpoint with a tower for pictures, this is the configuration of its text model; `media` is the whole
+    config.json. In a folder, config.json is read, and the end-of-sequence tokens of generation_config.json. The
+    metadata of a GGUF file are converted to the original config.json. `raw` has no quantization_config for weights that
+    `iter_weights` decodes, because the model gets plain weights.
 
     Raises:
         CheckpointError: a file is missing or malformed, or lacks an entry.
-        UnsupportedArchitectureError: the model is multimodal, or its quantization cannot be decoded.
+        UnsupportedArchitectureError: the text model of a multimodal checkpoint has an unknown type, or the quantization
+            cannot be decoded.
     """
     if is_gguf(path):
         from graftlm.checkpoint.gguf import load_gguf_config
@@ -54,17 +56,20 @@ def _model_config(raw: Mapping[str, Any], eos: tuple[int, ...], file: Path) -> M
     architectures = raw.get("architectures") or []
     if not isinstance(architectures, list) or not architectures:
         raise CheckpointError(f"{file}: architectures must have at least one class name, got {architectures!r}")
-    if "vocab_size" not in raw and isinstance(raw.get("text_config"), Mapping):
-        raise UnsupportedArchitectureError(
-            f"{file}: {architectures[0]} has the language model's sizes in text_config, as multimodal models have; "
-            f"only text models are supported"
-        )
+    whole = None
+    if "text_config" in raw:
+        from graftlm.checkpoint.text_part import text_config
+
+        whole, (architectures, raw) = raw, text_config(raw, file)
+        stated = whole["text_config"]
+        eos = (*eos, *_token_ids(stated if "eos_token_id" in stated or eos else raw, file))
     return ModelConfig(
         architectures=tuple(str(name) for name in architectures),
         vocab_size=_size(raw, "vocab_size", file),
         max_position_embeddings=_size(raw, _context_entry(raw), file),
         eos_token_ids=tuple(dict.fromkeys(eos)),
         raw=raw,
+        media=whole,
     )
 
 

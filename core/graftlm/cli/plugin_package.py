@@ -22,7 +22,7 @@ _NAME: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _MAX_NAME_LEN: Final = 30
 #: Family -> further arguments of `graftlm plugins check`, such as a checkpoint or the template's required options.
 _CHECK_ARGUMENTS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {"model": ("--checkpoint tiny",), "storage": ("--options path=check.sqlite",)}
+    {"media": ("--checkpoint tiny",), "model": ("--checkpoint tiny",), "storage": ("--options path=check.sqlite",)}
 )
 
 
@@ -68,7 +68,7 @@ class PluginPackage:
         check = " ".join(
             ["graftlm plugins check", f"{self.family.key}/{self.name}", *_CHECK_ARGUMENTS.get(self.family.key, ())]
         )
-        if self.family.key != "model":
+        if "--checkpoint tiny" not in check:
             return (check,)
         return f"python -m {self.module}.tiny_checkpoint tiny", check
 

@@ -21,6 +21,7 @@ from graftlm.config.sections import (
     ExecutionSettings,
     GrammarSettings,
     LoraSettings,
+    MediaSettings,
     MemorySettings,
     ModelSettings,
     ParallelSettings,
@@ -53,6 +54,7 @@ class EngineConfig(Section):
     grammar: GrammarSettings = GrammarSettings()
     chat: ChatSettings = ChatSettings()
     lora: LoraSettings = LoraSettings()
+    media: MediaSettings = MediaSettings()
     scheduling: SchedulingSettings = SchedulingSettings()
     speculation: SpeculationSettings = SpeculationSettings()
     execution: ExecutionSettings = ExecutionSettings()

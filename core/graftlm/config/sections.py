@@ -4,7 +4,17 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from graftlm.config.section import Float, Int, Name, NaturalInt, Options, PositiveInt, Section, refuse_bool
+from graftlm.config.section import (
+    Float,
+    Int,
+    Name,
+    NaturalInt,
+    Options,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+    refuse_bool,
+)
 
 __all__ = [
     "AttentionSettings",
@@ -15,6 +25,7 @@ __all__ = [
     "ExecutionSettings",
     "GrammarSettings",
     "LoraSettings",
+    "MediaSettings",
     "MemorySettings",
     "ModelSettings",
     "ParallelSettings",
@@ -302,6 +313,43 @@ class LoraSettings(Section):
         if self.target_modules is not None and not self.target_modules:
             raise ValueError("`target_modules` must have at least one element, or be null")
         return self
+
+
+class MediaSettings(Section):
+    """Pictures in prompts: the processor, limits, and memory."""
+
+    shorthand = "name"
+
+    name: Name = Field(
+        default="auto",
+        description="Name of the media processor. `auto`: the processor of the highest rank that lists the "
+        "checkpoint's architecture.",
+    )
+    options: Options = Field(default_factory=dict)
+    max_items: PositiveInt = Field(default=16, description="Maximum number of pictures in a request.")
+    max_bytes: PositiveInt = Field(default=20 * 2**20, description="Maximum size in bytes of a picture's file.")
+    max_pixels: PositiveInt = Field(
+        default=32 * 2**20,
+        description="Maximum number of pixels of a picture, width times height. It is checked before decoding.",
+    )
+    allowed_hosts: tuple[Name, ...] = Field(
+        default=(),
+        description="Hosts from which pictures may be downloaded, such as `images.example.org` or "
+        "`images.example.org:8443`. Addresses that are not public are refused for all hosts. Empty: requests must "
+        "contain their pictures.",
+    )
+    download_timeout_s: PositiveFloat = Field(
+        default=10.0, description="Maximum time in seconds of the download of a picture."
+    )
+    feature_bytes: PositiveInt = Field(
+        default=256 * 2**20,
+        description="Size in bytes of the device memory for features of pictures, which their tokens need during "
+        "prefill. Features without a request stay until others need the memory.",
+    )
+    prepared_bytes: PositiveInt = Field(
+        default=256 * 2**20,
+        description="Size in bytes of the host memory for decoded and prepared pictures of recent requests.",
+    )
 
 
 class PolicySettings(Section):

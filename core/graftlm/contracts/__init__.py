@@ -39,6 +39,14 @@ from graftlm.contracts.grammar import (
     GrammarSpec,
 )
 from graftlm.contracts.logits import LogitsContext, LogitsProcessor
+from graftlm.contracts.media import (
+    MediaCapabilities,
+    MediaContext,
+    MediaProcessor,
+    MediaTower,
+    Picture,
+    PreparedMedia,
+)
 from graftlm.contracts.model import Model, ModelCapabilities, ModelConfig, ModelContext
 from graftlm.contracts.parallel import ONE_RANK, Communicator, ParallelContext, Piece, Shard
 from graftlm.contracts.prefix_cache import (
@@ -126,6 +134,10 @@ __all__ = [
     "LoadedPages",
     "LogitsContext",
     "LogitsProcessor",
+    "MediaCapabilities",
+    "MediaContext",
+    "MediaProcessor",
+    "MediaTower",
     "MessageDelta",
     "Model",
     "ModelCapabilities",
@@ -136,6 +148,7 @@ __all__ = [
     "NodeView",
     "Options",
     "ParallelContext",
+    "Picture",
     "Piece",
     "Platform",
     "Preemption",
@@ -145,6 +158,7 @@ __all__ = [
     "PrefixHandle",
     "PrefixKey",
     "PrefixMatch",
+    "PreparedMedia",
     "ProbePlace",
     "Provider",
     "Quantization",

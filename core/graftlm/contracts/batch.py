@@ -27,7 +27,8 @@ class ForwardBatch:
 
     Attributes:
         input_ids: int64 [T].
-        positions: int64 [T].
+        positions: int64 [T]; or int64 [3, T], time, height and width, if the media processor of the model returns such
+            positions and the step has prefill.
         out_slots: int64 [T], the slot that each token's key and value are written to.
         cu_seqlens_q: int32 [B + 1].
         seq_lens: int32 [B], context length in tokens, including this step's tokens.
@@ -42,6 +43,9 @@ class ForwardBatch:
         window: this batch with the page table and slots of the sliding-window layers, for the attention backend that
             uses these layers' KV memory. None if all layers share one memory. A backend need not read it.
         state: segments of the layers with a recurrent state; None if the model has no such layers.
+        features: [F, width], rows of pictures' features that replace the embeddings of the tokens `feature_idx`, whose
+            input ids are 0. None if the step has none, or the model's `takes_features` is False.
+        feature_idx: int64 [F], indices into T; None without features.
     """
 
     input_ids: Tensor
@@ -59,6 +63,8 @@ class ForwardBatch:
     window: ForwardBatch | None = None
     wanted_idx: Tensor | None = None
     state: StateBatch | None = None
+    features: Tensor | None = None
+    feature_idx: Tensor | None = None
 
     @property
     def num_requests(self) -> int:

@@ -29,7 +29,8 @@ class DraftRequest:
     Attributes:
         row: the request's row, which identifies the request from its first draft until `Drafter.close`.
         namespace: the request's namespace. A draft must not depend on tokens of other namespaces.
-        token_ids: int32 [n], the prompt and the output so far; a read-only view that is valid during the call.
+        token_ids: int32 [n], the prompt and the output so far; a read-only view that is valid during the call. Ids
+            below 0 stand for features of pictures.
         limit: maximum length of the draft in tokens, at least 1.
     """
 

@@ -34,6 +34,8 @@ class ModelConfig:
         eos_token_ids: tokens that end an output, from config.json and generation_config.json.
         raw: content of config.json. If the core decodes quantized weights before the model receives them, the field
             quantization_config is removed. Otherwise a model refuses quantization_config or decodes the weights itself.
+        media: config.json of a checkpoint with a tower for pictures; the other fields are those of its text model. None
+            for a checkpoint without a tower.
     """
 
     architectures: tuple[str, ...]
@@ -41,6 +43,7 @@ class ModelConfig:
     max_position_embeddings: int
     eos_token_ids: tuple[int, ...] = ()
     raw: Mapping[str, Any] = field(default_factory=dict)
+    media: Mapping[str, Any] | None = None
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -183,6 +186,11 @@ class Model(ABC):
 
         If True, the last layer computes only these tokens after its attention, which is usually one token per prompt.
         """
+        return False
+
+    @property
+    def takes_features(self) -> bool:
+        """Whether `forward` replaces embeddings by `batch.features`. Only such a model can serve pictures."""
         return False
 
     @property

@@ -24,7 +24,7 @@ from graftlm.intake import check_ttl
 from graftlm.pooling.embeddings import POOLED, EmbeddingForm, embedding_form, pooled_vector
 from graftlm.pooling.pooling import SCORES, Pooling
 from graftlm.pooling.scoring import Items, Piece, joined, listed, scores_of, scoring_pooling
-from graftlm.prompts import Prompt, Prompts, split_prompts
+from graftlm.prompts import Prompt, Prompts, split_prompts, with_images
 from graftlm.records import EngineStats
 from graftlm.registry import Registry
 from graftlm.request_options import RequestOptions
@@ -69,7 +69,9 @@ class Engine:
         self._parts: EngineParts = assemble(config, registry, platform)
         self._thread = EngineThread(self._parts.loop)
         self._finalizer = weakref.finalize(self, self._thread.stop)
-        self._maker = JobMaker(self._parts.tokenizer, self._parts.intake, self._parts.text_stream)
+        self._maker = JobMaker(
+            self._parts.tokenizer, self._parts.intake, self._parts.text_stream, self._parts.local_media_prompts()
+        )
         self._runner = JobRunner(self._thread, config.scheduling.max_queued_requests)
         self._weight_version = "default"
 
@@ -98,6 +100,7 @@ class Engine:
         prompts: Prompts,
         sampling_params: Params | Sequence[Params] = None,
         *,
+        image_data: Any = None,
         priority: int = 0,
         timeout_s: float | None = None,
         cache_salt: str = "",
@@ -110,6 +113,10 @@ class Engine:
         Args:
             prompts: one prompt or a list; a prompt is text, a list of token ids, or a list of chat messages.
             sampling_params: one object for all prompts, or one for each.
+            image_data: pictures for prompts of text or token ids: one or a list of them for one prompt, and a list with
+                one entry per prompt for several. A picture is a path, the bytes of a file, a data URL, a PIL image or
+                an array uint8 [H, W, 3]. A prompt has one marker of the model, such as "<image>", for each picture, or
+                none, and then the pictures precede its text. The pictures of a chat are content parts of its messages.
             priority: requests with a higher priority are admitted first.
             timeout_s: seconds after which a request is aborted; None: no limit.
             cache_salt: prompts share cached prefixes only if they have the same salt and the same adapter.
@@ -124,7 +131,7 @@ class Engine:
             EngineClosedError: the engine is closed.
         """
         options = RequestOptions(priority=priority, timeout_s=timeout_s, cache_salt=cache_salt)
-        jobs = self._maker.jobs(split_prompts(prompts), sampling_params, options, adapter, request_ids)
+        jobs = self._maker.jobs(_prompts(prompts, image_data), sampling_params, options, adapter, request_ids)
         self._runner.run(jobs, progress)
         return [job.output() for job in jobs]
 
@@ -235,6 +242,7 @@ class Engine:
         prompt: Prompt,
         sampling_params: Params = None,
         *,
+        image_data: Any = None,
         priority: int = 0,
         timeout_s: float | None = None,
         cache_salt: str = "",
@@ -248,7 +256,8 @@ class Engine:
         """
         options = RequestOptions(priority=priority, timeout_s=timeout_s, cache_salt=cache_salt)
         ids = None if request_id is None else [request_id]
-        (job,) = self._maker.jobs([prompt], sampling_params, options, adapter, ids)
+        prompts = with_images([prompt], image_data, is_one=True)
+        (job,) = self._maker.jobs(prompts, sampling_params, options, adapter, ids)
         return self._runner.stream(job)
 
     async def agenerate(
@@ -256,6 +265,7 @@ class Engine:
         prompts: Prompts,
         sampling_params: Params | Sequence[Params] = None,
         *,
+        image_data: Any = None,
         priority: int = 0,
         timeout_s: float | None = None,
         cache_salt: str = "",
@@ -270,7 +280,7 @@ class Engine:
         """
         options = RequestOptions(priority=priority, timeout_s=timeout_s, cache_salt=cache_salt)
         jobs = await asyncio.to_thread(
-            self._maker.jobs, split_prompts(prompts), sampling_params, options, adapter, request_ids
+            self._maker.jobs, _prompts(prompts, image_data), sampling_params, options, adapter, request_ids
         )
         await self._runner.arun(jobs)
         return [job.output() for job in jobs]
@@ -299,6 +309,7 @@ class Engine:
         prompt: Prompt,
         sampling_params: Params = None,
         *,
+        image_data: Any = None,
         priority: int = 0,
         timeout_s: float | None = None,
         cache_salt: str = "",
@@ -312,7 +323,8 @@ class Engine:
         """
         options = RequestOptions(priority=priority, timeout_s=timeout_s, cache_salt=cache_salt)
         ids = None if request_id is None else [request_id]
-        (job,) = await asyncio.to_thread(self._maker.jobs, [prompt], sampling_params, options, adapter, ids)
+        prompts = with_images([prompt], image_data, is_one=True)
+        (job,) = await asyncio.to_thread(self._maker.jobs, prompts, sampling_params, options, adapter, ids)
         async with aclosing(self._runner.astream(job)) as outputs:
             async for output in outputs:
                 yield output
@@ -407,8 +419,8 @@ class Engine:
     def _prefix_key(self, prompt: Prompt, cache_salt: str, adapter: str | None) -> PrefixKey:
         options = RequestOptions(cache_salt=cache_salt)
         namespace = self._parts.intake.namespace(options.cache_salt, adapter)
-        (token_ids,) = self._maker.encode([prompt])
-        return PrefixKey(self._parts.intake.check_prompt(token_ids), namespace)
+        token_ids, _ = self._maker.checked_prompt(prompt, options)
+        return PrefixKey(token_ids, namespace)
 
     @property
     def adapters(self) -> dict[str, str]:
@@ -461,6 +473,12 @@ class Engine:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _prompts(prompts: Prompts, image_data: Any) -> list[Prompt]:
+    split = split_prompts(prompts)
+    is_one = len(split) == 1 and (not isinstance(prompts, list | tuple) or split[0] is not prompts[0])
+    return with_images(split, image_data, is_one=is_one)
 
 
 def _embedding(job: Job, form: EmbeddingForm) -> EmbeddingOutput:

@@ -52,7 +52,7 @@ class BatchBuilder:
         wanted_idx = (logits_idx if len(plan.sample_idx) else logits_idx.new_zeros(1)) if selects_tokens else None
         batch = ForwardBatch(
             input_ids=self._input_ids(plan),
-            positions=to_device(plan.positions, device),
+            positions=to_device(plan.positions if plan.rope_positions is None else plan.rope_positions, device),
             out_slots=to_device(plan.out_slots, device),
             cu_seqlens_q=cu_seqlens_q,
             seq_lens=to_device(plan.seq_lens, device),

@@ -143,7 +143,7 @@ class DecodeInputs:
         token_ids[:] = plan.input_ids
         sources[:] = np.arange(self._shape.num_rows, self._shape.num_rows + count)
         sources[plan.device_idx] = plan.rows[plan.device_idx]
-        positions[:] = plan.positions
+        positions[:] = plan.positions if plan.rope_positions is None else plan.rope_positions
         host.seq_lens[:count] = plan.seq_lens
         memories: list[StepPlan | WindowTables] = [plan] if plan.window is None else [plan, plan.window]
         for memory, out_slots, table in zip(memories, slots, host.tables, strict=True):

@@ -240,6 +240,8 @@ _VARYING_FIELDS: Final = frozenset(field.name for field in fields(ForwardBatch))
     "num_decodes",
     "in_graph",
     "wanted_idx",  # None: all tokens
+    "features",  # None
+    "feature_idx",  # None
 }
 
 

@@ -1,5 +1,7 @@
 """Runs the steps of plans on the device, and returns sampled tokens."""
 
+from dataclasses import replace
+
 import msgspec
 import numpy as np
 import torch
@@ -17,11 +19,12 @@ from graftlm.execution.graphs import ReplayedSteps
 from graftlm.execution.head_steps import HeadSteps
 from graftlm.execution.hidden_capture import HiddenCapture
 from graftlm.execution.logprobs import TokenLogprobs, padded_ids, token_logprobs
+from graftlm.execution.media_features import MediaFeatures
 from graftlm.execution.readback import Readback, readback_from
 from graftlm.execution.readouts import read_out
 from graftlm.execution.sampler import NOT_FINITE, Sampled, Sampler
 from graftlm.execution.streams import DeviceStreams, streams_of
-from graftlm.plan import LogprobTable, PoolSpan, PromptLogprobSpan, StepPlan, StepResult
+from graftlm.plan import LogprobTable, MediaResult, PoolSpan, PromptLogprobSpan, StepPlan, StepResult
 
 __all__ = ["LaunchedStep", "ModelRunner"]
 
@@ -51,6 +54,7 @@ class LaunchedStep(msgspec.Struct, frozen=True, eq=False):
         prompt_logprobs: log-probabilities of the tokens of all prompt spans, concatenated; None without spans.
         span_lens: number of tokens of each span.
         pooled: float32, one vector per pooling span.
+        media: the features of pictures that were computed; None without media work.
     """
 
     readback: Readback
@@ -58,6 +62,7 @@ class LaunchedStep(msgspec.Struct, frozen=True, eq=False):
     prompt_logprobs: TokenLogprobs | None
     span_lens: tuple[int, ...]
     pooled: tuple[Tensor, ...]
+    media: MediaResult | None = None
 
     def result(self) -> StepResult:
         """Wait for the device, and return the step's result. Any thread may call this method, once."""
@@ -70,6 +75,7 @@ class LaunchedStep(msgspec.Struct, frozen=True, eq=False):
             prompt_logprobs=() if self.prompt_logprobs is None else _split(self.prompt_logprobs, self.span_lens),
             pooled=tuple([vector.numpy() for vector in self.pooled]),
             model_s=model_s,
+            media=self.media,
         )
 
 
@@ -85,6 +91,7 @@ class ModelRunner:
         adapters: sets the adapters of the requests; None: requests cannot have adapters.
         streams: streams of the device; None: torch's streams on a GPU, no streams on a CPU.
         head: the draft head, and the forward pass that returns the hidden states that it reads; None: no head.
+        media: computes and stores the features of pictures; None: requests cannot have pictures.
     """
 
     def __init__(
@@ -99,6 +106,7 @@ class ModelRunner:
         adapters: AdapterLayers | None = None,
         streams: DeviceStreams | None = None,
         head: tuple[HeadSteps, HiddenCapture] | None = None,
+        media: MediaFeatures | None = None,
     ) -> None:
         self._head: HeadSteps | None = None if head is None else head[0]
         self._capture: HiddenCapture | None = None if head is None else head[1]
@@ -109,6 +117,7 @@ class ModelRunner:
         self._mover = mover
         self._graphs = graphs
         self._adapters = adapters
+        self._media = media
         self._streams = streams_of(device) if streams is None else streams
         self._stream = None if self._streams is None else self._streams.stream()
         if graphs is None:
@@ -155,6 +164,12 @@ class ModelRunner:
 
     def _launch(self, plan: StepPlan) -> LaunchedStep:
         readback = readback_from(self._streams)
+        media = None
+        if plan.media_work is not None and self._media is not None:
+            media = self._media.work(plan.media_work)
+            if not plan.num_tokens:
+                readback.close()
+                return LaunchedStep(readback, None, None, (), (), media)
         for setup in plan.setups:
             self._sampler.set_row(setup)
         states, is_selected = self._forward(plan)
@@ -170,6 +185,7 @@ class ModelRunner:
             prompt_logprobs=self._prompt_logprobs(plan.prompt_spans, hidden, readback) if plan.prompt_spans else None,
             span_lens=tuple([len(span.targets) for span in plan.prompt_spans]),
             pooled=self._pooled(plan.pool_spans, hidden, readback) if plan.pool_spans else (),
+            media=media,
         )
         readback.close()
         return launched
@@ -178,7 +194,7 @@ class ModelRunner:
         """Return hidden states, and whether they are only those of the sampled tokens."""
         if self._adapters is not None:
             self._adapters.route(plan)
-        hidden = None if self._graphs is None else self._graphs.replay(plan)
+        hidden = None if self._graphs is None or not _is_replayable(plan) else self._graphs.replay(plan)
         if hidden is not None:
             return hidden, False
         # With adapters, each layer must compute all tokens of the step, because the route has an adapter per token.
@@ -187,6 +203,9 @@ class ModelRunner:
         reads_all = len(plan.sample_idx) == plan.num_tokens or plan.prompt_spans or plan.pool_spans
         is_selected = may_select and not reads_all
         batch = self._batches.build(plan, selects_tokens=is_selected)
+        if plan.feature_spans and self._media is not None:
+            features, feature_idx = self._media.rows(plan.feature_spans)
+            batch = replace(batch, features=features, feature_idx=feature_idx)
         self._attention.prepare(batch)
         forward = self._model.forward if self._capture is None else self._capture.forward
         return forward(batch), is_selected
@@ -234,6 +253,11 @@ class ModelRunner:
         together = readback.fetch(torch.cat(vectors))
         ends = np.cumsum([len(vector) for vector in vectors]).tolist()
         return tuple([together[end - len(vector) : end] for vector, end in zip(vectors, ends, strict=True)])
+
+
+def _is_replayable(plan: StepPlan) -> bool:
+    """Return whether a step has no features and no positions of three axes, which replayed steps do not read."""
+    return not plan.feature_spans and (plan.rope_positions is None or plan.rope_positions.ndim == 1)
 
 
 def _last_of_each(plan: StepPlan, hidden: Tensor, device: torch.device) -> Tensor:

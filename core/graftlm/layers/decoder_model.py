@@ -89,6 +89,13 @@ class DecoderModel(nn.Module, Model):
         for state, tensors in zip(self._states(), states, strict=True):
             state.bind(tensors)
 
+    def embedded(self, batch: ForwardBatch) -> Tensor:
+        """Return the embeddings of a batch's tokens, [T, hidden], with features of pictures in place of some."""
+        x = self.embed_tokens(batch.input_ids)
+        if batch.features is None or batch.feature_idx is None:
+            return x
+        return x.index_copy(0, batch.feature_idx, batch.features.to(x.dtype))
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Map [S, hidden] to [S, V], in the parameters' dtype."""
         if self.lm_head is None:

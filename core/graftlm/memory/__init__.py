@@ -1,5 +1,6 @@
 """Manages the pages of KV memory on the host, with numpy and without torch."""
 
+from graftlm.memory.feature_pool import FeaturePool
 from graftlm.memory.kv_manager import KVManager, Reuse
 from graftlm.memory.lower_tiers import LowerTiers
 from graftlm.memory.page_owners import KVUsage
@@ -12,6 +13,7 @@ from graftlm.memory.transfer_queue import TransferQueue
 from graftlm.memory.window_pages import WindowPages, WindowSpan
 
 __all__ = [
+    "FeaturePool",
     "KVManager",
     "KVUsage",
     "LowerTiers",

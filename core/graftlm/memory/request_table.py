@@ -25,6 +25,8 @@ class RequestTable:
         constrained: bool [R], whether the request has a grammar.
         adapter_slot: int32 [R], the slot of the request's adapter; 0 without adapter.
         num_adapted: number of rows with an adapter.
+        rope_offset: int64 [R], number added to a generated token's position for the rotary embedding.
+        num_shifted: number of rows whose `rope_offset` is not 0.
     """
 
     def __init__(self, num_rows: int, max_pages_per_row: int) -> None:
@@ -39,6 +41,8 @@ class RequestTable:
         self.constrained = np.zeros(num_rows, dtype=np.bool_)
         self.adapter_slot = np.zeros(num_rows, dtype=np.int32)
         self.num_adapted = 0
+        self.rope_offset = np.zeros(num_rows, dtype=np.int64)
+        self.num_shifted = 0
         self._columns = (
             self.num_pages,
             self.cached_pages,
@@ -48,6 +52,7 @@ class RequestTable:
             self.on_device,
             self.constrained,
             self.adapter_slot,
+            self.rope_offset,
         )
         self._free_rows = list(range(num_rows - 1, -1, -1))
 
@@ -66,10 +71,18 @@ class RequestTable:
             self.num_adapted += 1
         return row
 
+    def shift_rope(self, row: int, offset: int) -> None:
+        """Set a new row's `rope_offset`."""
+        if offset:
+            self.rope_offset[row] = offset
+            self.num_shifted += 1
+
     def drop_row(self, row: int) -> None:
         """Free a row. Its pages must have been released before."""
         if self.adapter_slot[row]:
             self.num_adapted -= 1
+        if self.rope_offset[row]:
+            self.num_shifted -= 1
         for column in self._columns:
             column[row] = 0
         self._free_rows.append(row)
@@ -78,7 +91,7 @@ class RequestTable:
         """Free all rows."""
         for column in self._columns:
             column[:] = 0
-        self.num_adapted = 0
+        self.num_adapted = self.num_shifted = 0
         self._free_rows = list(range(self.num_rows - 1, -1, -1))
 
     def own_pages(self, row: int) -> PageIds:

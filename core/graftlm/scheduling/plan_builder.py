@@ -9,11 +9,12 @@ from numpy.typing import NDArray
 
 from graftlm.contracts import StateSegments, StepCopies
 from graftlm.memory import RequestTable, RowStates, RowWindows
-from graftlm.plan import LateMask, PoolSpan, PromptLogprobSpan, RowSetup, StepPlan, WindowTables
+from graftlm.plan import LateMask, MediaWork, PoolSpan, PromptLogprobSpan, RowSetup, StepPlan, WindowTables
+from graftlm.scheduling.chunk_features import decode_rope_positions, feature_spans, rope_positions
 from graftlm.scheduling.request import Request
 from graftlm.types import TokenIds
 
-__all__ = ["FEW_ROWS", "Chunk", "DecodeRows", "build_plan"]
+__all__ = ["FEW_ROWS", "Chunk", "DecodeRows", "build_plan", "media_plan"]
 
 #: Up to this number of rows, a Python loop over rows is faster than numpy calls.
 FEW_ROWS: Final = 4
@@ -83,6 +84,7 @@ def build_plan(
     windows: RowWindows | None = None,
     take_copies: Callable[[NDArray[np.int64]], StepCopies | None] = _no_copies,
     states: RowStates | None = None,
+    media_work: MediaWork | None = None,
 ) -> StepPlan:
     """Build the plan of one step: the decode rows, then the chunks, with one-token chunks first.
 
@@ -90,12 +92,13 @@ def build_plan(
         windows: the rows' window pages, if sliding-window layers have their own memory; else None.
         take_copies: function from the slots that the step writes, int64 [T], to the copies that run with the step.
         states: the rows' recurrent states, with the segments of the chunks; None if the model has no such states.
+        media_work: features to compute and to delete; None without pictures.
 
     Effects: increases `computed` of decode rows, and `known` of all rows that sample, by one. `computed` of chunks was
         increased when their pages were reserved. Drafts are not counted in either.
     """
     if not chunks:
-        return _decode_plan(step_id, table, page_size, decoding, setups, windows, take_copies, states)
+        return _decode_plan(step_id, table, page_size, decoding, setups, windows, take_copies, states, media_work)
     decode_rows = decoding.rows
     chunks = sorted(chunks, key=lambda c: c.end - c.start > 1)
     num_decodes = len(decode_rows)
@@ -115,6 +118,7 @@ def build_plan(
     known_ends = ends if num_drafts is None else ends - num_drafts
     sample_idx = np.flatnonzero(known_ends == table.known[rows])
     prompt_spans, pool_spans = _spans(chunks, token_starts[num_decodes:])
+    chunk_starts = token_starts[num_decodes:].tolist()
     if pool_spans:  # a pooling request must not sample after its last token
         sampling = rows[sample_idx]
         sample_idx = sample_idx[table.known[sampling] < table.limit[sampling]]
@@ -149,6 +153,29 @@ def build_plan(
         num_drafts=num_drafts,
         state=None if states is None else _state_segments(states, decode_rows, starts, chunks, token_starts),
         next_ids=_next_ids(num_decodes, chunks),
+        feature_spans=feature_spans(chunks, chunk_starts),
+        media_work=media_work,
+        rope_positions=rope_positions(table, token_rows, positions, chunks, chunk_starts),
+    )
+
+
+def media_plan(step_id: int, media_work: MediaWork) -> StepPlan:
+    """Build the plan of a step without requests, which computes only features of pictures."""
+    none32, none64 = np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int64)
+    return StepPlan(
+        step_id=step_id,
+        rows=none32,
+        query_lens=none32,
+        seq_lens=none32,
+        page_table=np.empty((0, 1), dtype=np.int32),
+        input_ids=none64,
+        device_idx=none64,
+        positions=none64,
+        out_slots=none64,
+        num_decodes=0,
+        sample_idx=none64,
+        sample_positions=none64,
+        media_work=media_work,
     )
 
 
@@ -180,7 +207,7 @@ def _next_ids(num_decodes: int, chunks: list[Chunk]) -> NDArray[np.int64] | None
     next_ids = np.zeros(num_decodes + len(chunks), dtype=np.int64)
     for i, chunk in enumerate(chunks, start=num_decodes):
         if chunk.drafts is None and chunk.end < chunk.request.num_tokens:
-            next_ids[i] = chunk.request.token_ids[chunk.end]
+            next_ids[i] = max(0, int(chunk.request.token_ids[chunk.end]))
     return next_ids
 
 
@@ -202,6 +229,7 @@ def _decode_plan(
     windows: RowWindows | None,
     take_copies: Callable[[NDArray[np.int64]], StepCopies | None],
     states: RowStates | None,
+    media_work: MediaWork | None,
 ) -> StepPlan:
     """Build the plan of a step with decode rows only. This most frequent kind needs a third of the numpy calls."""
     rows = decoding.rows
@@ -229,6 +257,8 @@ def _decode_plan(
         copies=take_copies(out_slots),
         adapter_slots=decoding.adapter_slots,
         state=None if states is None else states.decode(rows, positions),
+        media_work=media_work,
+        rope_positions=decode_rope_positions(table, rows, positions),
     )
 
 
@@ -299,6 +329,8 @@ def _input_ids(num_decodes: int, chunks: list[Chunk], num_tokens: int) -> NDArra
         end = at + chunk.end - chunk.start
         if chunk.drafts is None:
             input_ids[at:end] = chunk.request.token_ids[chunk.start : chunk.end]
+            if chunk.request.media is not None:
+                np.maximum(input_ids[at:end], 0, out=input_ids[at:end])
         else:
             first_draft = end - len(chunk.drafts)
             input_ids[at:first_draft] = chunk.request.token_ids[chunk.start :]
@@ -339,7 +371,7 @@ def _prompt_span(chunk: Chunk, start: int) -> PromptLogprobSpan:
     return PromptLogprobSpan(
         row=chunk.row,
         start=start,
-        targets=chunk.request.prompt_token_ids[first + 1 : last + 1].astype(np.int64),
+        targets=chunk.request.shown_prompt[first + 1 : last + 1].astype(np.int64),
         num_top=chunk.request.params.prompt_logprobs or 0,
         requested=tuple(chunk.request.params.logprob_token_ids),
     )

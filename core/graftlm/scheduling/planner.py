@@ -10,7 +10,8 @@ from graftlm.errors import InvariantError
 from graftlm.memory import KVManager, Reuse
 from graftlm.plan import RowSetup, StepPlan
 from graftlm.scheduling.admission import AdmissionControl
-from graftlm.scheduling.plan_builder import FEW_ROWS, Chunk, DecodeRows, build_plan
+from graftlm.scheduling.media_feeding import MediaFeeding
+from graftlm.scheduling.plan_builder import FEW_ROWS, Chunk, DecodeRows, build_plan, media_plan
 from graftlm.scheduling.queue import WaitingQueue
 from graftlm.scheduling.request import Request, RequestStatus
 from graftlm.scheduling.running import RunningRequests
@@ -54,6 +55,7 @@ class Planner:
         preemption: Preemption | None = None,
         *,
         mix_chunks: bool = True,
+        media: MediaFeeding | None = None,
     ) -> None:
         self.num_retractions = 0
         self.num_retracted_tokens = 0
@@ -67,6 +69,7 @@ class Planner:
         self._prefill_tokens = prefill_tokens
         self._preemption = preemption
         self._mix_chunks = mix_chunks
+        self._media = media
         self._setups: dict[int, RowSetup] = {}  # row -> setup of requests that were admitted since the last plan
         self._decoding = DecodeRows.of(np.empty(0, dtype=np.int32), kv.table)  # the decode rows of the last plan
         self._admission = AdmissionControl(kv.table, kv.page_size)
@@ -96,8 +99,10 @@ class Planner:
         self.current = None
         if chunks and not self._mix_chunks:
             decode_rows = decode_rows[:0]
-        if not len(decode_rows) and not chunks:
-            return None
+        has_running = bool(chunks) or len(decode_rows) > 0
+        media_work = None if self._media is None else self._media.take_work(has_running=has_running)
+        if not has_running:
+            return None if media_work is None else media_plan(step_id, media_work)
         if draft is not None and not chunks and len(decode_rows):
             decode_rows = self._add_drafts(draft, decode_rows, chunks)
         if decode_rows is not self._decoding.rows:
@@ -114,6 +119,7 @@ class Planner:
             self._kv.row_windows,
             self._kv.take_copies,
             self._kv.states,
+            media_work,
         )
         self._kv.settle_step()
         self._admission.step_planned()
@@ -315,12 +321,17 @@ class Planner:
         start = int(kv.table.computed[row])
         available = min(kv.available_pages, kv.available_window_pages)
         room = (int(kv.table.num_pages[row]) + available) * kv.page_size - start
-        num_tokens = min(int(kv.table.known[row]) - start, budget, room)
+        most = start + min(int(kv.table.known[row]) - start, room)
+        end = min(most, start + budget)
+        if request.media is not None and self._media is not None and end > start:
+            end = self._media.reach(request, start, end, most)
+        num_tokens = end - start
         if num_tokens <= 0:
             return 0
-        end = start + num_tokens
         if not kv.extend(row, end):
             return 0
+        if request.media is not None and self._media is not None:
+            self._media.planned(request, end)
         reads = request.reads(start, end)
         request.num_reads_planned += len(reads)
         chunks.append(Chunk(request, row, start, end, reads))

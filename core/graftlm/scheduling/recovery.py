@@ -5,6 +5,7 @@ from collections.abc import Callable
 from graftlm.contracts import PrefixCache
 from graftlm.memory import KVManager
 from graftlm.scheduling.live_requests import LiveRequests
+from graftlm.scheduling.media_feeding import MediaFeeding
 from graftlm.scheduling.planner import Planner
 from graftlm.scheduling.prefetches import Prefetches
 from graftlm.scheduling.request import Request, RequestStatus
@@ -33,6 +34,7 @@ class Recovery:
         planner: Planner,
         prefetches: Prefetches,
         in_flight: StepsInFlight,
+        media: MediaFeeding | None = None,
     ) -> None:
         self._kv = kv
         self._live = live
@@ -40,6 +42,7 @@ class Recovery:
         self._planner = planner
         self._prefetches = prefetches
         self._in_flight = in_flight
+        self._media = media
 
     def fail_step(self, failed: tuple[Request, ...], error: str) -> None:
         """Fail the requests of a step that raised, and queue all other running requests again. See `Scheduler.fail`."""
@@ -97,6 +100,8 @@ class Recovery:
     def _forget_steps(self) -> None:
         """Drop the steps in flight. Requests that do not fail compute the tokens of these steps again."""
         self._in_flight.clear()
+        if self._media is not None:
+            self._media.clear()
         for request in self._live:
             request.num_in_flight = 0
             request.num_reads_planned = request.num_reads_reported

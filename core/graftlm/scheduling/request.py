@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from graftlm.contracts import PrefetchTicket, PrefixKey
 from graftlm.errors import InvariantError
 from graftlm.lora.adapters import BASE_SLOT, LoadedAdapter
+from graftlm.media.request_media import RequestMedia
 from graftlm.plan import RowSetup
 from graftlm.pooling.pooling import Pooling
 from graftlm.scheduling.grammar import RequestGrammar
@@ -52,7 +53,7 @@ class Request:
     """One completion of a prompt: the prompt, its parameters, and its state.
 
     Attributes:
-        prompt_token_ids: int32 [n].
+        prompt_token_ids: int32 [n]; ids below 0 stand for features of pictures.
         max_new_tokens: maximum number of tokens to generate, already limited by context and memory. Zero for a pooling
             request.
         stop_token_ids: tokens that end the request. They include the model's end-of-sequence tokens unless
@@ -76,6 +77,7 @@ class Request:
         pooling: how the prompt's vector is computed; None for requests that generate tokens. A pooling request samples
             no token, and ends when its prompt is computed.
         adapter: the LoRA adapter, or None. `namespace` separates the cached prefixes of different adapters.
+        media: the pictures of the prompt, or None.
         num_reads_planned, num_reads_reported: the logits or hidden states of prompt positions from `first_read` on are
             results of the request. These are the numbers of positions that steps have been planned to read, and that
             steps have returned.
@@ -100,6 +102,7 @@ class Request:
     grammar: RequestGrammar | None = None
     pooling: Pooling | None = None
     adapter: LoadedAdapter | None = None
+    media: RequestMedia | None = None
 
     status: RequestStatus = RequestStatus.WAITING
     row: int | None = None
@@ -133,6 +136,11 @@ class Request:
         self.max_len = self.prompt_len + self.max_new_tokens
         self.is_watched = self.stop_watch is not None or self.grammar is not None
         self._tokens = self.prompt_token_ids
+
+    @property
+    def shown_prompt(self) -> TokenIds:
+        """The prompt with the model's feature token in place of placeholder ids, int32 [n]."""
+        return self.prompt_token_ids if self.media is None else self.media.shown(self.prompt_token_ids)
 
     @property
     def num_output_tokens(self) -> int:
@@ -271,7 +279,7 @@ class Request:
             request_id=self.request_id,
             params=self.params,
             seed=self.seed,
-            prompt_token_ids=self.prompt_token_ids,
+            prompt_token_ids=self.shown_prompt,
             output_token_ids=self.output_token_ids.copy(),
             stop_token_ids=tuple(self.stop_token_ids),
         )

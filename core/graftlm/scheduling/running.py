@@ -69,6 +69,8 @@ class RunningRequests:
             kv.discard(row)
             return None
         kv.table.constrained[row] = request.grammar is not None
+        if request.media is not None:
+            kv.table.shift_rope(row, request.media.rope_offset)
         request.status, request.row = RequestStatus.RUNNING, row
         self._by_row[row] = request
         insort(self.requests, request, key=_rank)

@@ -19,6 +19,7 @@ from graftlm.scheduling.forced_drafts import ForcedDrafts
 from graftlm.scheduling.forced_output import ForcedOutput
 from graftlm.scheduling.jump_forward import JumpForward
 from graftlm.scheduling.live_requests import LiveRequests
+from graftlm.scheduling.media_feeding import MediaFeeding
 from graftlm.scheduling.planner import DraftRows, Planner
 from graftlm.scheduling.prefetches import Prefetches
 from graftlm.scheduling.queue import WaitingQueue
@@ -87,6 +88,7 @@ class Scheduler:
         jump_forward: JumpForward | None = None,
         speculator: Speculator | None = None,
         forced_drafts: ForcedDrafts | None = None,
+        media: MediaFeeding | None = None,
     ) -> None:
         """Create a scheduler without requests.
 
@@ -95,6 +97,7 @@ class Scheduler:
             jump_forward: finds the output that a grammar forces; None: all output is sampled.
             speculator: drafts tokens that steps verify; None: each step samples one token per request.
             forced_drafts: drafts output that a grammar forces; it requires `speculator`.
+            media: provides the features of pictures; None: requests have no pictures.
         """
         self.kv = kv
         self._limits = limits
@@ -104,7 +107,8 @@ class Scheduler:
         self._grammars = CompilingGrammars()
         self._prefetches = Prefetches(kv)
         self._drafting = None if speculator is None else Drafting(speculator, forced_drafts)
-        self._running = RunningRequests(kv, None if speculator is None else speculator.close)
+        self._media = media
+        self._running = RunningRequests(kv, _on_leave(speculator, media))
         self._queue = WaitingQueue(policy, lambda: kv.cache, kv.page_size)
         self._live = LiveRequests(self._running, self._queue, self._grammars, self._prefetches, clock)
         self._planner = Planner(
@@ -114,12 +118,15 @@ class Scheduler:
             limits.prefill_tokens_per_step,
             policy.preemption,
             mix_chunks=limits.mix_chunks,
+            media=media,
         )
         self._forced_output = ForcedOutput(
             jump_forward, self._live, self._queue, self._planner, lambda: self._in_flight.num_planned
         )
         self._committer = Committer(kv, self._live, self._running, self._forced_output, self._drafting, clock)
-        self._recovery = Recovery(kv, self._live, self._running, self._planner, self._prefetches, self._in_flight)
+        self._recovery = Recovery(
+            kv, self._live, self._running, self._planner, self._prefetches, self._in_flight, media
+        )
 
     @property
     def num_running(self) -> int:
@@ -276,8 +283,10 @@ class Scheduler:
         step = self._in_flight.remove_first(plan)
         if plan.copies is not None and self.kv.tiers is not None:
             self.kv.tiers.copies_done(plan.copies)
-        elif self._drafting is not None and not plan.num_prefill_tokens:
+        elif self._drafting is not None and not plan.num_prefill_tokens and plan.media_work is None:
             self._drafting.speculator.observe_step(len(plan.rows), plan.num_tokens, result.model_s)
+        if self._media is not None:
+            self._commit_media(self._media, plan, result)
         self._committer.commit(step, result)
         return self.take_updates()
 
@@ -326,6 +335,12 @@ class Scheduler:
         """
         self._recovery.recover(error, make_cache, waiting_too=waiting_too)
 
+    def _commit_media(self, media: MediaFeeding, plan: StepPlan, result: StepResult) -> None:
+        media.commit(plan, result)
+        if result.media is not None and result.media.errors:
+            for request, error in media.failed(result.media, self._running.requests):
+                self._live.fail(request, error)
+
     def expire(self) -> None:
         """End the requests whose deadline has passed; `plan` also does this."""
         self._expire(self._clock())
@@ -359,6 +374,20 @@ class Scheduler:
             else:
                 failure = Failure.GRAMMAR if isinstance(error, GrammarError) else Failure.REQUEST
                 self._live.fail(request, str(error), failure)
+
+
+def _on_leave(speculator: Speculator | None, media: MediaFeeding | None) -> Callable[[int], None] | None:
+    """Return the function to call with each row that a request leaves."""
+    if media is None:
+        return None if speculator is None else speculator.close
+    if speculator is None:
+        return media.leave
+
+    def leave(row: int) -> None:
+        speculator.close(row)
+        media.leave(row)
+
+    return leave
 
 
 def _draft_masks(step: StepInFlight, request: Request) -> NDArray[np.int32] | None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from graftlm.testing.grammar import GrammarBackendConformance, GrammarCase
     from graftlm.testing.lang_backend import BackendConformance
     from graftlm.testing.logits import LogitsProcessorConformance
+    from graftlm.testing.media import MediaConformance
     from graftlm.testing.model import ModelConformance
     from graftlm.testing.naive_cache import NaiveCache
     from graftlm.testing.prefix_cache import PrefixCacheConformance
@@ -55,6 +56,7 @@ __all__ = [
     "GrammarCase",
     "KVStorageConformance",
     "LogitsProcessorConformance",
+    "MediaConformance",
     "ModelConformance",
     "NaiveCache",
     "OldestAccessFirst",
@@ -97,6 +99,7 @@ _HOME = {
     "GrammarCase": "graftlm.testing.grammar",
     "KVStorageConformance": "graftlm.testing.storage",
     "LogitsProcessorConformance": "graftlm.testing.logits",
+    "MediaConformance": "graftlm.testing.media",
     "ModelConformance": "graftlm.testing.model",
     "NaiveCache": "graftlm.testing.naive_cache",
     "OldestAccessFirst": "graftlm.testing.recording",

@@ -24,6 +24,7 @@ _KITS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "drafter": ("graftlm.testing.drafter", "DrafterConformance"),
         "eviction": ("graftlm.testing.eviction", "EvictionStrategyConformance"),
         "grammar": ("graftlm.testing.grammar", "GrammarBackendConformance"),
+        "media": ("graftlm.testing.media", "MediaConformance"),
         "logits_processor": ("graftlm.testing.logits", "LogitsProcessorConformance"),
         "model": ("graftlm.testing.model", "ModelConformance"),
         "quantization": ("graftlm.testing.quantization", "QuantizationConformance"),
@@ -51,7 +52,7 @@ def provider_kit(
         provider: the provider. Kits only test features that its `capabilities` claim.
         create: function from the family's context to an object to check.
         device: the torch device type that an attention kit uses.
-        checkpoint: folder of a small checkpoint, which the kit for models requires.
+        checkpoint: folder of a small checkpoint, which the kits for models and media processors require.
 
     Raises:
         ConfigError: the family has no kit, or its kit needs a checkpoint.
@@ -70,8 +71,8 @@ def provider_kit(
         members |= {"device": provider.capabilities.devices[0]}
         if provider.capabilities.dtypes is not None:
             members["dtypes"] = provider.capabilities.dtypes
-    if family == "model":
-        members["checkpoint"] = _checkpoint_method(provider, checkpoint)
+    if family in ("media", "model"):
+        members["checkpoint"] = _checkpoint_method(family, provider, checkpoint)
     if family == "grammar":
         members["cases"] = cached_property(_known_cases)
     module, name = _KITS[family]
@@ -109,8 +110,8 @@ def _known_cases(kit: Any) -> tuple[Any, ...]:
     return known
 
 
-def _checkpoint_method(provider: Provider[Any], checkpoint: Path | None) -> Callable[[object], Path]:
-    """Return a function to use as the method `checkpoint` of a model kit.
+def _checkpoint_method(family: str, provider: Provider[Any], checkpoint: Path | None) -> Callable[[object], Path]:
+    """Return a function to use as the method `checkpoint` of a kit.
 
     Raises:
         ConfigError: `checkpoint` is None.
@@ -118,7 +119,7 @@ def _checkpoint_method(provider: Provider[Any], checkpoint: Path | None) -> Call
     if checkpoint is None:
         architectures = ", ".join(provider.capabilities.architectures) or "any"
         raise ConfigError(
-            f"The conformance kit for models needs a checkpoint of model '{provider.name}' (architectures: "
+            f"The conformance kit needs a checkpoint of {family} '{provider.name}' (architectures: "
             f"{architectures}) with at least 100 tokens in its vocabulary. A small one with random weights is enough. "
             "Pass its folder with --checkpoint. For families that graftlm supports, you can write one with "
             "graftlm.testing.tiny_models.write_tiny_checkpoint(Path('tiny'), 'llama')."

@@ -170,13 +170,13 @@ def write_tiny_checkpoint(
     with torch.random.fork_rng(devices=[]):  # the constructor draws random weights, which are replaced below
         kind = AutoModelForCausalLM if num_labels is None else AutoModelForSequenceClassification
         model = kind.from_config(hf_config, dtype=dtype)
-    _draw_weights(model, seed, initializer_range, norm_mean=0 if family.startswith("gemma") else 1)
+    draw_weights(model, seed, initializer_range, norm_mean=0 if family.startswith("gemma") else 1)
     directory.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(directory)
     if shards > 1:
         _split_weights(directory, shards)
     if tokenizer:
-        _write_tokenizer(directory, vocab_size, max_position_embeddings)
+        write_tokenizer(directory, vocab_size, max_position_embeddings)
     return directory
 
 
@@ -210,15 +210,15 @@ def write_random_checkpoint(
 
     with torch.random.fork_rng(devices=[]):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **config), dtype=torch.float32)
-    _draw_weights(model, seed, initializer_range, norm_mean=1)
+    draw_weights(model, seed, initializer_range, norm_mean=1)
     directory.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(directory)
     if tokenizer:
-        _write_tokenizer(directory, config["vocab_size"], config["max_position_embeddings"])
+        write_tokenizer(directory, config["vocab_size"], config["max_position_embeddings"])
     return type(model).__name__
 
 
-def _draw_weights(model: nn.Module, seed: int, initializer_range: float, norm_mean: int) -> None:
+def draw_weights(model: nn.Module, seed: int, initializer_range: float, norm_mean: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -245,7 +245,7 @@ def _split_weights(directory: Path, shards: int) -> None:
     (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=2), encoding="utf-8")
 
 
-def _write_tokenizer(directory: Path, vocab_size: int, max_len: int) -> None:
+def write_tokenizer(directory: Path, vocab_size: int, max_len: int) -> None:
     from transformers import PreTrainedTokenizerFast
 
     alphabet = pre_tokenizers.ByteLevel.alphabet()

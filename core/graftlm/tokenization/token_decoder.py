@@ -30,9 +30,12 @@ class RustTokenDecoder:
         return cls(tokenizers.Tokenizer.from_str(text))
 
     def decode(self, token_ids: Sequence[int] | TokenIds, skip_special_tokens: bool = True) -> str:
-        """Return the text of token ids; invalid bytes become U+FFFD, unknown ids become ""."""
+        """Return the text of token ids; invalid bytes become U+FFFD, unknown ids and placeholder ids become ""."""
         ids = token_ids.tolist() if isinstance(token_ids, np.ndarray) else list(token_ids)
-        return self._core.decode(ids, skip_special_tokens=skip_special_tokens)
+        try:
+            return self._core.decode(ids, skip_special_tokens=skip_special_tokens)
+        except OverflowError:  # the ids of pictures are below 0
+            return self._core.decode([i for i in ids if i >= 0], skip_special_tokens=skip_special_tokens)
 
     def is_special(self, token_id: int) -> bool:
         """Return whether `skip_special_tokens` skips this token."""

@@ -157,10 +157,15 @@ class GemmaForCausalLM(DecoderModel):
         """Always true: the last layer's feed-forward runs only for the tokens of `wanted_idx`."""
         return True
 
+    @property
+    def takes_features(self) -> bool:
+        """Always true."""
+        return True
+
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Return final hidden states, [T, hidden] or [W, hidden]; see the contract."""
         rotations = {name: rotary(batch.positions) for name, rotary in self.rotaries.items()}
-        x, residual = self.embed_tokens(batch.input_ids), None
+        x, residual = self.embedded(batch), None
         *layers, last = self._decoder_layers()
         for layer in layers:
             x, residual = layer(x, residual, rotations[layer.rope])

@@ -137,10 +137,15 @@ class QwenForCausalLM(DecoderModel):
         """Always true: the last layer's feed-forward runs only for the tokens of `wanted_idx`."""
         return True
 
+    @property
+    def takes_features(self) -> bool:
+        """Always true."""
+        return True
+
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Return final hidden states, [T, hidden] or [W, hidden]; see the contract."""
         rotation = self.rotary(batch.positions)
-        x, residual = self.embed(batch.input_ids), None
+        x, residual = self.embedded(batch), None
         for layer in self.layers[:-1]:
             x, residual = layer(x, residual, rotation)
         x, residual = self.layers[-1](x, residual, rotation, batch.wanted_idx)

@@ -55,7 +55,8 @@ class _Task:
 
     @property
     def token_ids(self) -> TokenIds:
-        return self.request.token_ids[self.num_computed : self.num_computed + self.num_tokens]
+        token_ids = self.request.token_ids[self.num_computed : self.num_computed + self.num_tokens]
+        return np.maximum(token_ids, 0)  # the draft model has no features for the ids of pictures
 
 
 class DraftModelDrafter(Drafter):

@@ -52,15 +52,22 @@ class SuffixDrafter(Drafter):
         if self._cached is not None and num_matched < self._max_match:
             num_cached, following = self._cached.following(request.namespace, request.token_ids, request.limit)
             if num_cached > num_matched:
-                return Draft(following, 1.0 - 2.0 ** (-num_cached / 4))
+                return _until_picture(following, 1.0 - 2.0 ** (-num_cached / 4))
         return self._own_draft(request, num_matched, end) if num_matched >= self._min_match else None
 
     @staticmethod
-    def _own_draft(request: DraftRequest, num_matched: int, end: int) -> Draft:
+    def _own_draft(request: DraftRequest, num_matched: int, end: int) -> Draft | None:
         tokens = request.token_ids
         # A text that repeats with a period shorter than the draft is expected to continue to repeat.
         following = np.resize(tokens[end:], request.limit) if len(tokens) - end < request.limit else tokens[end:]
-        return Draft(following[: request.limit], 1.0 - 2.0 ** (-num_matched / 2))
+        return _until_picture(following[: request.limit], 1.0 - 2.0 ** (-num_matched / 2))
+
+
+def _until_picture(token_ids: TokenIds, confidence: float) -> Draft | None:
+    """Return the draft of the tokens before the first placeholder id of a picture; None if there are none."""
+    (placeholders,) = (token_ids < 0).nonzero()
+    token_ids = token_ids[: placeholders[0]] if len(placeholders) else token_ids
+    return Draft(token_ids, confidence) if len(token_ids) else None
 
 
 def longest_earlier(tokens: TokenIds, max_match: int) -> tuple[int, int]:
