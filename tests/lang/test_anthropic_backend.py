@@ -194,6 +194,17 @@ def test_an_unknown_model_is_the_requests_fault(server):
     ):
         chat_program(gen("x")).run(backend=backend).text()
     assert type(caught.value.__cause__) is RequestError
+    message = f"the server answered 404: The model 'other' does not exist. This server has 'demo'. ({server.url})"
+    assert str(caught.value.__cause__) == message
+
+
+def test_a_request_that_the_library_refuses_is_not_an_error_of_the_service(server):
+    with (
+        opened(server.url) as backend,
+        pytest.raises(ProgramError, match="the library anthropic refuses the request: Streaming is required") as caught,
+    ):
+        chat_program(gen("x", max_tokens=10**6)).run(backend=backend).text()
+    assert type(caught.value.__cause__) is RequestError
 
 
 def test_a_missing_key_is_an_error(server, monkeypatch):
@@ -357,6 +368,7 @@ def test_a_silent_service_times_out(stream):
             chat_program(gen("x")).run(backend=backend, stream=stream)["x"]
         wait_until(lambda: service.active == 0, 10.0, "the end of the request")
     assert isinstance(caught.value.__cause__, RequestTimeoutError)
+    assert not str(caught.value.__cause__).endswith(": ")
 
 
 @pytest.mark.parametrize("ends", ["cancel", "drop"])

@@ -32,9 +32,12 @@ ADMIN = {
     "/wake_up": b"",
     "/load_lora_adapter": b'{"lora_name": "a", "lora_path": "/a"}',
     "/unload_lora_adapter": b'{"lora_name": "a"}',
+    "/v1/load_lora_adapter": b'{"lora_name": "a", "lora_path": "/a"}',
+    "/v1/unload_lora_adapter": b'{"lora_name": "a"}',
 }
 OPERATOR = {
     "/flush_cache": b"",
+    "/reset_prefix_cache": b"",
     "/pause_generation": b"",
     "/continue_generation": b"",
     "/start_profile": b"",
@@ -102,7 +105,10 @@ async def test_every_route_is_refused_as_the_table_in_the_docs_says(server, key,
     for path in ("/flush_cache", "/cache_snapshot"):
         assert await is_refused(app, path, b"", key, client, "GET") != may_operate, path
     for path, body in ADMIN.items():
-        if not may_administer or path != "/load_lora_adapter":  # this route refuses the path
+        if not may_administer or path not in (
+            "/load_lora_adapter",
+            "/v1/load_lora_adapter",
+        ):  # this route refuses the path
             assert await is_refused(app, path, body, key, client) != may_administer, path
 
 

@@ -84,6 +84,7 @@ def test_traces_are_written_only_inside_the_profile_folder(admin, profile_dir, n
     ("path", "body"),
     [
         ("/flush_cache", None),
+        ("/reset_prefix_cache", None),
         ("/pause_generation", {}),
         ("/continue_generation", {}),
         ("/start_profile", {}),

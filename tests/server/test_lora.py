@@ -75,7 +75,8 @@ def test_the_model_list_has_the_base_and_each_adapter(client, adapters, attentio
 
 
 def test_the_models_name_selects_the_adapter(client, adapters):
-    for model, name in (("tiny", None), ("tiny:attention", "attention"), (f"{adapters.base}:attention", "attention")):
+    named = ("tiny:attention", "attention", f"{adapters.base}:attention")
+    for model, name in (("tiny", None), *((model, "attention") for model in named)):
         answer = client.completions.create(model=model, prompt=PROMPT, max_tokens=NUM_TOKENS, temperature=0)
         expected = adapters.expected(name, PROMPT, NUM_TOKENS)
         assert answer.model == ("tiny" if name is None else f"tiny:{name}")
@@ -148,6 +149,21 @@ def test_an_adapter_is_loaded_used_and_unloaded(http, client, adapters, attentio
     answer = http.post("/unload_lora_adapter", json={"lora_name": "new"})
     assert list(answer.json()["loaded_adapters"]) == ["attention"]
     assert generate(http, lora_path="new").status_code == 404
+
+
+def test_vllms_paths_load_and_unload_an_adapter(http, client, adapters):
+    body = {"lora_name": "new", "lora_path": str(adapters.folders["all"])}
+    answer = http.post("/v1/load_lora_adapter", json=body | {"load_inplace": False, "is_3d_lora_weight": False})
+    assert answer.status_code == 200, answer.text
+    ask = {"prompt": PROMPT, "max_tokens": NUM_TOKENS, "temperature": 0}
+    whole = client.completions.create(model="new", **ask)
+    assert whole.model == "tiny:new"
+    assert whole.choices[0].text == client.completions.create(model="tiny:new", **ask).choices[0].text
+    assert whole.choices[0].text != client.completions.create(model="tiny", **ask).choices[0].text
+    answer = http.post("/v1/unload_lora_adapter", json={"lora_name": "new", "lora_int_id": None})
+    assert answer.status_code == 200, answer.text
+    refused = http.post("/v1/load_lora_adapter", json=body | {"load_inplace": True})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "load_inplace")
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,15 @@
 """The backend for Anthropic's API, which calls Anthropic's library."""
 
 import asyncio
+import json
 import os
 import weakref
 from collections.abc import AsyncGenerator, Mapping
 from concurrent.futures import wait
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import ValidationError
 
 from graftlm.errors import (
     ConfigError,
@@ -137,17 +141,17 @@ class _MessagesApi:
         """Return graftlm's error for an error of the library."""
         its = self._library
         if isinstance(error, its.APITimeoutError):
-            return RequestTimeoutError(f"{self.url} did not answer in time: {error.__cause__ or error}")
+            return RequestTimeoutError(f"{self.url} did not answer in time{_cause(error)}")
         if isinstance(error, its.APIConnectionError):
-            return UnavailableError(f"cannot talk to {self.url}: {error.__cause__ or error}")
-        if isinstance(error, its.NotFoundError):  # the URL is the library's, so the model is missing
-            return RequestError(f"the server answered 404: {error.message}")
+            return UnavailableError(f"cannot talk to {self.url}{_cause(error)}")
         if isinstance(error, its.APIStatusError):
-            return _refusal(error)
+            return _refusal(error, self.url)
         if isinstance(error, TypeError | its.AnthropicError):  # no key, or credentials that cannot be read
             return ConfigError(f"the library anthropic cannot send the request: {error}")
-        if isinstance(error, ValueError):
+        if isinstance(error, json.JSONDecodeError | UnicodeDecodeError | ValidationError):
             return EngineError(f"{self.url} answered in another format: {error}")
+        if isinstance(error, ValueError):  # such as a long answer that is not streamed, without `timeout`
+            return RequestError(f"the library anthropic refuses the request: {error}")
         kind = RequestTimeoutError if "Timeout" in type(error).__name__ else UnavailableError
         return kind(f"cannot talk to {self.url}: {type(error).__name__}: {error}")
 
@@ -159,10 +163,20 @@ def _close(client: "anthropic.AsyncAnthropic") -> None:
         wait([closed], _CLOSE_TIMEOUT_S)
 
 
-def _refusal(error: Any) -> GraftlmError:
+def _cause(error: Exception) -> str:
+    """Return the reason of a connection's failure after a colon; "" if the error has no text of its own."""
+    text = str(error.__cause__ or "")
+    return f": {text}" if text else ""
+
+
+def _refusal(error: Any, url: str) -> GraftlmError:
     """Return the error for a refusal, or for an error event of a stream, whose HTTP status is that of a success."""
     body = error.body if isinstance(error.body, dict) else {"error": {"message": str(error)}}
-    status = error.status_code if error.status_code >= 400 else status_of_event(body.get("error"))
+    detail = body.get("error", body)
+    status = error.status_code if error.status_code >= 400 else status_of_event(detail)
+    if status == HTTPStatus.NOT_FOUND:  # the model or the URL is wrong; no feature is missing
+        message = detail.get("message", detail) if isinstance(detail, dict) else detail
+        return RequestError(f"the server answered 404: {message} ({url})")
     return refusal(status, body)
 
 

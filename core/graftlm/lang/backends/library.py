@@ -1,17 +1,12 @@
 """The base of the backends that call a provider's Python library."""
 
-from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from types import ModuleType
-from typing import Self
 
 from graftlm.errors import ConfigError, UnsupportedFeatureError
-from graftlm.lang.backend import Backend, Generation, GenerationRequest
-from graftlm.lang.backends.openai.calls import Calls, Transport
+from graftlm.lang.backends.openai.api_backend import ApiBackend
+from graftlm.lang.backends.openai.calls import Transport
 from graftlm.lang.backends.openai.dialects import CHAT_TEXT_FORMAT, ChatDialect, ChatFeatures
-from graftlm.lang.backends.openai.fields import DEFAULT_MAX_TOKENS
-from graftlm.lang.backends.speculation import SpeculativeBackend
-from graftlm.lang.backends.usage import ApiUsage, TokenUsage, UsageMeter
 from graftlm.lang.chat_template import ChatTemplate, find_template
 from graftlm.lang.choices import ChoiceScore
 from graftlm.types import Message
@@ -19,7 +14,7 @@ from graftlm.types import Message
 __all__ = ["LibraryBackend", "check_model", "library"]
 
 
-class LibraryBackend(ABC):
+class LibraryBackend(ApiBackend):
     """A Backend that answers chats, for which a transport calls a library.
 
     A program's text without chat messages is sent as one message of the user.
@@ -42,41 +37,10 @@ class LibraryBackend(ABC):
             max_requests: maximum number of active requests; further requests wait.
             chat_template: name of the template that formats chats in the program's text; None: `chatml`.
         """
-        self._meter = UsageMeter()
-        self._token_usage = TokenUsage(self._meter)
-        self._calls = Calls(transport, self._meter, max_requests)
         self._template = find_template(chat_template or CHAT_TEXT_FORMAT, model)
-        self._dialect = ChatDialect(model, self._template, features)
+        dialect = ChatDialect(model, self._template, features)
+        super().__init__(transport, dialect, max_requests=max_requests, continues_text=False)
         self._reports_logprobs = "return_logprob" not in features.lacking
-
-    @property
-    def usage(self) -> ApiUsage:
-        """Numbers of calls and tokens so far, and of those that speculation has saved."""
-        return self._meter.usage
-
-    @property
-    def token_usage(self) -> TokenUsage:
-        """The tokens since the last `token_usage.reset()`."""
-        return self._token_usage
-
-    def speculative(self, num_tokens: int) -> Backend:
-        """Return a view for one state that can answer several `gen`s with one call; see SpeculatingBackend."""
-        return SpeculativeBackend(
-            self,
-            num_tokens,
-            self._meter,
-            default_max_tokens=DEFAULT_MAX_TOKENS,
-            writes_whole_messages=self._dialect.writes_whole_messages,
-            continues_text=False,
-        )
-
-    async def generate(self, request: GenerationRequest) -> list[Generation]:
-        """Complete a prompt; see Backend."""
-        return await self._calls.generate(self._dialect, request)
-
-    def stream(self, request: GenerationRequest) -> AsyncGenerator[Generation, None]:
-        """Complete a prompt; yields the growing completion; see Backend."""
-        return self._calls.stream(self._dialect, request)
 
     async def score(
         self, prompt: str, choices: Sequence[str], *, unconditional: bool, messages: Sequence[Message] = ()
@@ -93,26 +57,9 @@ class LibraryBackend(ABC):
             )
         return await self._calls.path_scores(self._dialect, prompt, choices, messages)
 
-    async def cache_prefix(self, prompt: str) -> None:
-        """Do nothing: the service manages its cache, and a call costs money; see Backend."""
-
     async def chat_template(self) -> ChatTemplate:
         """Return the format of chats in the program's text; the service gets messages, not this text; see Backend."""
         return self._template
-
-    async def flush_cache(self) -> None:
-        """Refuse: the API has no such request; see Backend."""
-        raise UnsupportedFeatureError(f"flush_cache: {type(self).__name__} has no request that flushes a cache")
-
-    @abstractmethod
-    def close(self) -> None:
-        """Close the connections; active requests fail. May be called twice."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def check_model(model: str) -> None:

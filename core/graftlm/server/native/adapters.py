@@ -21,12 +21,14 @@ def make_router(manager: TokenizerManager) -> APIRouter:
         responses={status: ERROR_RESPONSES[status] for status in (400, 403, 404, 503)},
     )
 
+    @router.post("/v1/load_lora_adapter", summary="As /load_lora_adapter")
     @router.post("/load_lora_adapter", summary="Load an adapter into every replica while requests run")
     async def load_lora_adapter(body: LoadAdapterRequest) -> AdaptersChanged:
         await manager.adapters.load(body.lora_name, paths.admit(body.lora_path, "lora_path"))
         message = f"adapter {body.lora_name} is loaded; its model name is {manager.model.id_with(body.lora_name)}"
         return AdaptersChanged(message=message, loaded_adapters=manager.adapters.paths)
 
+    @router.post("/v1/unload_lora_adapter", summary="As /unload_lora_adapter")
     @router.post("/unload_lora_adapter", summary="Unload an adapter as soon as its running requests have ended")
     async def unload_lora_adapter(body: UnloadAdapterRequest) -> AdaptersChanged:
         num_left = await manager.adapters.unload(body.lora_name)

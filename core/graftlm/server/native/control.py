@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-from fastapi import APIRouter, Body, Depends, Request
+from fastapi import APIRouter, Body, Depends, Query, Request
 
 from graftlm.errors import RequestError
 from graftlm.processes.tokenizer_manager import TokenizerManager
@@ -39,6 +39,17 @@ def make_router(manager: TokenizerManager) -> APIRouter:
     )
     @router.get("/flush_cache", summary="As POST", dependencies=_OPERATOR, include_in_schema=False)
     async def flush_cache() -> FlushDone:
+        return FlushDone(flushed_tokens=await manager.flush_cache())
+
+    @router.post("/reset_prefix_cache", summary="As /flush_cache, with vLLM's parameters", dependencies=_OPERATOR)
+    async def reset_prefix_cache(
+        reset_running_requests: Annotated[bool, Query(description="Not supported: must be false.")] = False,
+        reset_external: Annotated[bool, Query(description="Not supported: must be false.")] = False,
+    ) -> FlushDone:
+        if reset_running_requests:
+            raise RequestError("reset_running_requests is not supported; /pause_generation retracts running requests")
+        if reset_external:
+            raise RequestError("reset_external is not supported: the storage tier is not emptied while the server runs")
         return FlushDone(flushed_tokens=await manager.flush_cache())
 
     @router.post("/pause_generation", summary="Stop generating until /continue_generation", dependencies=_OPERATOR)

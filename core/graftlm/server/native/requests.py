@@ -323,6 +323,8 @@ class PinRequest(PrefixRequest):
 class LoadAdapterRequest(WireModel):
     """An adapter to load."""
 
+    known_at: ClassVar[str | None] = "/load_lora_adapter"
+
     lora_name: _Adapter = Field(description="The adapter's name in requests, without colons and white space.")
     lora_path: Annotated[str, Field(min_length=1, max_length=4096), UNICODE] = Field(
         description="A folder on the server's machine that contains the adapter in the format of `peft`."
@@ -332,6 +334,8 @@ class LoadAdapterRequest(WireModel):
 
 class UnloadAdapterRequest(WireModel):
     """An adapter to unload."""
+
+    known_at: ClassVar[str | None] = "/unload_lora_adapter"
 
     lora_name: _Adapter = Field(description="The adapter's name.")
 

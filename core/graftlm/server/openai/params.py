@@ -90,7 +90,7 @@ _LEAST_TOP_P: Final = 1e-9
 
 
 def check_model(name: str | None, model: ServedModel, adapters: Collection[str] = ()) -> str | None:
-    """Return the adapter in a model's name, such as `model:adapter`; None for the model without an adapter.
+    """Return the adapter in a model's name, `model:adapter` or `adapter`; None for the model without an adapter.
 
     Args:
         name: the request's `model`.
@@ -103,6 +103,8 @@ def check_model(name: str | None, model: ServedModel, adapters: Collection[str] 
     if model.has_name(name):
         return None
     for adapter in adapters:
+        if name == adapter:  # vLLM's name
+            return adapter
         if name is not None and name.endswith(f":{adapter}") and model.has_name(name.removesuffix(f":{adapter}")):
             return adapter
     served = ", ".join(repr(model.id_with(adapter)) for adapter in (None, *adapters))

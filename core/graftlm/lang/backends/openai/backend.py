@@ -1,14 +1,13 @@
 """The backend for an OpenAI-compatible endpoint."""
 
 import re
-from collections.abc import AsyncGenerator, Sequence
-from typing import Final, Self
+from collections.abc import Sequence
+from typing import Final
 from urllib.parse import urlsplit
 
 from graftlm.errors import ConfigError, RequestError, UnsupportedFeatureError
-from graftlm.lang.backend import Backend, Generation, GenerationRequest
 from graftlm.lang.backends.http import HttpClient
-from graftlm.lang.backends.openai.calls import Calls
+from graftlm.lang.backends.openai.api_backend import ApiBackend
 from graftlm.lang.backends.openai.choices import TokenNumbers, echoed_scores
 from graftlm.lang.backends.openai.dialects import (
     CHAT_TEXT_FORMAT,
@@ -17,9 +16,7 @@ from graftlm.lang.backends.openai.dialects import (
     CompletionDialect,
     Dialect,
 )
-from graftlm.lang.backends.openai.fields import DEFAULT_MAX_TOKENS, choices_of
-from graftlm.lang.backends.speculation import SpeculativeBackend
-from graftlm.lang.backends.usage import ApiUsage, TokenUsage, UsageMeter
+from graftlm.lang.backends.openai.fields import choices_of
 from graftlm.lang.chat_template import ChatTemplate, check_template_name, find_template
 from graftlm.lang.choices import ChoiceScore
 from graftlm.types import Message
@@ -32,7 +29,7 @@ _OPENAI: Final = "https://api.openai.com/v1"
 _COMPLETION_MODELS: Final = re.compile(r"instruct|davinci|babbage|-base\b", re.IGNORECASE)
 
 
-class OpenAI:
+class OpenAI(ApiBackend):
     """Runs a program's requests on an endpoint with OpenAI's API.
 
         set_default_backend(OpenAI("gpt-4o-mini", api_key=...))
@@ -73,19 +70,17 @@ class OpenAI:
         self._model = model
         self._template_name = chat_template
         self._http = HttpClient(base_url, api_key=api_key, timeout_s=timeout_s, hint=_hint(base_url))
-        self._meter = UsageMeter()
-        self._calls = Calls(self._http, self._meter, max_requests)
-        self._token_usage = TokenUsage(self._meter)
         self._echoes = True
         chats = is_chat_model if is_chat is None else is_chat
         self._is_chat = _COMPLETION_MODELS.search(model) is None if chats is None else chats
         self._completions = CompletionDialect(model)
-        self._dialect: Dialect = self._completions
+        dialect: Dialect = self._completions
         if self._is_chat:
             template = find_template(CHAT_TEXT_FORMAT, model)
             limit = "max_completion_tokens" if urlsplit(base_url).hostname == "api.openai.com" else "max_tokens"
             features = ChatFeatures(continues=continue_final_message, limit_name=limit)
-            self._dialect = ChatDialect(model, template, features)
+            dialect = ChatDialect(model, template, features)
+        super().__init__(self._http, dialect, max_requests=max_requests, continues_text=True)
 
     @property
     def is_chat(self) -> bool:
@@ -93,39 +88,9 @@ class OpenAI:
         return self._is_chat
 
     @property
-    def usage(self) -> ApiUsage:
-        """Numbers of calls and tokens so far, and numbers of calls and tokens that speculation has saved."""
-        return self._meter.usage
-
-    @property
     def is_chat_model(self) -> bool:
         """SGLang's name of `is_chat`."""
         return self._is_chat
-
-    @property
-    def token_usage(self) -> TokenUsage:
-        """The tokens since the last `token_usage.reset()`."""
-        return self._token_usage
-
-    def speculative(self, num_tokens: int) -> Backend:
-        """Return a view for one state that can answer several `gen`s with one call; see SpeculatingBackend."""
-        return SpeculativeBackend(
-            self,
-            num_tokens,
-            self._meter,
-            default_max_tokens=DEFAULT_MAX_TOKENS,
-            writes_whole_messages=self._dialect.writes_whole_messages,
-        )
-
-    # -- the protocol --------------------------------------------------------------------------------------------------
-
-    async def generate(self, request: GenerationRequest) -> list[Generation]:
-        """Complete a prompt; see Backend."""
-        return await self._calls.generate(self._dialect, request)
-
-    def stream(self, request: GenerationRequest) -> AsyncGenerator[Generation, None]:
-        """Complete a prompt; yields the growing completion; see Backend."""
-        return self._calls.stream(self._dialect, request)
 
     async def score(
         self, prompt: str, choices: Sequence[str], *, unconditional: bool, messages: Sequence[Message] = ()
@@ -149,26 +114,13 @@ class OpenAI:
             self._echoes = False  # the answer shows that the prompt is valid, so the endpoint does not support the echo
         return scores
 
-    async def cache_prefix(self, prompt: str) -> None:
-        """Do nothing: the endpoint manages its cache, and a call costs money; see Backend."""
-
     async def chat_template(self) -> ChatTemplate:
         """Return the format of chats in the program's text; see Backend."""
         return find_template(CHAT_TEXT_FORMAT if self._is_chat else self._template_name, self._model)
 
-    async def flush_cache(self) -> None:
-        """Refuse: OpenAI's API has no such request; see Backend."""
-        raise UnsupportedFeatureError("flush_cache: OpenAI's API has no request that flushes the cache")
-
     def close(self) -> None:
         """Close the connections; active requests fail. May be called twice."""
         self._http.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     async def _echoed_scores(self, prompt: str, choices: Sequence[str]) -> list[ChoiceScore] | None:
         """Return the scores; None if the endpoint does not echo log-probabilities."""
