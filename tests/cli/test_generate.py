@@ -8,6 +8,7 @@ import pytest
 
 from graftlm import Engine, SamplingParams
 from graftlm.cli import main
+from graftlm.cli.options import names_target
 
 
 def run(capsys, *arguments):
@@ -54,6 +55,45 @@ def test_generate_with_a_seed_is_reproducible(capsys):
     first, second = run(capsys, *arguments), run(capsys, *arguments)
     assert first == second
     assert "\n---\n" in first[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        (["demo", "hi there"], "graftlm generate --model demo 'hi there'"),
+        (["demo"], "graftlm generate --model demo PROMPT"),
+        (["folder", "a"], "graftlm generate --model folder a"),
+        (["engine.yaml", "a"], "graftlm generate --config engine.yaml a"),
+    ],
+)
+def test_a_model_in_the_place_of_a_prompt_is_refused(capsys, tmp_path, monkeypatch, arguments, command):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "config.json").write_text("{}")
+    (tmp_path / "engine.yaml").write_text("model: demo\n")
+    code, _, err = run(capsys, "generate", *arguments)
+    assert code == 2
+    assert err.startswith(f"error: '{arguments[0]}' is a ")
+    assert err.endswith(f"; use: {command}\n")
+
+
+@pytest.mark.parametrize("prompt", ["x" * 5000, "a\0b", "no/such", "The end.yaml", "~nobody-of-that-name/x", " "])
+def test_other_texts_are_prompts(prompt):
+    assert not names_target(prompt)
+
+
+@pytest.mark.parametrize("arguments", [["demo"], ["engine.yaml"], ["--model", "demo"]])
+def test_chat_takes_the_target_of_serve(capsys, tmp_path, monkeypatch, arguments):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "engine.yaml").write_text("model: demo\n")
+    monkeypatch.setattr("sys.stdin", io.StringIO("What is 2 plus 3?\n"))
+    code, out, _ = run(capsys, "chat", *arguments)
+    assert (code, out) == (0, "2 + 3 = 5.\n")
+
+
+def test_chat_refuses_two_configurations(capsys):
+    code, _, err = run(capsys, "chat", "a.yaml", "--config", "b.yaml")
+    assert (code, err) == (2, "error: two configurations are given: a.yaml and --config b.yaml\n")
 
 
 def test_generate_takes_a_configuration_file_and_overrides(capsys, tmp_path):

@@ -1,14 +1,23 @@
 """The commands `graftlm generate` and `graftlm chat`, which run a model."""
 
 import json
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from graftlm.cli.options import ConfigOption, SetOption, fail, load_config
+from graftlm.cli.options import (
+    ConfigOption,
+    SetOption,
+    TargetArgument,
+    fail,
+    load_config,
+    names_target,
+    split_target,
+)
 
 if TYPE_CHECKING:
     from graftlm.engine.engine import Engine
@@ -61,6 +70,8 @@ def generate(
     """Complete prompts and print the answers."""
     from graftlm.types import SamplingParams
 
+    if model is None and config is None and names_target(prompts[0]):
+        _refuse_target(prompts)
     params = SamplingParams(
         max_tokens=max_tokens,
         temperature=temperature,
@@ -84,7 +95,17 @@ def generate(
         fail([str(error) for error in failed])
 
 
+def _refuse_target(prompts: list[str]) -> NoReturn:
+    """Refuse a command whose first prompt is a model's name or a configuration file, and print the right command."""
+    file, _ = split_target(prompts[0], None)
+    option, what = ("--model", "model") if file is None else ("--config", "configuration file")
+    command = shlex.join(["graftlm", "generate", option, *prompts])
+    hint = "" if prompts[1:] else " PROMPT"
+    fail([f"{prompts[0]!r} is a {what}, but all arguments of graftlm generate are prompts; use: {command}{hint}"])
+
+
 def chat(
+    target: TargetArgument = None,
     model: ModelOption = None,
     config: ConfigOption = None,
     set_: SetOption = None,
@@ -99,7 +120,10 @@ def chat(
     from graftlm.types import SamplingParams
 
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
-    with _engine(model, config, set_) as engine:
+    file, model = split_target(target, model)
+    if file is not None and config is not None:
+        fail([f"two configurations are given: {file} and --config {config}"])
+    with _engine(model, config or file, set_) as engine:
         messages = _opening(system)
         for line in _lines():
             if line == "/exit":

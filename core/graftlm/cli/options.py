@@ -12,12 +12,24 @@ from graftlm.shortening import shortened
 if TYPE_CHECKING:
     from graftlm.config import EngineConfig
 
-__all__ = ["ConfigFile", "ConfigOption", "SetOption", "TargetArgument", "fail", "load_config", "split_target", "warn"]
+__all__ = [
+    "ConfigFile",
+    "ConfigOption",
+    "SetOption",
+    "TargetArgument",
+    "fail",
+    "load_config",
+    "names_target",
+    "split_target",
+    "warn",
+]
 
 #: Exit status if the arguments, the configuration or a plugin is wrong.
 USAGE_ERROR = 2
 
 _MAX_LINE_CHARS = 2000
+#: Texts with more characters are not searched as files.
+_MAX_TARGET_CHARS = 200
 
 ConfigFile = Annotated[Path, typer.Argument(metavar="FILE", help="Configuration file in YAML.")]
 ConfigOption = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Configuration file in YAML.")]
@@ -82,6 +94,19 @@ def split_target(target: str | None, model: str | None) -> tuple[Path | None, st
     if model is not None and model != target:
         fail([f"two models are given: {target} and --model {model}"])
     return None, target
+
+
+def names_target(text: str) -> bool:
+    """Return whether a text is the bundled model's name, an existing model or configuration, or a cached hub model."""
+    from graftlm.checkpoint import cached_snapshot, is_hub_name
+
+    if text == "demo":
+        return True
+    if not 0 < len(text) <= _MAX_TARGET_CHARS or not text.isprintable():
+        return False
+    path = Path(text)
+    is_file = path.suffix in (".yaml", ".yml", ".gguf") and path.is_file()
+    return is_file or (path / "config.json").is_file() or (is_hub_name(text) and cached_snapshot(text) is not None)
 
 
 def warn(lines: Iterable[str]) -> None:
