@@ -98,13 +98,16 @@ build/clients/prometheus/.installed:
 	cd build/clients/prometheus && apt-get download -q prometheus && dpkg -x prometheus_*.deb .
 	@touch $@
 
-# The first line of a client's requirements is the client itself.
+# The first line of a client's requirements is the client itself. PyPI's wheels in REMOVED need PyTorch for CUDA; vLLM's
+# import fails with them, and does not need them.
 build/clients/%/.installed: tests/clients/requirements/%.txt | $(BIN)/python
 	$(PYTHON) -m venv build/clients/$*
 	build/clients/$*/bin/python -m pip install -q --disable-pip-version-check -r $<
+	$(if $(REMOVED),build/clients/$*/bin/python -m pip uninstall -q -y $(REMOVED))
 	@touch $@
+build/clients/vllm_bench/.installed: REMOVED = torchvision torchaudio torchcodec
 
-# Not in the list: `prometheus` needs Debian, and `vllm_bench` needs PyTorch's index for the CPU.
+# Not in the list: `prometheus` needs Debian, and `vllm_bench` is a large download.
 CLIENTS ?= sglang openai anthropic litellm langchain pydantic_ai instructor openai_agents llama_index guidance outlines dspy sglang_router smg \
 	guidellm aiperf sglang_bench
 test-clients: $(VENV)/.installed-dev $(CLIENTS:%=build/clients/%/.installed)  ## run other projects' clients against a server; CLIENTS="openai anthropic"
