@@ -35,6 +35,19 @@ def test_encode_gives_the_vectors_of_embeddings(server):
     assert post(server, "/encode", input_ids=ids)["embedding"] == pytest.approx(expected[0], rel=1e-4, abs=1e-6)
 
 
+def test_the_tokens_of_a_chat_with_tools_are_those_of_its_prompt(server):
+    chat = {"messages": [{"role": "user", "content": "What is the weather in Oslo?"}]}
+    tools = [{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}]
+    plain, with_tools = post(server, "/v1/tokenize", **chat), post(server, "/v1/tokenize", **chat, tools=tools)
+    usage = post(server, "/v1/chat/completions", **chat, tools=tools, max_tokens=1)["usage"]
+    assert with_tools["count"] == usage["prompt_tokens"] > plain["count"]
+    assert post(server, "/tokenize", **chat, tools=tools, tool_choice="none") == plain
+    begun = [*chat["messages"], {"role": "assistant", "content": "It"}]
+    open_chat = post(server, "/v1/tokenize", messages=begun, continue_final_message=True)
+    assert open_chat["tokens"][: plain["count"]] == plain["tokens"]
+    assert open_chat["count"] > plain["count"]
+
+
 @pytest.mark.parametrize("body", [{}, {"text": "a", "input_ids": [5]}, {"text": []}, {"text": ["a", "b"], "rid": "x"}])
 def test_encode_refuses_what_is_no_text(server, body):
     assert post(server, "/encode", 400, **body)["message"]

@@ -482,6 +482,31 @@ class TokenizeRequest(OpenAIModel):
     add_generation_prompt: bool | None = Field(
         default=True, description="Append the beginning of the assistant's message to the prompt."
     )
+    continue_final_message: bool | None = Field(
+        default=False, description="Leave the last message open, so that the answer continues it."
+    )
+    tools: ToolsField | None = Field(default=None, description="Functions that the chat's prompt describes.")
+    tool_choice: ToolChoiceField | None = Field(default=None, description="As in /v1/chat/completions.")
+    reasoning_effort: Text | None = Field(default=None, description="As in /v1/chat/completions.")
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        default=None, description="Further variables of the model's chat template."
+    )
+
+    def chat(self) -> ChatRequest:
+        """Return a request for an answer to the chat; `messages` must be set."""
+        return ChatRequest.model_construct(**{name: getattr(self, name) for name in _OF_CHATS})
+
+
+#: Fields of a TokenizeRequest that a ChatRequest has too.
+_OF_CHATS: Final = (
+    "messages",
+    "add_generation_prompt",
+    "continue_final_message",
+    "tools",
+    "tool_choice",
+    "reasoning_effort",
+    "chat_template_kwargs",
+)
 
 
 class DetokenizeRequest(OpenAIModel):

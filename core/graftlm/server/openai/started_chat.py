@@ -16,7 +16,7 @@ from graftlm.server.openai.requests import ChatRequest
 from graftlm.server.output_room import check_output_room
 from graftlm.types import SamplingParams, TokenIds
 
-__all__ = ["StartedChat", "count_prompt_tokens", "start_chat"]
+__all__ = ["StartedChat", "chat_tokens", "count_prompt_tokens", "start_chat"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,5 +116,14 @@ async def count_prompt_tokens(manager: TokenizerManager, body: ChatRequest) -> i
         RequestError: the request is invalid.
     """
     request_adapter(body, manager.model, manager.adapters)
+    return len(await chat_tokens(manager, body))
+
+
+async def chat_tokens(manager: TokenizerManager, body: ChatRequest) -> TokenIds:
+    """Return the prompt tokens of a chat request, int32 [n].
+
+    Raises:
+        RequestError: the request is invalid.
+    """
     plan = await plan_answer(body, manager)
-    return len(await manager.preparer.encode_chat(plan.messages, **plan.template_args))
+    return await manager.preparer.encode_chat(plan.messages, **plan.template_args)

@@ -6,8 +6,9 @@ from graftlm.processes.tokenizer_manager import TokenizerManager
 from graftlm.server.errors import ApiError
 from graftlm.server.openai.answers import PromptText, TokenList, TokenText, encode
 from graftlm.server.openai.document import described
-from graftlm.server.openai.params import chat_messages, check_model
+from graftlm.server.openai.params import check_model
 from graftlm.server.openai.requests import DetokenizeRequest, TokenizeRequest
+from graftlm.server.openai.started_chat import chat_tokens
 
 __all__ = ["make_router"]
 
@@ -23,8 +24,7 @@ def make_router(manager: TokenizerManager) -> APIRouter:
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "give either prompt or messages", param="prompt")
         if body.messages is not None:
-            opens = body.add_generation_prompt is not False
-            tokens = [await manager.preparer.encode_chat(chat_messages(body.messages), add_generation_prompt=opens)]
+            tokens = [await chat_tokens(manager, body.chat())]
         else:
             texts = body.prompt if isinstance(body.prompt, list) else [body.prompt or ""]
             adds = body.add_special_tokens is not False
