@@ -16,7 +16,7 @@ from .test_blocks import parse
 
 #: An option of a command line, but not a part of a longer word or a line in a drawing.
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z](?![\w-])")
-#: An option of a plugin in the form of `graftlm cache-sim`, and a setting in the form of `--set`.
+#: An option of a plugin in the form of the simulators' command lines, and a setting in the form of `--set`.
 PLUGIN_OPTION = re.compile(r"\b([a-z_]+):([a-z_]+)=[\w.]+")
 SETTING = re.compile(r"(?<![\w./:])([a-z_]+(?:\.[a-z_]+)+)=")
 #: Options of other programs that pages and messages name.
@@ -40,15 +40,18 @@ def options_of(command):
 ALL = set().union(*map(options_of, COMMANDS.values()))
 
 
+SIMULATED = ("cache", "eviction", "routing_policy")  # families whose plugins the simulators compare
+
+
 def plugin_options():
-    """Yield (provider, option) for all caches and eviction strategies of graftlm."""
-    for family in ("cache", "eviction"):
+    """Yield (provider, option) for all plugins of graftlm that the simulators compare."""
+    for family in SIMULATED:
         for provider in builtin_providers(family):
             yield from ((provider.name, option) for option in provider.options.model_fields)
 
 
 PLUGIN_OPTIONS = set(plugin_options())
-PROVIDERS = {provider.name for family in ("cache", "eviction") for provider in builtin_providers(family)}
+PROVIDERS = {provider.name for family in SIMULATED for provider in builtin_providers(family)}
 SETTINGS = {setting.path for setting in explain(EngineConfig())}
 
 
@@ -101,7 +104,11 @@ def commands_of(module):
     """Return the options that a module's messages may name: those of its command, or those of all commands for
     shared code.
     """
-    within = {"core/graftlm/cache_sim": "graftlm cache-sim", "core/graftlm/bench": "graftlm bench"}
+    within = {
+        "core/graftlm/cache_sim": "graftlm cache-sim",
+        "core/graftlm/route_sim": "graftlm route-sim",
+        "core/graftlm/bench": "graftlm bench",
+    }
     for folder, name in within.items():
         if module.is_relative_to(ROOT / folder):
             return set().union(*(options_of(one) for key, one in COMMANDS.items() if key.startswith(name)))

@@ -35,9 +35,8 @@ def test_a_sequence_is_hashed_piece_by_piece(block_tokens):
     digests, tokens = BlockDigests(block_tokens), random_tokens(256)
     whole, before, found = digests.of_prompt(tokens, "n"), digests.start("n"), []
     for first in range(0, 256, 64):
-        sums = digests.sums(tokens[first : first + 64], first // block_tokens, before)
-        found += digests.digests(sums)
-        before = int(sums[-1])
+        found += digests.extend(tokens[first : first + 64], first // block_tokens, before).tolist()
+        before = found[-1]
     assert found == whole
 
 
@@ -45,5 +44,6 @@ def test_many_random_blocks_have_different_digests():
     digests = BlockDigests(2)
     tokens = np.arange(60_000, dtype=np.int32)
     assert len(set(digests.of_prompt(tokens, ""))) == 30_000
+    assert len(digests.extend(tokens, 4000, 5)) == 30_000
     firsts = {digests.of_prompt(np.array([0, token], dtype=np.int32), "")[0] for token in range(0, 2_000_000, 1024)}
     assert len(firsts) == 1954

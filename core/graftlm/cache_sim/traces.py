@@ -53,6 +53,7 @@ class TraceRequest:
             last token.
         namespace: requests of different namespaces share no pages.
         priority: the priority that the client requested.
+        output_tokens: number of generated tokens; 0 if it is not recorded.
     """
 
     time_s: float
@@ -61,6 +62,7 @@ class TraceRequest:
     num_tokens: int
     namespace: str = ""
     priority: int = 0
+    output_tokens: int = 0
 
     def token_ids(self, block_tokens: int) -> TokenIds:
         """Return the tokens of the request, int32 [num_tokens]. Each token is replaced by the id of its block."""
@@ -199,6 +201,7 @@ class _Reader:
                 num_tokens,
                 line.namespace,
                 line.priority,
+                line.output_length,
             )
         )
         return None

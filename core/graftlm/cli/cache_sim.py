@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from graftlm.config import EngineConfig
     from graftlm.registry import Registry
 
-__all__ = ["cache_sim"]
+__all__ = ["cache_sim", "sim_console"]
 
 #: Number of columns if the output is not a terminal. Each row of a table fits into one line.
 _PIPE_WIDTH = 200
@@ -123,7 +123,7 @@ def cache_sim(
     )
     study.check()
     found = _run(study, [read_trace(path, block_tokens) for path in traces], progress)
-    console = _console()
+    console = sim_console()
     for one in found:
         print_study(one, console)
     if as_json is not None:
@@ -162,7 +162,8 @@ def _configured_page_size(settings: EngineConfig) -> int | None:
     return settings.cache.page_size if settings.sources["cache.page_size"] != "default" else None
 
 
-def _console() -> Console:
+def sim_console() -> Console:
+    """Return the console for the tables of a simulation."""
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from graftlm import __version__
-from graftlm.cli import batch, bench, cache_sim, config, generate, plugins, serve, warmup
+from graftlm.cli import batch, bench, cache_sim, config, generate, plugins, route_sim, serve, warmup
 from graftlm.cli.options import fail
 from graftlm.cli.other_options import ServeCommand
 from graftlm.errors import GraftlmError
@@ -34,6 +34,7 @@ app.command("chat")(generate.chat)
 app.add_typer(config.app, name="config")
 app.add_typer(bench.app, name="bench")
 app.command("cache-sim")(cache_sim.cache_sim)
+app.command("route-sim")(route_sim.route_sim)
 app.add_typer(plugins.app, name="plugins")
 
 

@@ -50,8 +50,8 @@ class _Node:
     Attributes:
         start: number of tokens before the node.
         token_ids: int32, the node's own tokens.
-        before: running sum of the digests at the last block end that is at most `start`.
-        sums: uint64, running sums at the block ends in (start, end].
+        before: digest of the last block that ends at or before `start`.
+        digests: uint64, digests of the blocks that end in (start, end].
     """
 
     parent: "_Node | None"
@@ -59,16 +59,16 @@ class _Node:
     start: int
     token_ids: TokenIds
     before: int
-    sums: NDArray[np.uint64]
+    digests: NDArray[np.uint64]
 
     @property
     def end(self) -> int:
         return self.start + len(self.token_ids)
 
     @property
-    def last_sum(self) -> int:
-        """Running sum at the last block end that is at most `end`."""
-        return int(self.sums[-1]) if len(self.sums) else self.before
+    def last_digest(self) -> int:
+        """Digest of the last block that ends at or before `end`."""
+        return int(self.digests[-1]) if len(self.digests) else self.before
 
 
 class BlockLedger:
@@ -103,7 +103,7 @@ class BlockLedger:
             self._split(event.node_id, event)
             return None
         node = self._nodes.pop(event.node_id)
-        return BlockChange("removed", self._digests.digests(node.sums)) if len(node.sums) else None
+        return BlockChange("removed", node.digests.tolist()) if len(node.digests) else None
 
     def contents(self) -> list[BlockChange]:
         """Return the "stored" changes that describe the current blocks, parents before children."""
@@ -113,21 +113,20 @@ class BlockLedger:
     def _store(self, node_id: int, event: CacheEvent) -> BlockChange | None:
         parent = None if event.parent_id is None else self._nodes[event.parent_id]
         start = 0 if parent is None else parent.end
-        before = self._digests.start(event.namespace) if parent is None else parent.last_sum
+        before = self._digests.start(event.namespace) if parent is None else parent.last_digest
         tokens = _NO_TOKENS if event.token_ids is None else np.array(event.token_ids)
         node = _Node(parent, event.namespace, start, tokens, before, np.empty(0, dtype=np.uint64))
-        node.sums = self._digests.sums(self._block_tokens_of(node), start // self._block_tokens, before)
+        node.digests = self._digests.extend(self._block_tokens_of(node), start // self._block_tokens, before)
         self._nodes[node_id] = node
         return self._stored(node)
 
     def _stored(self, node: _Node) -> BlockChange | None:
-        num_blocks = len(node.sums)
+        num_blocks = len(node.digests)
         if not num_blocks:
             return None
-        sums = self._digests.digests(np.concatenate([[np.uint64(node.before)], node.sums]))
-        parent = sums[0] if node.start >= self._block_tokens else None
+        parent = node.before if node.start >= self._block_tokens else None
         tokens = self._block_tokens_of(node)[: num_blocks * self._block_tokens]
-        return BlockChange("stored", sums[1:], parent, tokens, node.namespace)
+        return BlockChange("stored", node.digests.tolist(), parent, tokens, node.namespace)
 
     def _split(self, node_id: int, event: CacheEvent) -> None:
         """Move the first tokens of a node to a new parent node."""
@@ -135,10 +134,10 @@ class BlockLedger:
         assert event.parent_id is not None, "a split names both nodes"
         num_upper = (lower.start + cut) // self._block_tokens - lower.start // self._block_tokens
         upper = _Node(
-            lower.parent, lower.namespace, lower.start, lower.token_ids[:cut], lower.before, lower.sums[:num_upper]
+            lower.parent, lower.namespace, lower.start, lower.token_ids[:cut], lower.before, lower.digests[:num_upper]
         )
-        lower.parent, lower.start, lower.before = upper, upper.end, upper.last_sum
-        lower.token_ids, lower.sums = lower.token_ids[cut:], lower.sums[num_upper:]
+        lower.parent, lower.start, lower.before = upper, upper.end, upper.last_digest
+        lower.token_ids, lower.digests = lower.token_ids[cut:], lower.digests[num_upper:]
         self._nodes[event.parent_id] = upper
 
     def _block_tokens_of(self, node: _Node) -> TokenIds:

@@ -80,7 +80,7 @@ class Router:
 
     def choose(self, route: Route) -> int | None:
         """Return the number of the replica for a request; None if no replica is ready."""
-        if not self.states.ready.any():
+        if not np.count_nonzero(self.states.ready):
             return None
         if self._policy is None:
             return self.states.least_loaded()

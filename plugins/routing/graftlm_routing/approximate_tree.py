@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graftlm.contracts import ReplicaStates, RoutedRequest, RoutingPolicy
-from graftlm_routing.masks import bits_of, mask_of
+from graftlm_routing.masks import bits_of, cheapest, mask_of
 from graftlm_routing.options import ApproximateTreeOptions
 
 __all__ = ["ApproximateTree"]
@@ -39,8 +39,7 @@ class ApproximateTree(RoutingPolicy):
             return int(ready[loads.argmin()])
         depth, mask = self._longest_match(request.digests, replicas)
         if depth * self.block_tokens > options.cache_threshold * len(request.token_ids):
-            holders = bits_of(mask)
-            return int(holders[replicas.num_requests[holders].argmin()])
+            return cheapest(bits_of(mask), replicas.num_requests)
         return int(ready[self._num_blocks[ready].argmin()])
 
     def sent(self, request: RoutedRequest, replica: int) -> None:

@@ -44,7 +44,7 @@ class BlockIndex:
     def __len__(self) -> int:
         return len(self._held)
 
-    def levels(self, digests: Sequence[int]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    def levels(self, digests: Sequence[int]) -> Iterator[tuple[int, Sequence[int] | NDArray[np.intp]]]:
         """Yield (number of matching blocks, replicas), with the longest match first; each replica once.
 
         Replicas without a match are not yielded.
@@ -57,7 +57,8 @@ class BlockIndex:
             depth, found = self._deepest(digests, wanted, high)
             if not depth:
                 return
-            yield depth, self._owners[bits_of(found)]
+            bits = bits_of(found)
+            yield depth, self._owners[bits] if isinstance(bits, np.ndarray) else [*map(self._owners.item, bits)]
             wanted &= ~found
             high = depth - 1
 

@@ -1,8 +1,15 @@
 """Chooses the replica on which a request has the least work before it, from exact records of the caches.
 
-The cost of a replica is the number of prompt tokens that it must compute before the request's first token: the
-request's own tokens that are not cached, and those of the requests before it. The replica with the lowest cost is
-chosen, subject to two bounds:
+The cost of a replica for a request is measured in tokens. It has three terms:
+
+- the uncached tokens of the requests that wait there, because the request waits for them;
+- `uncached_weight` times the request's own uncached tokens: their computation delays later requests too, and evicts
+  other prefixes;
+- `uncached_weight` times `balance_weight` times the mean number of uncached tokens of a request, times the replica's
+  work divided by the mean work of all replicas. Without this term, a short prefix that all requests share would attract
+  all of them.
+
+The replica with the lowest cost is chosen, subject to two bounds:
 
 - Imbalance. The work of a replica is the number of tokens that it was given to compute, where older work counts less.
   A replica whose work exceeds (1 + imbalance) * mean + slack gets no request. The work of a replica therefore never
@@ -21,12 +28,16 @@ from numpy.typing import NDArray
 
 from graftlm.contracts import ReplicaStates, RoutedRequest, RoutingContext, RoutingPolicy
 from graftlm_routing.block_index import BlockIndex
+from graftlm_routing.masks import cheapest
 from graftlm_routing.options import CacheAwareOptions
 
 __all__ = ["CacheAware"]
 
 #: Maximum number of different match lengths that are compared for a request. Shorter matches count as none.
 _MAX_LEVELS: Final = 8
+
+#: Number of requests over which the mean length of uncached prompts is taken.
+_MEAN_OVER: Final = 100
 
 #: Units of work are rescaled when the current unit exceeds this number.
 _MAX_UNIT: Final = 2.0**40
@@ -43,6 +54,8 @@ class CacheAware(RoutingPolicy):
         self._index = BlockIndex(context.num_replicas, options.max_blocks)
         self._queued: NDArray[np.float64] = np.zeros(context.num_replicas)  # uncached, of requests without a token
         self._work: NDArray[np.float64] = np.zeros(context.num_replicas)  # in units of `_unit` per token
+        self._mean_uncached = 0.0  # moving average of the uncached tokens of a request
+        self._total_work = 0.0
         self._unit = 1.0
         self._since_s: float | None = None  # clock reading at which `_unit` was 1
         self._sent: dict[RoutedRequest, tuple[int, Sequence[int]]] = {}  # uncached tokens, assumed digests
@@ -50,25 +63,32 @@ class CacheAware(RoutingPolicy):
     def choose(self, request: RoutedRequest, replicas: ReplicaStates, now_s: float) -> int:
         """Return the allowed replica with the fewest tokens to compute before the request's first token."""
         self._age(now_s)
-        options = self._options
-        mean = float(self._work @ replicas.ready) / int(np.count_nonzero(replicas.ready))
+        options, ready, work = self._options, replicas.ready, self._work
+        num_ready = int(np.count_nonzero(ready))
+        mean = (self._total_work if num_ready == len(ready) else float(work @ ready)) / num_ready
         limit = (1 + options.imbalance) * mean + options.slack_tokens * self._unit
-        # Equal costs are ordered by work, which counts as at most about one block.
-        costs = self._queued + self._work * (self.block_tokens / (limit or 1.0))
-        costs[~(replicas.ready & (self._work <= limit))] = np.inf
+        weight = options.uncached_weight
+        costs = work * (weight * options.balance_weight * self._mean_uncached / mean if mean else 0.0)
+        costs += self._queued
+        costs = np.where(ready & (work <= limit), costs, np.inf)
         best = int(costs.argmin())
-        best_cost = lowest = float(costs[best])
-        stale = (now_s - replicas.reported_s > options.max_staleness_s) & (replicas.num_requests > 0)
-        costs[stale] = np.inf
+        best_cost = lowest = costs.item(best)
+        self._exclude_stale(costs, replicas, now_s)
         for depth, holders in islice(self._index.levels(request.digests), _MAX_LEVELS):
-            saved = depth * self.block_tokens
+            saved = depth * self.block_tokens * weight
             if best_cost <= lowest - saved:
                 break
-            replica = int(holders[costs[holders].argmin()])
-            cost = float(costs[replica]) - saved
+            replica = cheapest(holders, costs)
+            cost = costs.item(replica) - saved
             if cost < best_cost:
                 best, best_cost = replica, cost
         return best
+
+    def _exclude_stale(self, costs: NDArray[np.float64], replicas: ReplicaStates, now_s: float) -> None:
+        """Set the costs of replicas whose cached blocks must be ignored to infinity."""
+        oldest_s = now_s - self._options.max_staleness_s
+        if replicas.reported_s.min() < oldest_s:
+            costs[(replicas.reported_s < oldest_s) & (replicas.num_requests > 0)] = np.inf
 
     def sent(self, request: RoutedRequest, replica: int) -> None:
         """Count the tokens that the replica must compute, and assume that it will hold the prompt's blocks."""
@@ -77,7 +97,8 @@ class CacheAware(RoutingPolicy):
         uncached = max(1, len(request.token_ids) - depth * self.block_tokens)
         assumed = digests[depth:]
         self._queued[replica] += uncached
-        self._work[replica] += uncached * self._unit
+        self._mean_uncached += (uncached - self._mean_uncached) / _MEAN_OVER
+        self._add_work(replica, uncached)
         self._index.assume(replica, assumed)
         self._sent[request] = (uncached, assumed)
 
@@ -90,7 +111,7 @@ class CacheAware(RoutingPolicy):
     def ended(self, request: RoutedRequest, replica: int, num_output_tokens: int) -> None:
         """Count the output as work of the replica."""
         self.started(request, replica)
-        self._work[replica] += num_output_tokens * self._unit
+        self._add_work(replica, num_output_tokens)
 
     def stored(self, replica: int, digests: Sequence[int]) -> None:
         """Add blocks to the index."""
@@ -104,6 +125,11 @@ class CacheAware(RoutingPolicy):
         """Remove all blocks of the replica."""
         self._index.clear(replica)
 
+    def _add_work(self, replica: int, num_tokens: int) -> None:
+        amount = num_tokens * self._unit
+        self._work[replica] += amount
+        self._total_work += amount
+
     def _age(self, now_s: float) -> None:
         """Raise the unit of new work, so that older work counts less."""
         if self._since_s is None:
@@ -111,4 +137,5 @@ class CacheAware(RoutingPolicy):
         self._unit = 2.0 ** min((now_s - self._since_s) / self._options.window_s, 1000.0)
         if self._unit > _MAX_UNIT:
             self._work /= self._unit
+            self._total_work = float(self._work.sum())
             self._unit, self._since_s = 1.0, now_s

@@ -37,7 +37,7 @@ class ApproximateTreeOptions(Options):
     """Options of `approximate_tree`."""
 
     block_tokens: int = Field(
-        default=16, ge=1, le=65536, description="Number of tokens in a block of the tree. A power of two."
+        default=64, ge=1, le=65536, description="Number of tokens in a block of the tree. A power of two."
     )
     cache_threshold: float = Field(
         default=0.5,
@@ -74,8 +74,20 @@ class CacheAwareOptions(Options):
         description="Number of tokens in a block of the index. A power of two. Cached prefixes are compared in whole "
         "blocks, and a block has at least one page.",
     )
+    uncached_weight: float = Field(
+        default=16.0,
+        ge=1,
+        description="Cost of an uncached token of the request, in tokens that wait before it. With 1, only the "
+        "request's own time to first token counts; larger numbers favour hits.",
+    )
+    balance_weight: float = Field(
+        default=1.0,
+        ge=0,
+        description="Cost of a replica with the mean work, in requests with the mean number of uncached tokens. Larger "
+        "numbers favour an even distribution of work.",
+    )
     imbalance: float = Field(
-        default=0.1,
+        default=0.2,
         ge=0,
         description="Bound on imbalance: a replica gets a request only while its recent work is at most 1 + this "
         "number times the mean of the ready replicas, plus `slack_tokens`.",
@@ -84,7 +96,7 @@ class CacheAwareOptions(Options):
         default=16_384, ge=0, description="Tokens of work that each replica may have in addition to this bound."
     )
     window_s: float = Field(
-        default=600.0,
+        default=1800.0,
         gt=0,
         description="Time in seconds after which work counts half in the bound on imbalance.",
     )
