@@ -34,6 +34,10 @@ CHECKPOINTS = {
         },
     },
     "mistral": {"family": "mistral", "seed": 5, "hidden_size": 48, "head_dim": 16},
+    "mamba2": {"family": "mamba2", "seed": 22, "num_layers": 3},
+    "granite_hybrid": {"family": "granitemoehybrid", "seed": 23, "num_layers": 3},
+    "qwen3_next": {"family": "qwen3_next", "seed": 24, "num_layers": 3},
+    "qwen3_5": {"family": "qwen3_5_text", "seed": 25, "num_layers": 3},
     "lfm2": {
         "family": "lfm2",
         "seed": 21,

@@ -116,6 +116,15 @@ class TestDtype:
             torch_dtype("auto", ModelConfig(("A",), 1, 1, raw={"dtype": "float8_e4m3fn"}))
 
 
+def test_state_space_models_without_attention_need_no_context_length(tmp_path: Path) -> None:
+    entries = {"architectures": ["Mamba2ForCausalLM"], "vocab_size": 100, "state_size": 16}
+    (tmp_path / "config.json").write_text(json.dumps(entries))
+    assert load_model_config(tmp_path).max_position_embeddings == 131_072
+    (tmp_path / "config.json").write_text(json.dumps(entries | {"num_attention_heads": 4}))
+    with pytest.raises(CheckpointError, match="max_position_embeddings"):
+        load_model_config(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("raw", "labels"),
     [

@@ -69,6 +69,9 @@ def fresh(folder, **settings):
         ("deepseek_v3", {}),
         ("gpt_oss", {}),
         ("lfm2", {}),
+        ("mamba2", {}),
+        ("granitemoehybrid", {}),
+        ("qwen3_next", {}),
         (
             "mistral",
             {"hidden_size": 640, "head_dim": 160, "intermediate_size": 640, "num_layers": 1},

@@ -23,6 +23,9 @@ DTYPES = ("float32", "bfloat16", "float16")
 #: Names of the maximum context length in the configurations of various architectures.
 _CONTEXT_ENTRIES = ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "context_length")
 
+#: Context length in tokens of state space models without attention, if config.json has none.
+_ATTENTION_FREE_CONTEXT = 131_072
+
 
 def load_model_config(path: Path) -> ModelConfig:
     """Read a checkpoint's model configuration.
@@ -66,7 +69,7 @@ def _model_config(raw: Mapping[str, Any], eos: tuple[int, ...], file: Path) -> M
     return ModelConfig(
         architectures=tuple(str(name) for name in architectures),
         vocab_size=_size(raw, "vocab_size", file),
-        max_position_embeddings=_size(raw, _context_entry(raw), file),
+        max_position_embeddings=_context_len(raw, file),
         eos_token_ids=tuple(dict.fromkeys(eos)),
         raw=raw,
         media=whole,
@@ -102,6 +105,14 @@ def _size(raw: Mapping[str, Any], name: str, file: Path) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
         raise CheckpointError(f"{file}: {name} must be an integer above 0, got {value!r}")
     return value
+
+
+def _context_len(raw: Mapping[str, Any], file: Path) -> int:
+    """Return the longest context in tokens. State space models without attention have no limit and no such entry."""
+    name = _context_entry(raw)
+    if raw.get(name) is None and "state_size" in raw and "num_attention_heads" not in raw:
+        return _ATTENTION_FREE_CONTEXT
+    return _size(raw, name, file)
 
 
 def _context_entry(raw: Mapping[str, Any]) -> str:

@@ -3,8 +3,16 @@
 from graftlm.layers.activation import Activation, activation
 from graftlm.layers.attention import Attention
 from graftlm.layers.decoder_model import DecoderLayer, DecoderModel
-from graftlm.layers.decoder_shape import DecoderShape, read_flag, read_layer_types, read_number, read_size
+from graftlm.layers.decoder_shape import (
+    DecoderShape,
+    VocabularyShape,
+    read_flag,
+    read_layer_types,
+    read_number,
+    read_size,
+)
 from graftlm.layers.embedding import TokenEmbedding
+from graftlm.layers.gated_norm import GatedRMSNorm
 from graftlm.layers.grouped_linear import GroupedLinear, RowGroups
 from graftlm.layers.kv_codes import KV_DTYPES, CacheRows, cache_rows, encode_int8
 from graftlm.layers.linear import GatedLinear, Linear, pack_linears
@@ -17,6 +25,7 @@ from graftlm.layers.recurrent import CausalConv, RecurrentState, required_state
 from graftlm.layers.rope_frequencies import Frequencies, rope_frequencies
 from graftlm.layers.rotary import RotaryEmbedding, Rotation, frequency_bytes, rotate
 from graftlm.layers.router import ChooseExperts, Router, Routing, read_expert_counts, softmax_top_k
+from graftlm.layers.state_scans import gated_delta_rule, ssd_scan
 from graftlm.layers.weights import WeightSlot, copy_weights, cuts, empty_parameter, read_weight
 
 __all__ = [
@@ -34,6 +43,7 @@ __all__ = [
     "GateFunction",
     "GatedLinear",
     "GatedMLP",
+    "GatedRMSNorm",
     "GemmaQKNorm",
     "GemmaRMSNorm",
     "GroupedLinear",
@@ -50,6 +60,7 @@ __all__ = [
     "RowGroups",
     "TokenEmbedding",
     "UsesOps",
+    "VocabularyShape",
     "WeightSlot",
     "activation",
     "bind_ops",
@@ -60,6 +71,7 @@ __all__ = [
     "empty_parameter",
     "encode_int8",
     "frequency_bytes",
+    "gated_delta_rule",
     "pack_linears",
     "read_expert_counts",
     "read_flag",
@@ -72,4 +84,5 @@ __all__ = [
     "rotate",
     "routes_tokens",
     "softmax_top_k",
+    "ssd_scan",
 ]

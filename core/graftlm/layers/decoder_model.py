@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from graftlm.contracts import AttentionBackend, AttentionLayer, ForwardBatch, Model, ModelContext, StateLayer
 from graftlm.layers.attention import Attention
-from graftlm.layers.decoder_shape import DecoderShape
+from graftlm.layers.decoder_shape import DecoderShape, VocabularyShape
 from graftlm.layers.embedding import TokenEmbedding, gather_logits
 from graftlm.layers.linear import Linear, pack_linears
 from graftlm.layers.norm import GemmaRMSNorm, RMSNorm
@@ -53,7 +53,7 @@ class DecoderModel(nn.Module, Model):
 
     def __init__(
         self,
-        shape: DecoderShape,
+        shape: DecoderShape | VocabularyShape,
         context: ModelContext,
         layers: Iterable[DecoderLayer],
         norm: RMSNorm | GemmaRMSNorm,

@@ -9,12 +9,33 @@ import torch
 from graftlm.contracts import ONE_RANK, AttentionLayer, ModelConfig, ParallelContext, Shard
 from graftlm.errors import CheckpointError, UnsupportedArchitectureError
 
-__all__ = ["DecoderShape", "is_positive", "read_flag", "read_layer_types", "read_number", "read_size"]
+__all__ = [
+    "DecoderShape",
+    "VocabularyShape",
+    "is_positive",
+    "read_flag",
+    "read_layer_types",
+    "read_number",
+    "read_size",
+]
 
 #: Largest number that is accepted from config.json. In float32, and in narrower types, larger numbers are infinite.
 _LARGEST = torch.finfo(torch.float32).max
 
 _LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularyShape:
+    """The sizes of the embedding and the output projection, for decoders without the other sizes of `DecoderShape`.
+
+    Attributes:
+        tied: whether the output projection is the token embedding.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    tied: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,12 +46,13 @@ class HuggingFaceModel:
         if held is not None:
             return self._generate_from_held(token_ids, max_tokens, held)
         # Transformers' `generate` returns the same tokens, but takes about twice as long as this loop.
-        inputs, cache = torch.tensor([list(token_ids)]), None
+        inputs = torch.tensor([list(token_ids)])
+        cache: dict[str, Any] = {}
         generated: list[int] = []
         with torch.no_grad():
             while len(generated) < max_tokens and self._ends.isdisjoint(generated[-1:]):
-                output = self._model(inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
-                cache = output.past_key_values
+                output = self._model(inputs, **cache, use_cache=True, logits_to_keep=1)
+                cache = {name: output[name] for name in ("past_key_values", "cache_params") if name in output}
                 generated.append(int(output.logits[0, -1].argmax()))
                 inputs = torch.tensor([generated[-1:]])
         return generated

@@ -28,6 +28,10 @@ Family: TypeAlias = Literal[
     "deepseek_v3",
     "gpt_oss",
     "lfm2",
+    "mamba2",
+    "granitemoehybrid",
+    "qwen3_next",
+    "qwen3_5_text",
 ]
 
 #: Entries of `_FAMILY_CONFIG` that both DeepSeek versions have.
@@ -43,6 +47,15 @@ _DEEPSEEK_CONFIG: dict[str, Any] = {
     "n_routed_experts": 4,
     "n_shared_experts": 2,
     "num_experts_per_tok": 2,
+}
+
+#: Entries of `_FAMILY_CONFIG` of models with gated delta networks.
+_DELTA_CONFIG: dict[str, Any] = {
+    "full_attention_interval": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
 }
 
 #: Family -> entries of its configuration. The usual defaults are for large models; with the defaults, some features
@@ -69,6 +82,34 @@ _FAMILY_CONFIG: dict[str, dict[str, Any]] = {
     "deepseek_v2": _DEEPSEEK_CONFIG,
     "deepseek_v3": {**_DEEPSEEK_CONFIG, "q_lora_rank": 40, "n_routed_experts": 8, "n_group": 4, "topk_group": 2},
     "lfm2": {"full_attn_idxs": [1], "block_auto_adjust_ff_dim": False, "conv_bias": True},
+    "mamba2": {
+        "num_heads": 8,
+        "head_dim": 16,
+        "state_size": 16,
+        "n_groups": 2,
+        "num_attention_heads": None,
+        "intermediate_size": None,
+    },
+    "granitemoehybrid": {
+        "mamba_n_heads": 8,
+        "mamba_d_state": 16,
+        "mamba_n_groups": 2,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 48,
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.7,
+        "logits_scaling": 2.0,
+    },
+    "qwen3_next": {
+        **_DELTA_CONFIG,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32,
+    },
+    "qwen3_5_text": _DELTA_CONFIG,
     "gpt_oss": {"sliding_window": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "swiglu_limit": 2.0},
 }
 
@@ -166,11 +207,14 @@ def write_tiny_checkpoint(
         "eos_token_id": eos,
         **({} if num_labels is None else {"num_labels": num_labels}),
     }
+    if family == "granitemoehybrid":
+        entries["layer_types"] = ["full_attention" if i == 1 else "linear_attention" for i in range(num_layers)]
     hf_config = AutoConfig.for_model(family, **{**entries, **_FAMILY_CONFIG.get(family, {}), **(config or {})})
     with torch.random.fork_rng(devices=[]):  # the constructor draws random weights, which are replaced below
         kind = AutoModelForCausalLM if num_labels is None else AutoModelForSequenceClassification
         model = kind.from_config(hf_config, dtype=dtype)
-    draw_weights(model, seed, initializer_range, norm_mean=0 if family.startswith("gemma") else 1)
+    adds_one = family.startswith(("gemma", "qwen3_next", "qwen3_5"))  # norms multiply by the weight plus 1
+    draw_weights(model, seed, initializer_range, norm_mean=0 if adds_one else 1)
     directory.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(directory)
     if shards > 1:

@@ -82,6 +82,27 @@ def provide_models() -> Iterable[Provider[Model]]:
             capabilities=ModelCapabilities(architectures=("Lfm2ForCausalLM",)),
         ),
         Provider(
+            name="mamba2",
+            summary="Mamba 2: state spaces without attention",
+            api_version=1,
+            create=_create_mamba2,
+            capabilities=ModelCapabilities(architectures=("Mamba2ForCausalLM",)),
+        ),
+        Provider(
+            name="granite_hybrid",
+            summary="Granite 4 hybrid: state spaces, attention in some layers, experts",
+            api_version=1,
+            create=_create_granite_hybrid,
+            capabilities=ModelCapabilities(architectures=("GraniteMoeHybridForCausalLM",)),
+        ),
+        Provider(
+            name="qwen_next",
+            summary="Qwen3-Next and the text models of Qwen 3.5: gated delta networks, attention in some layers",
+            api_version=1,
+            create=_create_qwen_next,
+            capabilities=ModelCapabilities(architectures=("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM")),
+        ),
+        Provider(
             name="sequence_classification",
             summary="Classifiers, rerankers and reward models: a score head on the last token of one of these families",
             api_version=1,
@@ -155,6 +176,24 @@ def _create_lfm2(options: Any, context: ModelContext) -> Model:
     from graftlm_models.lfm2 import Lfm2ForCausalLM
 
     return Lfm2ForCausalLM(context)
+
+
+def _create_mamba2(options: Any, context: ModelContext) -> Model:
+    from graftlm_models.mamba2 import Mamba2ForCausalLM
+
+    return Mamba2ForCausalLM(context)
+
+
+def _create_granite_hybrid(options: Any, context: ModelContext) -> Model:
+    from graftlm_models.granite_hybrid import GraniteMoeHybridForCausalLM
+
+    return GraniteMoeHybridForCausalLM(context)
+
+
+def _create_qwen_next(options: Any, context: ModelContext) -> Model:
+    from graftlm_models.qwen_next import QwenNextForCausalLM
+
+    return QwenNextForCausalLM(context)
 
 
 def _create_transformers(options: Any, context: ModelContext) -> Model:

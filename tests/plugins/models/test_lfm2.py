@@ -44,8 +44,8 @@ class TestLfm2(ModelConformance):
         return Lfm2ForCausalLM(context)
 
     @pytest.fixture(autouse=True)
-    def _checkpoint(self, tmp_path_factory) -> None:
-        self.folder = write_tiny_checkpoint(tmp_path_factory.mktemp("lfm2"), "lfm2")
+    def _write_checkpoint(self, tmp_path: Path) -> None:
+        self.folder = write_tiny_checkpoint(tmp_path, "lfm2", vocab_size=128)
 
     def checkpoint(self) -> Path:
         return self.folder

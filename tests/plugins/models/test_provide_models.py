@@ -32,6 +32,10 @@ from graftlm.testing.tiny_models import Family, write_tiny_checkpoint
         ("deepseek_v3", "deepseek", "DeepseekV3ForCausalLM"),
         ("gpt_oss", "gpt_oss", "GptOssForCausalLM"),
         ("lfm2", "lfm2", "Lfm2ForCausalLM"),
+        ("mamba2", "mamba2", "Mamba2ForCausalLM"),
+        ("granitemoehybrid", "granite_hybrid", "GraniteMoeHybridForCausalLM"),
+        ("qwen3_next", "qwen_next", "Qwen3NextForCausalLM"),
+        ("qwen3_5_text", "qwen_next", "Qwen3_5ForCausalLM"),
     ],
 )
 def test_each_architecture_has_one_provider_that_creates_its_model(
