@@ -14,6 +14,7 @@ from graftlm.config import EngineConfig
 from graftlm.contracts import Model
 from graftlm.layers.kernel_build import user_cache_dir
 from graftlm.layers.ops import bind_ops, choose_ops
+from graftlm.layers.state_ops import bind_state_ops, choose_state_ops
 from graftlm.registry import Registry
 
 __all__ = ["load_weights"]
@@ -48,5 +49,7 @@ def load_weights(
     weights = ServedWeights(config, model, target.model_config, make_meta_model, quantized, target.path, target.dtype)
     if config.model.native_ops:  # before loading, because native kernels pack the weights when they are loaded
         bind_ops(model, choose_ops(target.device, target.dtype, user_cache_dir(os.environ)))
+        if model.state_layers:
+            bind_state_ops(model, choose_state_ops(target.device, user_cache_dir(os.environ)))
     weights.load(watcher)
     return weights

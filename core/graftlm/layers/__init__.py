@@ -21,11 +21,11 @@ from graftlm.layers.moe import Experts, GateFunction, MoE, routes_tokens
 from graftlm.layers.native_calls import call_native
 from graftlm.layers.norm import GemmaQKNorm, GemmaRMSNorm, QKNorm, RMSNorm
 from graftlm.layers.ops import LayerOps, UsesOps, bind_ops
-from graftlm.layers.recurrent import CausalConv, RecurrentState, required_state
+from graftlm.layers.recurrent import CausalConv, GatedDeltaRule, RecurrentState, SSDScan, required_state
 from graftlm.layers.rope_frequencies import Frequencies, rope_frequencies
 from graftlm.layers.rotary import RotaryEmbedding, Rotation, frequency_bytes, rotate
 from graftlm.layers.router import ChooseExperts, Router, Routing, read_expert_counts, softmax_top_k
-from graftlm.layers.state_scans import gated_delta_rule, ssd_scan
+from graftlm.layers.state_ops import StateOps, bind_state_ops
 from graftlm.layers.weights import WeightSlot, copy_weights, cuts, empty_parameter, read_weight
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "Experts",
     "Frequencies",
     "GateFunction",
+    "GatedDeltaRule",
     "GatedLinear",
     "GatedMLP",
     "GatedRMSNorm",
@@ -58,12 +59,15 @@ __all__ = [
     "Router",
     "Routing",
     "RowGroups",
+    "SSDScan",
+    "StateOps",
     "TokenEmbedding",
     "UsesOps",
     "VocabularyShape",
     "WeightSlot",
     "activation",
     "bind_ops",
+    "bind_state_ops",
     "cache_rows",
     "call_native",
     "copy_weights",
@@ -71,7 +75,6 @@ __all__ = [
     "empty_parameter",
     "encode_int8",
     "frequency_bytes",
-    "gated_delta_rule",
     "pack_linears",
     "read_expert_counts",
     "read_flag",
@@ -84,5 +87,4 @@ __all__ = [
     "rotate",
     "routes_tokens",
     "softmax_top_k",
-    "ssd_scan",
 ]

@@ -1,16 +1,16 @@
-"""The memory of a layer's recurrent state, and the causal convolution, the simplest layer with such a state."""
+"""The layers with a recurrent state: its memory, the causal convolution, and the scans with a matrix per head."""
 
 from collections.abc import Iterator, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from graftlm.contracts import StateBatch, StateLayer
 from graftlm.errors import InvariantError
+from graftlm.layers.state_ops import StateOps, TorchStateOps
 from graftlm.layers.weights import WeightSlot, empty_parameter
 
-__all__ = ["CausalConv", "RecurrentState", "iter_chunks", "required_state"]
+__all__ = ["CausalConv", "GatedDeltaRule", "RecurrentState", "SSDScan", "required_state"]
 
 
 class RecurrentState(nn.Module):
@@ -79,6 +79,7 @@ class CausalConv(nn.Module):
     ) -> None:
         super().__init__()
         self._silu = silu
+        self._ops: StateOps = TorchStateOps()
         self.weight = empty_parameter(kernel_size, num_channels, device=device, dtype=dtype)
         self.bias = empty_parameter(num_channels, device=device, dtype=dtype) if bias else None
 
@@ -89,38 +90,17 @@ class CausalConv(nn.Module):
         return kernel_size - 1, num_channels
 
     def forward(self, x: Tensor, state: Tensor, batch: StateBatch) -> Tensor:
-        """Convolve the segments of a step.
+        """Convolve the segments of a step; return [T, C].
 
         Args:
             x: [T, C].
             state: [slots, K - 1, C] of x's dtype; the segments' targets are written.
-
-        Returns: [T, C].
         """
-        segments = batch.segments
-        num_decodes = segments.num_decodes
-        out = torch.empty_like(x)
-        if num_decodes:
-            window = torch.cat((state[batch.sources[:num_decodes]], x[:num_decodes, None]), 1)
-            out[:num_decodes] = self._sum(window)[:, 0]
-            state.index_copy_(0, batch.targets[:num_decodes], window[:, 1:])
-        for start, num_tokens, source, target in iter_chunks(batch):
-            window = torch.cat((state[source], x[start : start + num_tokens]))
-            out[start : start + num_tokens] = self._sum(window[None])[0]
-            state[target] = window[num_tokens:]
-        return out
+        return self._ops.causal_conv(x, self.weight, self.bias, state, batch, silu=self._silu)
 
-    def _sum(self, window: Tensor) -> Tensor:
-        """Return the outputs of consecutive inputs, [B, L, C]; `window` is [B, L + K - 1, C]."""
-        kernel_size = len(self.weight)
-        num_outputs = window.shape[1] - kernel_size + 1
-        weight, window = self.weight.float(), window.float()
-        total = window[:, :num_outputs] * weight[0]
-        for k in range(1, kernel_size):
-            total.addcmul_(window[:, k : k + num_outputs], weight[k])
-        if self.bias is not None:
-            total.add_(self.bias)
-        return F.silu(total, inplace=True) if self._silu else total
+    def use_state_ops(self, ops: StateOps) -> None:
+        """Set the operations that convolve."""
+        self._ops = ops
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         """Yield the slots of `{prefix}weight`, [C, 1, K], and `{prefix}bias`, [C]."""
@@ -129,8 +109,35 @@ class CausalConv(nn.Module):
             yield WeightSlot(f"{prefix}bias", self.bias)
 
 
-def iter_chunks(batch: StateBatch) -> Iterator[tuple[int, int, int, int]]:
-    """Yield start, number of tokens, source and target of each segment after the decode segments, in order."""
-    segments = batch.segments
-    columns = (segments.starts, segments.lens, segments.sources, segments.targets)
-    yield from zip(*(column[segments.num_decodes :].tolist() for column in columns), strict=True)
+class SSDScan(nn.Module):
+    """The scan of Mamba 2; it has no parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ops: StateOps = TorchStateOps()
+
+    def forward(self, x: Tensor, log_decay: Tensor, b: Tensor, c: Tensor, state: Tensor, batch: StateBatch) -> Tensor:
+        """Compute the scan over the segments of a step; see `StateOps.ssd_scan`."""
+        return self._ops.ssd_scan(x, log_decay, b, c, state, batch)
+
+    def use_state_ops(self, ops: StateOps) -> None:
+        """Set the operations that scan."""
+        self._ops = ops
+
+
+class GatedDeltaRule(nn.Module):
+    """The gated delta rule; it has no parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ops: StateOps = TorchStateOps()
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor, batch: StateBatch
+    ) -> Tensor:
+        """Compute the rule over the segments of a step; see `StateOps.gated_delta_rule`."""
+        return self._ops.gated_delta_rule(q, k, v, log_decay, beta, state, batch)
+
+    def use_state_ops(self, ops: StateOps) -> None:
+        """Set the operations that compute the rule."""
+        self._ops = ops

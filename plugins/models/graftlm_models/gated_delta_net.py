@@ -12,12 +12,12 @@ from graftlm.contracts import StateBatch, StateLayer, StateTensor
 from graftlm.errors import CheckpointError, UnsupportedArchitectureError
 from graftlm.layers import (
     CausalConv,
+    GatedDeltaRule,
     GatedRMSNorm,
     Linear,
     RecurrentState,
     WeightSlot,
     empty_parameter,
-    gated_delta_rule,
     read_size,
 )
 
@@ -112,6 +112,7 @@ class GatedDeltaNet(nn.Module):
         self.in_proj = Linear(shape.hidden_size, shape.projections, device=device, dtype=dtype)
         self.conv = CausalConv(conv_size, shape.kernel_size, silu=True, device=device, dtype=dtype)
         self.dt_bias, self.a_log = (empty_parameter(num_heads, device=device, dtype=torch.float32) for _ in range(2))
+        self.rule = GatedDeltaRule()
         self.norm = GatedRMSNorm(shape.value_dim, 1, shape.eps, gate_first=False, device=device, dtype=dtype)
         self.out = Linear(shape.value_size, {"out_proj": shape.hidden_size}, device=device, dtype=dtype)
         recurrent = (num_heads, shape.key_dim, shape.value_dim)
@@ -128,7 +129,7 @@ class GatedDeltaNet(nn.Module):
         q, k = (_normalise(part.view(-1, shape.num_key_heads, shape.key_dim)) for part in (q, k))
         v = v.view(-1, shape.num_value_heads, shape.value_dim)
         log_decay = -self.a_log.exp() * F.softplus(a.float() + self.dt_bias)
-        mixed = gated_delta_rule(q * shape.key_dim**-0.5, k, v, log_decay, b.sigmoid().float(), memory, state)
+        mixed = self.rule(q * shape.key_dim**-0.5, k, v, log_decay, b.sigmoid().float(), memory, state)
         if wanted_idx is not None:
             mixed, z = mixed.index_select(0, wanted_idx), z.index_select(0, wanted_idx)
         out: Tensor = self.out(self.norm(mixed.to(z.dtype), z).flatten(1))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from graftlm.contracts import StateBatch, StateLayer, StateTensor
 from graftlm.errors import CheckpointError, UnsupportedArchitectureError
-from graftlm.layers import CausalConv, GatedRMSNorm, Linear, RecurrentState, WeightSlot, empty_parameter, ssd_scan
+from graftlm.layers import CausalConv, GatedRMSNorm, Linear, RecurrentState, SSDScan, WeightSlot, empty_parameter
 
 __all__ = ["MambaMixer", "MambaShape", "check_silu", "read_time_step_limit"]
 
@@ -80,6 +80,7 @@ class MambaMixer(nn.Module):
         self.dt_bias, self.a_log, self.d = (
             empty_parameter(num_heads, device=device, dtype=torch.float32) for _ in range(3)
         )
+        self.scan = SSDScan()
         self.norm = GatedRMSNorm(inner, shape.num_groups, shape.eps, gate_first=True, device=device, dtype=dtype)
         self.out = Linear(inner, {"out_proj": shape.hidden_size}, bias=shape.proj_bias, device=device, dtype=dtype)
         recurrent = (num_heads, shape.head_dim, shape.state_size)
@@ -97,7 +98,7 @@ class MambaMixer(nn.Module):
         x = x.view(-1, shape.num_heads, shape.head_dim)
         b, c = (part.view(-1, shape.num_groups, shape.state_size) for part in (b, c))
         step = F.softplus(dt.float() + self.dt_bias).clamp(*shape.time_step_limit)
-        scanned = ssd_scan(x * step[..., None], -step * self.a_log.exp(), b, c, memory, state)
+        scanned = self.scan(x * step[..., None], -step * self.a_log.exp(), b, c, memory, state)
         scanned = torch.addcmul(scanned, x, self.d[:, None]).flatten(1)
         if wanted_idx is not None:
             scanned, gate = scanned.index_select(0, wanted_idx), gate.index_select(0, wanted_idx)

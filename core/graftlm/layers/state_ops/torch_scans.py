@@ -6,31 +6,22 @@
 All numbers are float32. g is at most 0, so a state is never amplified.
 """
 
+from collections.abc import Iterator
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from graftlm.contracts import StateBatch
-from graftlm.layers.recurrent import iter_chunks
 
-__all__ = ["gated_delta_rule", "ssd_scan"]
+__all__ = ["gated_delta_rule", "iter_chunks", "ssd_scan"]
 
 #: Number of tokens that are computed together; the cost of the products within a chunk grows with its square.
 _CHUNK: Final = 64
 
 
 def ssd_scan(x: Tensor, log_decay: Tensor, b: Tensor, c: Tensor, state: Tensor, batch: StateBatch) -> Tensor:
-    """Compute the scan of Mamba 2 (state space duality, arXiv:2405.21060) over the segments of a step.
-
-    Args:
-        x: [T, H, P], inputs times step sizes.
-        log_decay: [T, H], g.
-        b, c: [T, G, N], one for each of G groups of consecutive heads.
-        state: [slots, H, P, N]; the segments' targets are written.
-
-    Returns: y, [T, H, P].
-    """
+    """Compute the scan of Mamba 2; see `StateOps.ssd_scan`."""
     num_decodes, group = batch.segments.num_decodes, x.shape[1] // b.shape[1]
     out = torch.empty_like(x)
     if num_decodes:
@@ -65,17 +56,7 @@ def _ssd_chunk(x: Tensor, log_decay: Tensor, b: Tensor, c: Tensor, state: Tensor
 def gated_delta_rule(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor, batch: StateBatch
 ) -> Tensor:
-    """Compute the gated delta rule (arXiv:2412.06464) over the segments of a step.
-
-    Args:
-        q, k: [T, G, D_k], one for each of G groups of consecutive value heads.
-        v: [T, H, D_v].
-        log_decay: [T, H], g.
-        beta: [T, H].
-        state: [slots, H, D_k, D_v]; the segments' targets are written.
-
-    Returns: y, [T, H, D_v].
-    """
+    """Compute the gated delta rule; see `StateOps.gated_delta_rule`."""
     num_decodes, group = batch.segments.num_decodes, v.shape[1] // k.shape[1]
     out = torch.empty_like(v)
     if num_decodes:
@@ -126,3 +107,10 @@ def _delta_chunk(
 def _decays(total: Tensor) -> Tensor:
     """Return the decay from token j to token i, [H, L, L]; 0 for j > i. `total` is the sum of g up to each token."""
     return (total[:, :, None] - total[:, None]).tril_().exp_().tril_()
+
+
+def iter_chunks(batch: StateBatch) -> Iterator[tuple[int, int, int, int]]:
+    """Yield start, number of tokens, source and target of each segment after the decode segments, in order."""
+    segments = batch.segments
+    columns = (segments.starts, segments.lens, segments.sources, segments.targets)
+    yield from zip(*(column[segments.num_decodes :].tolist() for column in columns), strict=True)
