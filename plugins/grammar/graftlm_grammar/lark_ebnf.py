@@ -91,6 +91,7 @@ class _Translation:
 
     def __init__(self, grammar: Any) -> None:
         self._rules: dict[str, str] = {}
+        self._literals: dict[str, str] = {}  # a grammar may repeat a literal thousands of times
         self._ignored = [statement.children[0] for statement in grammar.children if statement.data == "ignore"]
         self._suffix = f" {_IGNORED}" * bool(self._ignored)
         for statement in grammar.children:
@@ -166,7 +167,7 @@ class _Translation:
                 return self._imported(module, name)
             return _rule_name(name.lstrip("!?")) + suffix * name.isupper()
         if kind == "literal":
-            return f"({_literal(str(children[0]))}){suffix}"
+            return f"({self._literal(str(children[0]))}){suffix}"
         if kind == "literal_range":
             return f"{_range(*map(str, children))}{suffix}"
         if kind == "template_usage":
@@ -185,6 +186,11 @@ class _Translation:
         if kind == "expansions":
             return " | ".join(parts)
         return " ".join(f"({part})" if " | " in part else part for part in parts) or '""'
+
+    def _literal(self, token: str) -> str:
+        if token not in self._literals:
+            self._literals[token] = _literal(token)
+        return self._literals[token]
 
 
 def _rule_name(name: str) -> str:

@@ -1,6 +1,8 @@
 """Lark grammars: the same texts as with lark's own parser, both backends, and an error for each unsupported part."""
 
+import itertools
 import random
+import time
 
 import lark
 import pytest
@@ -137,6 +139,18 @@ def test_the_translation_is_not_longer_than_its_grammar_suggests():
         text = as_ebnf(grammar)
         assert len(text) < 3 * len(grammar) + 2000
         assert read_ebnf(text)
+
+
+def test_a_repeated_literal_is_translated_once():
+    def cpu_s(literals):
+        grammar = "start: " + "|".join(literals)
+        begin = time.process_time()
+        as_ebnf(grammar)
+        return time.process_time() - begin
+
+    as_ebnf('start: "a"')  # lark compiles its own grammar once
+    distinct = [f"/{letters}[a-z]/i" for letters in map("".join, itertools.product("abcdefghij", repeat=3))]
+    assert cpu_s(distinct[:1] * len(distinct)) < 0.5 * cpu_s(distinct)
 
 
 def test_only_llguidance_accepts_its_own_format(byte_backend, llg):
