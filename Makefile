@@ -109,7 +109,7 @@ build/clients/vllm_bench/.installed: REMOVED = torchvision torchaudio torchcodec
 
 # Not in the list: `prometheus` needs Debian, and `vllm_bench` is a large download.
 CLIENTS ?= sglang openai anthropic litellm langchain pydantic_ai instructor openai_agents llama_index guidance outlines dspy sglang_router smg \
-	guidellm aiperf sglang_bench
+	guidellm aiperf sglang_bench phoenix
 test-clients: $(VENV)/.installed-dev $(CLIENTS:%=build/clients/%/.installed)  ## run other projects' clients against a server; CLIENTS="openai anthropic"
 	$(BIN)/python tests/clients/run.py $(CLIENTS)
 

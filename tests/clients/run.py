@@ -27,6 +27,7 @@ OWN_SCRIPTS: Final = {
     "sglang": (["sglang_frontend.py", "--sglang-programs"], ["sglang_kits.py"]),
     "sglang_router": (["routers.py", "sglang-router"],),
     "smg": (["routers.py", "smg"],),
+    "phoenix": (["phoenix.py"],),
 }
 
 

@@ -39,8 +39,6 @@ LENGTHS: Final = {"abort_all_max_new_tokens": 2000, "abort_all_num_requests": 8}
 #: Tests that do not apply -> the reason.
 LEFT_OUT: Final[dict[str, str]] = {
     "test_tool_result_image_content_conversion": "tests a function of SGLang, not a server",
-    "test_json_generate": "has stop tokens outside the bundled model's vocabulary, which graftlm refuses",
-    "test_mix_json_and_other": "has stop tokens outside the bundled model's vocabulary, which graftlm refuses",
     "test_finish_stop_regex_str": "has an expression with $, which depends on the text after a match and is refused",
     "test_finish_stop_eos": "has the end-of-sequence tokens of other models",
     "test_finish_stop_str": "needs a model that writes a long story",
