@@ -55,6 +55,7 @@ class CacheAware(RoutingPolicy):
         self._queued: NDArray[np.float64] = np.zeros(context.num_replicas)  # uncached, of requests without a token
         self._work: NDArray[np.float64] = np.zeros(context.num_replicas)  # in units of `_unit` per token
         self._mean_uncached = 0.0  # moving average of the uncached tokens of a request
+        self._num_sent = 0  # number of requests in this average
         self._total_work = 0.0
         self._unit = 1.0
         self._since_s: float | None = None  # clock reading at which `_unit` was 1
@@ -97,7 +98,8 @@ class CacheAware(RoutingPolicy):
         uncached = max(1, len(request.token_ids) - depth * self.block_tokens)
         assumed = digests[depth:]
         self._queued[replica] += uncached
-        self._mean_uncached += (uncached - self._mean_uncached) / _MEAN_OVER
+        self._num_sent = min(self._num_sent + 1, _MEAN_OVER)
+        self._mean_uncached += (uncached - self._mean_uncached) / self._num_sent
         self._add_work(replica, uncached)
         self._index.assume(replica, assumed)
         self._sent[request] = (uncached, assumed)

@@ -1,0 +1,71 @@
+"""A server with two replicas finds as many cached tokens as the simulation of its recorded requests."""
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx2
+import pytest
+
+from graftlm.cache_sim import Choice, parse_capacities, read_trace
+from graftlm.config import PluginSettings
+from graftlm.registry import Registry
+from graftlm.route_sim import ReplicaLimits, RouteFigures, RouteStudy
+from graftlm.testing.server_process import ServerProcess, wait_until
+
+PAGE_SIZE, KV_TOKENS, NUM_CHATS, NUM_TURNS, NUM_CLIENTS = 16, 16_384, 64, 6, 4
+
+
+def chat(client, seed):
+    """Generate the turns of a chat; each prompt is the previous prompt, its output and new tokens.
+
+    Yields: (number of prompt tokens, number of cached tokens) of each turn.
+    """
+    draw, system = random.Random(seed), random.Random(0)
+    prompt = [system.randrange(10, 2000) for _ in range(70)]
+    for _ in range(NUM_TURNS):
+        prompt = prompt + [draw.randrange(10, 2000) for _ in range(draw.randrange(20, 150))]
+        params = {"max_new_tokens": draw.randrange(4, 24), "temperature": 0, "ignore_eos": True}
+        answer = client.post("/generate", json={"input_ids": prompt, "sampling_params": params})
+        assert answer.status_code == 200, answer.text
+        body = answer.json()
+        yield len(prompt), body["meta_info"]["cached_tokens"]
+        prompt = prompt + body["output_ids"]
+
+
+def converse(client, seeds):
+    """Run some chats in turns, as one client that has several open chats; return the pairs of all turns."""
+    return [pair for turns in zip(*[chat(client, seed) for seed in seeds], strict=True) for pair in turns]
+
+
+@pytest.mark.full
+def test_two_replicas_agree_with_the_simulation_within_two_points(tmp_path):
+    policy, options = "cache_aware", {"block_tokens": PAGE_SIZE}
+    trace_path = tmp_path / "trace.jsonl"
+    config = {
+        "cache": {"page_size": PAGE_SIZE},
+        "memory": {"kv_tokens": KV_TOKENS},
+        "parallel": {"data": 2, "routing": {"name": policy, "options": options}},
+        "server": {"record_trace": str(trace_path)},
+    }
+    with ServerProcess(config) as server, httpx2.Client(base_url=server.url, timeout=120) as client:
+        with ThreadPoolExecutor(NUM_CLIENTS) as pool:
+            work = [pool.submit(converse, client, range(first, NUM_CHATS, NUM_CLIENTS)) for first in range(NUM_CLIENTS)]
+            pairs = [pair for one in work for pair in one.result()]
+        wait_until(lambda: trace_path.read_text().count("\n") == NUM_CHATS * NUM_TURNS, what="the recorded trace")
+    num_prompt, num_cached = (sum(column) for column in zip(*pairs, strict=True))
+    study = RouteStudy(
+        Registry.load(PluginSettings()),
+        [Choice(policy, options)],
+        [2],
+        Choice("radix"),
+        Choice("lru"),
+        parse_capacities([str(KV_TOKENS)])[0],
+        limits=ReplicaLimits(),
+    )
+    trace = read_trace(trace_path)
+    (fleet,) = study.run(trace).fleets
+    simulated = RouteFigures.of(fleet.outcomes[0], fleet).hit_rate
+    print(f"server {num_cached / num_prompt:.2%}, simulation {simulated:.2%}")
+    assert trace.prompt_tokens == num_prompt
+    assert simulated > 0.9 * fleet.one_cache_hit_tokens / num_prompt
+    assert num_cached / num_prompt == pytest.approx(simulated, abs=0.02)
