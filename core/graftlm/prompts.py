@@ -9,9 +9,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graftlm.errors import InvalidPromptError
+from graftlm.media import has_media
 from graftlm.types import Message
 
-__all__ = ["MediaPrompt", "Prompt", "Prompts", "TextPair", "check_chat", "is_chat", "split_prompts", "with_images"]
+__all__ = [
+    "MediaPrompt",
+    "Prompt",
+    "Prompts",
+    "TextPair",
+    "check_chat",
+    "is_chat",
+    "is_with_pictures",
+    "split_prompts",
+    "with_images",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +56,11 @@ class TextPair:
 def is_chat(prompt: object) -> TypeGuard[Sequence[Message]]:
     """Return whether a prompt is a list of chat messages."""
     return isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], Mapping)
+
+
+def is_with_pictures(prompt: object) -> bool:
+    """Return whether a prompt has pictures."""
+    return isinstance(prompt, MediaPrompt) or (is_chat(prompt) and has_media(prompt))
 
 
 def check_chat(messages: Sequence[Message]) -> Sequence[Message]:

@@ -8,7 +8,8 @@ import torch
 
 from graftlm.assembly.adapter_loading import AdapterLoader
 from graftlm.assembly.device_parts import DeviceParts
-from graftlm.assembly.media import MediaParts, make_media_prompts
+from graftlm.assembly.media import MediaParts
+from graftlm.assembly.media_processor import make_media_prompts
 from graftlm.assembly.resolved_plugins import ResolvedPlugins
 from graftlm.assembly.served_weights import NewWeights, ServedWeights
 from graftlm.config import EngineConfig

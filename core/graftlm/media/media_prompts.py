@@ -72,8 +72,17 @@ class MediaPrompts:
         """Whether the checkpoint has a chat template, in its tokenizer or in its processor."""
         return self._tokenizer.has_chat_template or self._processor.chat_template is not None
 
-    def encode_chat(self, messages: Sequence[Message], template_args: Mapping[str, Any]) -> MediaTokens | TokenIds:
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        template_args: Mapping[str, Any],
+        check_text: Callable[[str], None] = lambda text: None,
+    ) -> MediaTokens | TokenIds:
         """Return the tokens of a chat whose content parts may be pictures.
+
+        Args:
+            template_args: further variables of the chat template.
+            check_text: function that raises an error for texts that are too long.
 
         Raises:
             InvalidPromptError: the chat template refuses the messages, or a text contains the marker of pictures.
@@ -86,6 +95,7 @@ class MediaPrompts:
         marker = None if "image" in template else self._processor.marker
         split, sources = split_media(messages, marker, wraps_text=marker is None and "is string" not in template)
         text = tokenizer.apply_chat_template(split, **args)
+        check_text(text)
         return self.encode_text(text, sources, add_special_tokens=False)
 
     def encode_text(

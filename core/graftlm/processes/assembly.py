@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from graftlm.assembly.grammars import make_grammars
+from graftlm.assembly.media_processor import make_media_processor, make_media_prompts
 from graftlm.assembly.resolved_plugins import resolve_plugins, resolved_line
 from graftlm.chat.chat_formats import choose_chat_formats, make_chat_formats
 from graftlm.chat.configured_tokenizer import load_tokenizer
 from graftlm.checkpoint import load_model_config, resolve_checkpoint
 from graftlm.config import EngineConfig
-from graftlm.contracts import ModelConfig
+from graftlm.contracts import MediaProcessor, ModelConfig, Provider
 from graftlm.intake import Intake, IntakeLimits
+from graftlm.media import MediaPrompts
 from graftlm.pooling.sentence_embedding import read_embedding_defaults
 from graftlm.processes.launcher import Launcher
 from graftlm.processes.replicas import ReplicaSet
@@ -53,6 +55,7 @@ async def assemble_manager(
     path = resolve_checkpoint(config.model.path)
     model_config = load_model_config(path)
     tokenizer = await asyncio.to_thread(load_tokenizer, config, path)
+    media = await asyncio.to_thread(make_media_processor, config, registry, path, model_config)
     grammars = make_grammars(config, registry, tokenizer, model_config)
     preloads = [asyncio.to_thread(grammars.preload)] if grammars is not None and config.grammar.preload else []
     infos, *_ = await asyncio.gather(launcher.ready(tokenizer.to_json()), *preloads)
@@ -75,6 +78,7 @@ async def assemble_manager(
         recorder=recorder,
         chat_formats=make_chat_formats(config, registry, tokenizer.chat_template),
         adapter_digests=infos[0]["adapters"],
+        media=_media_prompts(config, media, tokenizer, infos),
     )
     launcher.watch(manager)
     logger.info(
@@ -88,6 +92,18 @@ async def assemble_manager(
         infos[0]["page_size"],
     )
     return manager
+
+
+def _media_prompts(
+    config: EngineConfig,
+    media: tuple[Provider[MediaProcessor], MediaProcessor] | None,
+    tokenizer: Tokenizer,
+    infos: Sequence[dict[str, Any]],
+) -> MediaPrompts | None:
+    if media is None:
+        return None
+    max_features = min(info["max_features"] for info in infos)
+    return make_media_prompts(config, media[1], tokenizer, max_features, is_local=False)
 
 
 def _limits(infos: Sequence[dict[str, Any]]) -> IntakeLimits:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from graftlm.errors import GraftlmError, GrammarError, RequestError, RequestFailedError, RequestTimeoutError
+from graftlm.media import MediaTokens
 from graftlm.outputs import GatheredOutput, OutputBuilder
 from graftlm.processes.messages import PromptId
 from graftlm.request_options import DEFAULT_OPTIONS, RequestOptions
@@ -21,11 +22,12 @@ class PreparedRequest:
 
     Attributes:
         request_id: the client's id, or a random one.
-        prompt_token_ids: int32 [n].
+        prompt_token_ids: int32 [n], with the model's feature token in place of placeholder ids.
         params: the sampling parameters.
         seed: the seed of all completions of the prompt.
         options: options other than sampling parameters, such as timeout and priority.
         unenforced: value of `RequestOutput.unenforced`.
+        media: the prompt with placeholder ids, and its pictures; None: no pictures.
     """
 
     request_id: str
@@ -34,6 +36,12 @@ class PreparedRequest:
     seed: int
     options: RequestOptions = DEFAULT_OPTIONS
     unenforced: tuple[str, ...] = ()
+    media: MediaTokens | None = None
+
+    @property
+    def key_token_ids(self) -> TokenIds:
+        """The prompt's token ids in prefix caches, int32 [n]: with placeholder ids below 0 for pictures."""
+        return self.prompt_token_ids if self.media is None else self.media.token_ids
 
 
 @dataclass(frozen=True, slots=True)

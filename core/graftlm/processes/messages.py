@@ -24,6 +24,7 @@ from typing import Any, Final, NewType, TypeAlias
 import msgspec
 
 from graftlm.errors import EngineError
+from graftlm.media import MediaOnWire
 from graftlm.records import EngineStats
 from graftlm.request_options import DEFAULT_OPTIONS, RequestOptions
 from graftlm.scheduling import CompletionId, RequestUpdate
@@ -94,6 +95,7 @@ class Generate(Message, frozen=True, kw_only=True):
         prompt: token ids, int32 in native byte order, as a view of the sender's array or of the received message.
         params: the fields of SamplingParams that differ from their default value.
         seed: the seed of all completions.
+        media: the prompt's pictures; None: no pictures.
     """
 
     prompt_id: PromptId
@@ -101,6 +103,7 @@ class Generate(Message, frozen=True, kw_only=True):
     params: dict[str, Any]
     seed: int
     options: RequestOptions = DEFAULT_OPTIONS
+    media: MediaOnWire | None = None
 
 
 class Abort(Message, frozen=True, kw_only=True):

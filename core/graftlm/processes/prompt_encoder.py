@@ -3,8 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from graftlm.errors import InvalidPromptError, PromptTooLongError
-from graftlm.prompts import Prompt, TextPair, check_chat, is_chat
+from graftlm.errors import InvalidPromptError, PromptTooLongError, UnsupportedFeatureError
+from graftlm.media import NO_PICTURES, MediaPrompts, MediaTokens, has_media
+from graftlm.prompts import MediaPrompt, Prompt, TextPair, check_chat, is_chat
 from graftlm.tokenization import Tokenizer
 from graftlm.types import Message, TokenIds
 
@@ -19,15 +20,21 @@ class PromptEncoder:
     Args:
         context_len: maximum number of tokens in a prompt. A text that has more characters than this number of tokens
             can have is refused before tokenization.
+        media: tokenizes prompts with pictures; None: such prompts are refused.
     """
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, context_len: int) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, vocab_size: int, context_len: int, media: MediaPrompts | None = None
+    ) -> None:
         self._tokenizer = tokenizer
+        self._media = media
         self._vocab_size = vocab_size
         self._context_len = context_len
 
     def encode(self, prompt: Prompt | TextPair, template_args: Mapping[str, Any]) -> Any:
         """Return the token ids, int32 [n], of a text, a pair of texts or a chat. Other prompts are returned unchanged.
+
+        A prompt with pictures is returned as `MediaTokens`.
 
         Args:
             template_args: further variables of the chat template.
@@ -35,7 +42,11 @@ class PromptEncoder:
         Raises:
             InvalidPromptError: the prompt is empty or not valid Unicode, or the chat template refuses it.
             PromptTooLongError: the prompt has more characters than `context_len` tokens can have.
+            MediaError: a picture cannot be used.
+            UnsupportedFeatureError: the prompt has pictures, but the model cannot use them.
         """
+        if isinstance(prompt, MediaPrompt):
+            return self._encode_with_pictures(prompt)
         if isinstance(prompt, str):
             if not prompt:
                 raise InvalidPromptError("the prompt is empty; give some text")
@@ -51,8 +62,13 @@ class PromptEncoder:
         self._check_length(text)
         return _checked(lambda: self._tokenizer.encode(text, add_special_tokens))
 
-    def encode_chat(self, chat: Sequence[Message], template_args: Mapping[str, Any]) -> TokenIds:
-        """Return a chat's token ids, int32 [n]. Raises the errors of `encode`."""
+    def encode_chat(self, chat: Sequence[Message], template_args: Mapping[str, Any]) -> TokenIds | MediaTokens:
+        """Return a chat's token ids, int32 [n], with its pictures if it has any. Raises the errors of `encode`."""
+        if self._media is not None:
+            media = self._media
+            return _checked(lambda: media.encode_chat(chat, template_args, self._check_length))
+        if has_media(chat):
+            raise UnsupportedFeatureError(NO_PICTURES)
         text = _checked(lambda: self._tokenizer.apply_chat_template(chat, **template_args))
         return self.encode_text(text, add_special_tokens=False)
 
@@ -72,6 +88,15 @@ class PromptEncoder:
         """Return whether a text is exactly one token of the model."""
         token_id = self._tokenizer.token_of(text)
         return token_id is not None and token_id < self._vocab_size
+
+    def _encode_with_pictures(self, prompt: MediaPrompt) -> TokenIds | MediaTokens:
+        media, given = self._media, prompt.prompt
+        if media is None:
+            raise UnsupportedFeatureError(NO_PICTURES)
+        if not isinstance(given, str):
+            return media.encode_ids(given, prompt.images)
+        self._check_length(given)
+        return _checked(lambda: media.encode_text(given, prompt.images))
 
     def _encode_pair(self, pair: TextPair) -> TokenIds:
         self._check_length(pair.first + pair.second)

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
-from graftlm.errors import GrammarError, UnavailableError, UnsupportedFeatureError
+from graftlm.errors import GrammarError, InvalidPromptError, UnavailableError, UnsupportedFeatureError
 from graftlm.intake import Intake, draw_seed
+from graftlm.media import MediaTokens
 from graftlm.processes.check_threads import CheckThreads
 from graftlm.processes.generation import PreparedRequest
 from graftlm.processes.prompt_encoder import PromptEncoder
-from graftlm.prompts import Prompt, TextPair
+from graftlm.prompts import Prompt, TextPair, is_with_pictures
 from graftlm.request_options import RequestOptions
 from graftlm.types import Message, SamplingParams, TokenIds
 
@@ -36,6 +37,7 @@ class RequestPreparer:
         self._encoder = encoder
         self._intake = intake
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="graftlm-tokenizer")
+        self._media_threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="graftlm-media")
         self._grammar_threads = CheckThreads(num_threads=2, timeout_s=_GRAMMAR_CHECK_TIMEOUT_S)
         self._is_closed = False
 
@@ -70,6 +72,12 @@ class RequestPreparer:
         def check() -> PreparedRequest:
             pooling, intake = options.pooling, self._intake
             encoded = self._encoder.encode(prompt, template_args or {})
+            media = encoded if isinstance(encoded, MediaTokens) else None
+            if media is not None:
+                if keep_last is not None:
+                    raise InvalidPromptError("a prompt with pictures cannot be truncated")
+                intake.check_prompt(media.token_ids, pooling=pooling, media=media.media)
+                encoded = media.media.shown(media.token_ids)
             if keep_last is not None:
                 most = intake.limits.context_len - (1 if pooling is None else 0)
                 encoded = encoded[-(most if keep_last == -1 else keep_last) :]
@@ -83,8 +91,11 @@ class RequestPreparer:
                 seed=draw_seed() if checked.seed is None else checked.seed,
                 options=options,
                 unenforced=unenforced,
+                media=media,
             )
 
+        if is_with_pictures(prompt):
+            return await self.in_media_thread(check)
         return await self.in_thread(check, has_grammar=params.grammar_field is not None)
 
     async def check_params(self, params: SamplingParams) -> None:
@@ -120,6 +131,19 @@ class RequestPreparer:
             raise UnavailableError("the server is stopping")
         return await asyncio.get_running_loop().run_in_executor(self._threads, function)
 
+    async def in_media_thread(self, function: Callable[[], T]) -> T:
+        """Run a function that prepares pictures in a thread for such work, and return its result.
+
+        Pictures take much longer than texts, which must not wait for them.
+
+        Raises:
+            UnavailableError: the server is stopping.
+            Exception: the function raised this error.
+        """
+        if self._is_closed:
+            raise UnavailableError("the server is stopping")
+        return await asyncio.get_running_loop().run_in_executor(self._media_threads, function)
+
     def is_token(self, text: str) -> bool:
         """Return whether a text is exactly one token of the model."""
         return self._encoder.is_token(text)
@@ -130,7 +154,9 @@ class RequestPreparer:
 
     async def encode_chat(self, messages: Sequence[Message], **template_args: Any) -> TokenIds:
         """Return a chat's token ids, int32 [n]. Raises the errors of `prepare`."""
-        return await self.in_thread(lambda: self._encoder.encode_chat(messages, template_args))
+        run = self.in_media_thread if is_with_pictures(messages) else self.in_thread
+        found = await run(lambda: self._encoder.encode_chat(messages, template_args))
+        return found.media.shown(found.token_ids) if isinstance(found, MediaTokens) else found
 
     async def decode(self, token_ids: TokenIds, *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids, int32 [n].
@@ -144,3 +170,4 @@ class RequestPreparer:
         """Refuse further calls. Calls that have begun continue in their threads."""
         self._is_closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._media_threads.shutdown(wait=False, cancel_futures=True)

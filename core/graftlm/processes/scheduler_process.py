@@ -11,6 +11,7 @@ from graftlm.checkpoint import read_tensors
 from graftlm.checkpoint.tensor_memory import map_tensors
 from graftlm.contracts import PrefixKey
 from graftlm.errors import AdapterError, GraftlmError, ModelError, RequestError
+from graftlm.media import from_wire
 from graftlm.outputs import completion_ids
 from graftlm.processes.adapter_calls import AdapterCalls
 from graftlm.processes.channels import Inbox, Outbox
@@ -180,8 +181,11 @@ class SchedulerProcess:
             params = params_from_wire(message.params)
             ids = completion_ids(message.prompt_id, params.n)
             prompt = np.frombuffer(message.prompt, dtype=np.int32)
+            media = None if message.media is None else from_wire(message.media)
             requests = [
-                intake.request(completion_id, prompt, params, message.options, index=index, seed=message.seed)
+                intake.request(
+                    completion_id, prompt, params, message.options, index=index, seed=message.seed, media=media
+                )
                 for index, completion_id in enumerate(ids)
             ]
             self._loop.add(requests, self._inbox.wake)

@@ -16,6 +16,7 @@ from graftlm.errors import (
 )
 from graftlm.intake import Intake
 from graftlm.lora.adapters import prefix_namespace
+from graftlm.media import MediaPrompts, to_wire
 from graftlm.outputs import GatheredOutput
 from graftlm.processes.calls import ProcessCalls, Send
 from graftlm.processes.generation import Generation, PreparedRequest
@@ -89,6 +90,7 @@ class TokenizerManager:
         recorder: TraceRecorder | None = None,
         chat_formats: ChatFormats | None = None,
         adapter_digests: Mapping[str, str] | None = None,
+        media: MediaPrompts | None = None,
     ) -> None:
         """Initialize the manager.
 
@@ -99,6 +101,7 @@ class TokenizerManager:
             clock: a monotonic clock, in seconds.
             recorder: records every request that has generated tokens. The caller closes it.
             adapter_digests: name -> digest of the content of each configured adapter.
+            media: tokenizes prompts with pictures; None: such prompts are refused.
         """
         self.config = config
         self.model = model
@@ -107,7 +110,7 @@ class TokenizerManager:
         self.chat_formats = chat_formats or ChatFormats()
         self.calls = ProcessCalls(replicas, send)
         self.adapters = ServedAdapters(config.lora.adapters, adapter_digests or {}, self.calls, replicas, send)
-        self.preparer = RequestPreparer(PromptEncoder(tokenizer, model.vocab_size, model.context_len), intake)
+        self.preparer = RequestPreparer(PromptEncoder(tokenizer, model.vocab_size, model.context_len, media), intake)
         self._send = send
         self._metrics = metrics
         self._clock = clock
@@ -186,17 +189,18 @@ class TokenizerManager:
         """
         self._check_number(request.params.n)
         arrived_s = self._clock()
-        route = self.replicas.router.route(request.prompt_token_ids, self._namespace(request.options))
+        route = self.replicas.router.route(request.key_token_ids, self._namespace(request.options))
         replica = await self.replicas.take(request.options.timeout_s, route)
         self._check_id(request.request_id)
         prompt_id = PromptId(f"{request.request_id}:{next(self._counter)}")
         generation = Generation(request, prompt_id, self._abort, self.weights.version)
         message = Generate(
             prompt_id=prompt_id,
-            prompt=request.prompt_token_ids.data.cast("B"),
+            prompt=request.key_token_ids.data.cast("B"),
             params=params_to_wire(request.params),
             seed=request.seed,
             options=request.options,
+            media=None if request.media is None else to_wire(request.media.media),
         )
         trace = request_trace_var.get()
         prompt_trace = None if trace is None else trace.begin_prompt(request)
@@ -426,7 +430,7 @@ def _finished_request(item: InFlight, output: GatheredOutput) -> FinishedRequest
     request = item.generation.request
     options = request.options
     return FinishedRequest(
-        prompt=request.prompt_token_ids,
+        prompt=request.key_token_ids,
         outputs=[completion.token_ids for completion in output.completions],
         arrived_s=item.arrived_s,
         namespace=prefix_namespace(options.cache_salt, options.adapter),

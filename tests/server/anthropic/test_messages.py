@@ -252,7 +252,8 @@ def test_an_answer_follows_a_schema(client):
     [
         ({"max_tokens": None}, "max_tokens"),
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "'image'"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "content.0.source"),
+        ({"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]}, "'document'"),
         (
             {"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "a", "name": "b", "input": {}}]}]},
             "user",

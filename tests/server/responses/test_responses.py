@@ -333,7 +333,8 @@ def test_the_stored_responses_survive_a_restart_with_sqlite(tmp_path):
     [
         ({"input": []}, "input"),
         ({"input": [{"type": "item_reference", "id": "a"}]}, "input.0"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content.0"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content.0.image_url"),
+        ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input.0.content.0"),
         ({"input": [{"role": "user", "content": [{"type": ["a"]}]}]}, "input.0.message.content.0.type"),
         ({"tools": [{"type": "web_search"}]}, "tools.0"),
         ({"tools": [TOOLS[0], TOOLS[0]]}, "tools.1.name"),

@@ -121,7 +121,7 @@ def _append(messages: list[dict[str, Any]], message: dict[str, Any]) -> None:
     """Append a message. Consecutive user messages are merged, because many templates require it."""
     last = messages[-1] if messages else {}
     if message["role"] == last.get("role") == "user":
-        last["content"] = f"{last['content']}\n{message['content']}"
+        last["content"] = _joined(last["content"], message["content"])
     else:
         messages.append(message)
 
@@ -136,12 +136,35 @@ def _other_messages(index: int, turn: MessageTurn) -> list[dict[str, Any]]:
         match block:
             case TextBlock(text=text):
                 _append(messages, {"role": turn.role, "content": text})
+            case OtherBlock(type="image") if turn.role == "user":
+                _append(messages, {"role": "user", "content": [_image_part(block, where)]})
             case ToolResultBlock(tool_use_id=call_id, content=content) if turn.role == "user":
                 text = "" if content is None else _text_of(content, f"{where}.content")
                 messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
             case _:
                 raise _refused(block, where, turn.role)
     return messages or [{"role": turn.role, "content": ""}]
+
+
+def _joined(first: Any, second: Any) -> Any:
+    """Return two contents of user messages as one: texts on separate lines, or parts if there are pictures."""
+    if isinstance(first, str) and isinstance(second, str):
+        return f"{first}\n{second}"
+    return [
+        *([{"type": "text", "text": first}] if isinstance(first, str) else first),
+        *([{"type": "text", "text": second}] if isinstance(second, str) else second),
+    ]
+
+
+def _image_part(block: OtherBlock, where: str) -> dict[str, Any]:
+    source = (block.model_extra or {}).get("source")
+    source = source if isinstance(source, dict) else {}
+    url = source.get("url")
+    if source.get("type") == "base64" and isinstance(source.get("data"), str):
+        url = f"data:{source.get('media_type')};base64,{source['data']}"
+    if not isinstance(url, str):
+        raise ApiError(400, f"{where}.source must have the type base64 or url", param=f"{where}.source")
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def _assistant_message(index: int, turn: MessageTurn) -> list[dict[str, Any]]:

@@ -123,7 +123,9 @@ class MessageTurn(OpenAIModel):
     content: Annotated[
         Annotated[Text, Tag("one")] | Annotated[list[ContentBlock], Field(max_length=4096), Tag("many")],
         Discriminator(one_or_many),
-    ] = Field(description="A text, or a list of blocks of type `text`, `thinking`, `tool_use` and `tool_result`.")
+    ] = Field(
+        description="A text, or a list of blocks of type `text`, `image`, `thinking`, `tool_use` and `tool_result`."
+    )
 
 
 class CustomTool(OpenAIModel):

@@ -33,7 +33,7 @@ def make_router(manager: TokenizerManager) -> APIRouter:
         return await manager.prepare("" if prompt is None else prompt, SamplingParams(max_tokens=1), options)
 
     def arguments(prefix: PreparedRequest) -> dict[str, Any]:
-        prompt, options = prefix.prompt_token_ids.tobytes(), prefix.options
+        prompt, options = prefix.key_token_ids.tobytes(), prefix.options
         return {"prompt": prompt, "cache_salt": options.cache_salt, "adapter": options.adapter}
 
     @router.post("/pin_prefix", summary="Pin the cached part of a prefix for some time")

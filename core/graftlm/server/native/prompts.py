@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from graftlm.errors import InvalidPromptError, RequestError
+from graftlm.prompts import Prompt, with_images
 from graftlm.request_options import DEFAULT_OPTIONS, RequestOptions
 from graftlm.server.cache_namespace import namespace_of
 from graftlm.server.native.requests import GenerateRequest, SamplingRequest
-from graftlm.types import SamplingParams, TokenIds
+from graftlm.types import SamplingParams
 
 __all__ = ["NativePrompt", "is_list", "split_request"]
 
@@ -36,7 +37,7 @@ class NativePrompt:
         given_max_tokens: the client's limit of output tokens; None if the client set none.
     """
 
-    prompt: str | TokenIds
+    prompt: Prompt
     params: SamplingParams
     options: RequestOptions = DEFAULT_OPTIONS
     request_id: str | None = None
@@ -64,7 +65,7 @@ def split_request(body: GenerateRequest) -> list[NativePrompt]:
     Raises:
         RequestError: a list does not have one entry per prompt, or two fields of the body contradict each other.
     """
-    prompts = _prompts(body)
+    prompts = with_images(_prompts(body), body.image_data, is_one=not is_list(body))
     per_prompt = _PerPrompt(len(prompts))
     sampling = per_prompt(body.sampling_params, "sampling_params")
     logprobs = zip(
@@ -87,7 +88,7 @@ def split_request(body: GenerateRequest) -> list[NativePrompt]:
     ]
 
 
-def _prompts(body: GenerateRequest) -> list[str | TokenIds]:
+def _prompts(body: GenerateRequest) -> list[Prompt]:
     given = [name for name in ("text", "input_ids") if getattr(body, name) is not None]
     if len(given) != 1:
         raise InvalidPromptError(f"give either text or input_ids, got {' and '.join(given) or 'neither'}")
@@ -133,7 +134,7 @@ def _request_ids(body: GenerateRequest, per_prompt: _PerPrompt) -> list[str | No
 
 
 def _prompt(
-    prompt: str | TokenIds,
+    prompt: Prompt,
     sampling: SamplingRequest,
     logprob_fields: tuple[bool | None, int | None, int | None, Sequence[int] | None],
     request_id: str | None,

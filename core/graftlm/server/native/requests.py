@@ -76,6 +76,10 @@ _LogprobIds = Annotated[
 ]
 
 
+_Picture = Annotated[str, Field(min_length=1)]
+_Images = _Picture | list[_Picture | list[_Picture] | None]
+
+
 class SamplingRequest(WireModel):
     """Sampling parameters. Null means the default."""
 
@@ -199,6 +203,12 @@ class GenerateRequest(WireModel):
     text: OneOrMany[Text] | None = Field(default=None, description="The prompt or prompts as text.")
     input_ids: OneOrManyPrompts | None = Field(
         default=None, description="The prompt or prompts as token ids, instead of `text`."
+    )
+    image_data: _Images | None = Field(
+        default=None,
+        description="Pictures: a data URL, base64 text or the URL of an allowed host, or a list of these. The prompt "
+        "has one marker of the model, such as `<image>`, for each picture, or none. For several prompts: a list with "
+        "one entry per prompt, each a picture, a list of pictures or null.",
     )
     sampling_params: OneOrMany[SamplingRequest] | None = Field(
         default=None,

@@ -290,15 +290,22 @@ def _message(index: int, message: ChatMessage) -> Message:
     return fields
 
 
-def _content(index: int, message: ChatMessage) -> str | None:
+def _content(index: int, message: ChatMessage) -> str | list[dict[str, Any]] | None:
     if message.content is None:
         return "" if message.tool_calls else None
     if isinstance(message.content, str):
         return message.content
-    pieces = []
+    parts: list[dict[str, Any]] = []
     for j, part in enumerate(message.content):
-        if not isinstance(part, TextPart):
+        if isinstance(part, TextPart):
+            parts.append({"type": "text", "text": part.shown or ""})
+        elif part.type == "image_url":
+            parts.append(part.model_dump())
+        else:
             where = f"messages.{index}.content.{j}"
-            raise ApiError(400, f"{where}: parts of type {part.type!r} are not supported, only text", param=where)
-        pieces.append(part.shown or "")
-    return "".join(pieces)
+            raise ApiError(
+                400, f"{where}: parts of type {part.type!r} are not supported, only text and image_url", param=where
+            )
+    if all(part["type"] == "text" for part in parts):
+        return "".join(part["text"] for part in parts)
+    return parts

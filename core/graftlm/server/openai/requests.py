@@ -344,7 +344,9 @@ class ChatMessage(OpenAIModel):
     known_at: ClassVar[str | None] = "/v1/chat/completions#messages"
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: _Content | None = Field(default=None, description="A text, or a list of parts of type `text`.")
+    content: _Content | None = Field(
+        default=None, description="A text, or a list of parts of the types `text` and `image_url`."
+    )
     name: Text | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: Text | None = None

@@ -139,7 +139,7 @@ class _Conversation:
             case MessageItem(role="assistant", content=content):
                 self._answer("content", "tool_calls")["content"] = _text_of(content, f"{where}.content")
             case MessageItem(role=role, content=content):
-                self._message("system" if role == "developer" else role, _text_of(content, f"{where}.content"))
+                self._message("system" if role == "developer" else role, _content_of(content, f"{where}.content"))
             case ReasoningInput(content=content, summary=summary):
                 text = _text_of(content or summary or "", f"{where}.content")
                 self._answer("content", "tool_calls", "reasoning_content")["reasoning_content"] = text
@@ -152,9 +152,9 @@ class _Conversation:
             case _:
                 raise ApiError(400, f"{where}: items of type {item.type!r} are not supported", param=where)
 
-    def _message(self, role: str, text: str) -> None:
+    def _message(self, role: str, text: str | list[dict[str, Any]]) -> None:
         """Append a message. System messages at the beginning are merged, because many templates allow only one."""
-        if role == "system" and [message["role"] for message in self.list] == ["system"]:
+        if role == "system" and isinstance(text, str) and [message["role"] for message in self.list] == ["system"]:
             self.list[0]["content"] += f"\n\n{text}"
         else:
             self.list.append({"role": role, "content": text})
@@ -166,6 +166,23 @@ class _Conversation:
             last = {"role": "assistant", "content": ""}
             self.list.append(last)
         return last
+
+
+def _content_of(content: str | Sequence[TextPart | OtherPart], where: str) -> str | list[dict[str, Any]]:
+    """Return the content of a message: its text, or parts if it has pictures."""
+    if isinstance(content, str) or not any(part.type == "input_image" for part in content):
+        return _text_of(content, where)
+    parts: list[dict[str, Any]] = []
+    for i, part in enumerate(content):
+        if isinstance(part, OtherPart) and part.type == "input_image":
+            url = (part.model_extra or {}).get("image_url")
+            if not isinstance(url, str):
+                place = f"{where}.{i}.image_url"
+                raise ApiError(400, f"{place} must be a data URL or an http(s) URL", param=place)
+            parts.append({"type": "image_url", "image_url": {"url": url}})
+        else:
+            parts.append({"type": "text", "text": _text_of([part], where)})
+    return parts
 
 
 def _text_of(content: str | Sequence[TextPart | OtherPart], where: str) -> str:
