@@ -313,7 +313,7 @@ class StepLoop:
         if not self.scheduler.kv.has_cache:
             self.scheduler.kv.restart(self._make_cache)
         updates: list[RequestUpdate] = []
-        while self._pending and self.scheduler.awaits_commit:
+        while self._pending and self.scheduler.must_commit_first():
             updates += self._commit(*self._pending.popleft())
             self.scheduler.fill_mask()
         start = self._clock()

@@ -153,7 +153,10 @@ class BrokenMatcher(GrammarMatcher):
         if self._now("accept"):
             return self.plan.action()
         self.num_accepted += 1
-        return self.inner.accept(token_id)
+        accepted = self.inner.accept(token_id)
+        if self._now("after accept"):
+            self.plan.action()
+        return accepted
 
     def fill_bitmask(self, mask, row):
         self.inner.fill_bitmask(mask, row)
@@ -277,6 +280,30 @@ def test_a_grammar_that_fails_along_a_draft_continues_from_its_state(call, actio
         bound.masks_along([5, 10, 0, 6])
     bound.fill(after)
     assert after.tolist() == before.tolist()
+
+
+def test_a_token_that_was_accepted_before_the_backend_failed_is_rolled_back():
+    future = Future()
+    future.set_result(Broken("after accept", 3, Once(divide)))
+    bound = under(future)
+    assert bound.start(0.0)
+    assert not bound.accept(0)
+    before, after = (np.zeros(bound.num_words, dtype=np.int32) for _ in range(2))
+    bound.fill(before)
+    with pytest.raises(RequestFailedError, match="the grammar backend failed"):
+        bound.masks_along([5, 10, 0, 6])
+    bound.fill(after)
+    assert after.tolist() == before.tolist()
+
+
+def test_the_masks_of_a_draft_begin_with_that_of_its_first_token():
+    bound, first = grammar(), np.zeros(-(-VOCAB // 32), dtype=np.int32)
+    assert bound.start(0.0)
+    bound.fill(first)
+    masks = bound.masks_along([0, 5])
+    assert masks.shape == (3, len(first))
+    assert masks[0].tolist() == first.tolist()
+    assert bound.masks_along([VOCAB - 1]).shape == (1, len(first))
 
 
 @pytest.mark.parametrize("overlap", [False, True])

@@ -142,7 +142,7 @@ def test_a_drafter_of_stop_tokens_does_not_end_overlap(make_rig):
     waits = []
     while rig.scheduler.has_work:
         rig.step()
-        waits.append(rig.scheduler.awaits_commit)
+        waits.append(rig.scheduler.must_commit_first())
     assert not any(waits)
 
 

@@ -27,7 +27,8 @@ class PlannedDraft:
 
     Attributes:
         source: the draft, cut before the first token that is not allowed.
-        masks: int32 [n, ceil(V / 32)], allowed tokens after each of the draft's n tokens; [0, 0] without a grammar.
+        masks: int32 [n + 1, ceil(V / 32)], allowed tokens before the draft's n tokens and after each of them; [0, 0]
+            without a grammar.
     """
 
     source: SourcedDraft
@@ -43,7 +44,7 @@ class PlannedDraft:
         if num_tokens == len(self.token_ids):
             return self
         source = SourcedDraft(self.source.drafter, self.token_ids[:num_tokens], self.source.confidence)
-        return PlannedDraft(source, self.masks[:num_tokens])
+        return PlannedDraft(source, self.masks[: num_tokens + 1])
 
 
 class Drafting:
@@ -143,7 +144,7 @@ def _cut(request: Request, draft: SourcedDraft) -> PlannedDraft | None:
             masks = request.grammar.masks_along(token_ids.tolist())
         except RequestError:
             return None  # if the error occurs again in the step without drafts, it is reported there
-        token_ids = token_ids[: len(masks)]
+        token_ids = token_ids[: len(masks) - 1]
     if not len(token_ids):
         return None
     return PlannedDraft(SourcedDraft(draft.drafter, token_ids, draft.confidence), masks)

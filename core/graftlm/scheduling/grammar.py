@@ -117,23 +117,26 @@ class RequestGrammar:
         check_allowed(bits)
 
     def masks_along(self, token_ids: Sequence[int]) -> NDArray[np.int32]:
-        """Return the bitmask after each token. Stop before the first token that is forbidden or ends the grammar.
+        """Return the bitmasks before the first token and after each token.
+
+        The walk stops before the first token that is forbidden or ends the grammar.
 
         Effects: none; the matcher's state is restored, even if the backend failed. If it cannot be restored, every
             later use of the grammar raises RequestFailedError.
 
-        Returns: int32 [n, ceil(V / 32)], where n is the number of tokens before the stop.
+        Returns: int32 [n + 1, ceil(V / 32)], where n is the number of tokens before the stop.
 
         Raises:
             RequestFailedError: the backend failed.
         """
         matcher = self.matcher
         bits = np.zeros((len(token_ids) + 1, self.num_words), dtype=np.int32)
-        num_accepted = 0
+        num_accepted, is_filled = 0, False
 
         def walk() -> int:
-            nonlocal num_accepted
+            nonlocal num_accepted, is_filled
             matcher.fill_bitmask(bits, 0)
+            is_filled = True
             for i, token_id in enumerate(token_ids):
                 # A backend may log a warning for a token that `accept` rejects.
                 if not bits[i, token_id >> 5] >> (token_id & 31) & 1 or not matcher.accept(token_id):
@@ -148,9 +151,12 @@ class RequestGrammar:
 
         try:
             num_allowed = _guarded(walk)
-        finally:
-            self._roll_back(num_accepted)
-        return bits[1 : num_allowed + 1]
+        except RequestError:
+            if is_filled:  # otherwise no token was accepted
+                self._restore(num_accepted, bits[0])
+            raise
+        self._roll_back(num_accepted)
+        return bits[: num_allowed + 1]
 
     def forced_text(self) -> str:
         """Return the text that the grammar forces next; "" if the next character is not forced.
@@ -180,6 +186,29 @@ class RequestGrammar:
         if _guarded(lambda: move(token_ids[:num_accepted], dropped)) < len(dropped):
             raise RequestFailedError("the grammar backend rejects tokens after a rollback that it had accepted before")
         return False
+
+    def _restore(self, num_tokens: int, expected: NDArray[np.int32]) -> None:
+        """Roll back after a failed call, which may have accepted one token more than `num_tokens`.
+
+        Args:
+            expected: the mask of the state to which the matcher returns.
+
+        Raises:
+            RequestFailedError: the state was lost.
+        """
+        self._roll_back(num_tokens)
+        if self._allows(expected):
+            return
+        self._roll_back(1)
+        if not self._allows(expected):
+            self._lost = "the grammar's state was lost, because the backend failed while it accepted a token"
+            raise RequestFailedError(self._lost)
+
+    def _allows(self, expected: NDArray[np.int32]) -> bool:
+        """Return whether the mask of the allowed next tokens is the expected one."""
+        bits = np.zeros((1, self.num_words), dtype=np.int32)
+        _guarded(lambda: self.matcher.fill_bitmask(bits, 0))
+        return bool(np.array_equal(bits[0], expected))
 
     def _roll_back(self, num_tokens: int) -> None:
         try:

@@ -76,7 +76,7 @@ class Scheduler:
                Prefetches, Deadlines  Drafting                                     ForcedOutput
 
     `LiveRequests` owns the request from `add` to its end. Steps are committed in the order in which they were planned.
-    One step may be planned while another is in flight, unless `awaits_commit` is True.
+    One step may be planned while another is in flight, unless `must_commit_first` returns True.
     """
 
     def __init__(
@@ -148,12 +148,13 @@ class Scheduler:
         """Whether there is an unfinished request, an uncommitted step, or an update that was not returned yet."""
         return bool(len(self._live) or len(self._in_flight) or self._live.updates)
 
-    @property
-    def awaits_commit(self) -> bool:
-        """Whether the step in flight must be committed before the next step is planned.
+    def must_commit_first(self) -> bool:
+        """Return whether the step in flight must be committed before the next step is planned.
 
         This is the case if the step in flight verifies drafts, because the number of accepted tokens is not known
         before. It is also the case if the next step could verify drafts.
+
+        Effects: calls drafters that may draft while a step is in flight.
         """
         step = self._in_flight.first
         if self._drafting is None or step is None:
@@ -261,13 +262,17 @@ class Scheduler:
         if mask is None or mask.bits.done():
             return
         masked_idx = plan.sample_idx[mask.idx]
-        is_first = np.diff(masked_idx, prepend=-1) != 0  # other samples follow drafts, whose masks are already computed
+        is_first = np.diff(masked_idx, prepend=-1) != 0  # the masks of requests with drafts are already computed
         sampling = [step.requests[b] for b in masked_idx[is_first].tolist()]
-        grammars = [request.grammar if request.uses_sample_of(plan.step_id) else None for request in sampling]
+        drafted = [_draft_masks(step, request) for request in sampling]
+        grammars = [
+            request.grammar if masks is None and request.uses_sample_of(plan.step_id) else None
+            for request, masks in zip(sampling, drafted, strict=True)
+        ]
         num_words = next(request.grammar.num_words for request in sampling if request.grammar is not None)
         bits, errors = fill_masks(grammars, num_words)
         if len(sampling) < len(masked_idx):
-            bits = insert_masks(bits, is_first, [_draft_masks(step, request) for request in sampling])
+            bits = insert_masks(bits, is_first, drafted)
         mask.bits.set_result(bits)
         for i, error in errors.items():
             self._live.fail(sampling[i], str(error), Failure.REQUEST)
@@ -391,6 +396,6 @@ def _on_leave(speculator: Speculator | None, media: MediaFeeding | None) -> Call
 
 
 def _draft_masks(step: StepInFlight, request: Request) -> NDArray[np.int32] | None:
-    """Return the masks after a request's drafts; None if the step has no drafts of the request."""
+    """Return the masks of a request's samples; None if the step has no drafts of the request."""
     draft = None if request.row is None else step.drafts.get(request.row)
     return None if draft is None else draft.masks

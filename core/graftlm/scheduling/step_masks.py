@@ -48,19 +48,20 @@ def fill_masks(
 def insert_masks(
     bits: NDArray[np.int32], is_first: NDArray[np.bool_], drafted: Sequence[NDArray[np.int32] | None]
 ) -> NDArray[np.int32]:
-    """Return the masks of all samples, int32 [M, W]: each request's first mask, followed by the masks after its drafts.
+    """Return the masks of all samples, int32 [M, W].
 
     Args:
-        bits: int32 [m, W], the first mask of each of m requests.
+        bits: int32 [m, W], the first mask of each of m requests; those of requests with drafts have no meaning.
         is_first: bool [M], whether each sample is the first of its request.
-        drafted: the masks after each request's drafts; None if the request's samples are no longer used.
+        drafted: the masks of each request's samples if it has drafts; None if it has none, or if its samples are no
+            longer used.
     """
     whole = np.full((len(is_first), bits.shape[1]), _ANY, dtype=np.int32)
     whole[is_first] = bits
     (starts,) = is_first.nonzero()
     for start, masks in zip(starts.tolist(), drafted, strict=True):
         if masks is not None:
-            whole[start + 1 : start + 1 + len(masks)] = masks
+            whole[start : start + len(masks)] = masks
     return whole
 
 
