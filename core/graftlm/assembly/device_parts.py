@@ -124,10 +124,11 @@ def _head(
     head = chosen.head
     if head is None:
         return None
+    records = config.execution.graphs == "auto"
     own = attention.full if isinstance(attention, SplitAttention) else attention
     if own is None:
         raise InvariantError("no attention backend was made for the draft head")
-    steps = HeadSteps(head, own, kv, config.scheduling.max_running_requests, target.dtype)
+    steps = HeadSteps(head, own, kv, config.scheduling.max_running_requests, target.dtype, records=records)
     return steps, HiddenCapture(chosen.model, head.hidden_layers)
 
 

@@ -12,6 +12,7 @@ from graftlm.execution.batch import to_device
 from graftlm.execution.draft_samples import DraftSamples
 from graftlm.execution.generation import PickedTokens, decode_batch, generate, most_probable
 from graftlm.execution.kv_store import KVStore
+from graftlm.execution.recorded_function import RecordedFunction
 from graftlm.layers import cache_rows
 from graftlm.plan import StepPlan
 
@@ -40,6 +41,7 @@ class HeadSteps:
         kv: the KV memory.
         num_rows: R, number of rows of the request table.
         dtype: dtype of the served model.
+        records: whether the head's computations on a CPU are recorded if the attention backend supports it.
     """
 
     def __init__(
@@ -49,6 +51,8 @@ class HeadSteps:
         kv: KVStore,
         num_rows: int,
         dtype: torch.dtype,
+        *,
+        records: bool = True,
     ) -> None:
         self._head = head
         self._attention = attention
@@ -59,6 +63,14 @@ class HeadSteps:
         self._features = torch.zeros(num_rows, head.feature_size, dtype=dtype, device=kv.device)
         self._positions = torch.full((num_rows,), _NO_POSITION, dtype=torch.int64, device=kv.device)
         head.bind_attention(attention)
+        is_recorded = records and attention.repeats_calls and kv.device.type == "cpu"
+        self._write = RecordedFunction("writing keys of the draft head", self._write_keys, is_recorded=is_recorded)
+        self._advance = RecordedFunction(
+            "a step of the draft head", lambda *inputs: (head.forward(*inputs),), is_recorded=is_recorded
+        )
+        self._choose = RecordedFunction(
+            "the choice of the draft head's tokens", self._most_probable, is_recorded=is_recorded
+        )
 
     def observe(
         self,
@@ -76,15 +88,9 @@ class HeadSteps:
             drafts, counted: the step's drafts, and which samples count, bool [S]; None if the step has no drafts.
         """
         device = self._device
-        features = self._head.features(hidden)
         positions = to_device(plan.positions, device)
-        next_ids = self._next_ids(plan, sampled)
-        k, v = self._head.keys_and_values(features, next_ids, positions)
         slots = to_device(plan.out_slots, device)
-        keys, values = cache_rows(self._kv, self._layer.layer_id)
-        keys.write(slots, k)
-        if self._layer.value_prefix_dim is None:
-            values.write(slots, v)
+        (features,) = self._write(hidden, self._next_ids(plan, sampled), positions, slots)
         rows, last = self._last_tokens(plan, drafts, counted)
         self._features.index_copy_(0, rows, features.index_select(0, last))
         self._positions.index_copy_(0, rows, positions.index_select(0, last))
@@ -112,7 +118,7 @@ class HeadSteps:
             positions = starts[idx] + num_before
             forward = decode_batch(token_ids, positions, page_table[idx], page_size, device)
             self._attention.prepare(forward)
-            return self._head.forward(state, token_ids, forward.positions)
+            return self._advance(state, token_ids, forward.positions)[0]
 
         def advance(state: Tensor, token_ids: Tensor, idx: NDArray[np.intp], num_before: int) -> Tensor:
             return step(state, token_ids, idx, num_before + 1)
@@ -125,7 +131,21 @@ class HeadSteps:
         picked.scale(is_known)
         return picked
 
+    def _write_keys(self, hidden: Tensor, next_ids: Tensor, positions: Tensor, slots: Tensor) -> tuple[Tensor, ...]:
+        """Write the keys and values of T tokens; return their features."""
+        features = self._head.features(hidden)
+        k, v = self._head.keys_and_values(features, next_ids, positions)
+        keys, values = cache_rows(self._kv, self._layer.layer_id)
+        keys.write(slots, k)
+        if self._layer.value_prefix_dim is None:
+            values.write(slots, v)
+        return (features,)
+
     def _pick(self, state: Tensor) -> tuple[Tensor, Tensor]:
+        token_ids, probabilities = self._choose(state)
+        return token_ids.clone(), probabilities.clone()
+
+    def _most_probable(self, state: Tensor) -> tuple[Tensor, ...]:
         idx, probabilities = most_probable(self._head.logits(state))
         return self._head.token_ids(idx), probabilities
 

@@ -21,7 +21,7 @@ from graftlm.execution.batch import BatchBuilder
 from graftlm.layers.native_calls import heard_by
 from graftlm.plan import StepPlan
 
-__all__ = ["MAX_RECORDED_SIZE", "RecordedSteps", "Recording", "record"]
+__all__ = ["MAX_RECORDED_SIZE", "OtherResultError", "RecordedSteps", "Recording", "record"]
 
 _logger = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class _Memory:
         self._taken = alive
 
 
-class _OtherResultError(Exception):
+class OtherResultError(Exception):
     """A kernel's return value differs from the recording, such as an out-of-memory code."""
 
 
@@ -162,7 +162,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Repeat the recorded calls on the same tensors.
 
         Raises:
-            _OtherResultError: a kernel's return value differs from the recording.
+            OtherResultError: a kernel's return value differs from the recording.
         """
         for function, arguments, options in self.calls:
             function(*arguments, **options)
@@ -210,7 +210,7 @@ def _repeat_into(kept: Sequence[Tensor], func: Any, args: Any, kwargs: Any) -> N
 
 def _repeat_with_result(result: object, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     if function(*arguments) != result:
-        raise _OtherResultError
+        raise OtherResultError
 
 
 class _TokensOnly(ForwardBatch):
@@ -321,7 +321,7 @@ class RecordedSteps:
             else:
                 step.recording.repeat()
                 self.num_replays += 1
-        except _OtherResultError:
+        except OtherResultError:
             return None  # the model then runs the step, and raises the actual error
         except GraphCaptureError as error:
             if plan.num_drafts is not None:
