@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 NATIVE  = $(shell git ls-files '*.cpp' '*.h')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-all lint format docs bench gpu-check mutations fuzz random-steps train-demo reference kill-storm hostile test-clients check-wheel clean
+.PHONY: help demo serve test test-all lint format docs bench gpu-check mutations fuzz random-steps train-demo train-draft reference kill-storm hostile test-clients check-wheel clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -118,6 +118,10 @@ check-wheel: $(VENV)/.installed-dev  ## build the wheel, install it, run it with
 
 train-demo: $(VENV)/.installed-dev  ## train the bundled model again, into build/demo
 	$(BIN)/python -m graftlm.demo.train --out build/demo
+
+train-draft: $(VENV)/.installed-dev  ## train the bundled model's EAGLE-3 head again, into build/eagle3, and measure it
+	$(BIN)/python -m graftlm.demo.train_draft --out build/eagle3
+	$(BIN)/python benchmarks/draft_head.py --head build/eagle3
 
 clean:  ## remove the environment and all caches
 	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

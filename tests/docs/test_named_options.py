@@ -25,6 +25,8 @@ OF_OTHERS = {
     "--strict",  # mypy, mkdocs
     "--incremental-streaming-output",  # SGLang's server
     "--out",  # python -m graftlm.demo.train
+    "--steps",  # python -m graftlm.demo.train_draft
+    "--threads",  # python -m graftlm.demo.train_draft
     "--version",  # a compiler
 }
 

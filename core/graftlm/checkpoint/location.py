@@ -11,6 +11,7 @@ __all__ = ["cached_snapshot", "checkpoint_files", "is_gguf", "is_hub_name", "res
 
 _SHOWN_CHARS = 200
 _DEMO = "demo"
+_DEMO_HEAD = "demo-eagle3"
 _GGUF = ".gguf"
 #: A model's name on a hub: organisation/model.
 _HUB_NAME = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
@@ -21,6 +22,7 @@ _SPLIT_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.g
 def resolve_checkpoint(path: str, setting: str = "model.path") -> Path:
     """Return the folder or file of `model.path`: "demo", a folder, a .gguf file, or the name of a cached model.
 
+    "demo-eagle3" is the EAGLE-3 head of the model "demo".
     A model of a hub is searched only in the local cache of `huggingface_hub`; nothing is downloaded.
 
     Args:
@@ -30,10 +32,10 @@ def resolve_checkpoint(path: str, setting: str = "model.path") -> Path:
     Raises:
         CheckpointError: there is no such folder or file, or the folder has no config.json.
     """
-    if path == _DEMO:
-        from graftlm.demo import demo_checkpoint
+    if path in (_DEMO, _DEMO_HEAD):
+        from graftlm.demo import demo_checkpoint, demo_draft_head
 
-        place = demo_checkpoint()
+        place = demo_checkpoint() if path == _DEMO else demo_draft_head()
     else:
         place = _expanded(path, setting)
         if is_hub_name(path):

@@ -1,8 +1,8 @@
-"""The bundled demo model: the folder of its checkpoint, and questions for it."""
+"""The bundled demo model: the folders of its checkpoint and of its draft head, and questions for it."""
 
 from pathlib import Path
 
-__all__ = ["DEMO_QUESTIONS", "SYSTEM_PROMPT", "demo_checkpoint"]
+__all__ = ["DEMO_QUESTIONS", "SYSTEM_PROMPT", "demo_checkpoint", "demo_draft_head"]
 
 SYSTEM_PROMPT = (
     "You are the small demo model of graftlm, a friendly assistant that answers short questions. "
@@ -30,3 +30,8 @@ DEMO_QUESTIONS = (
 def demo_checkpoint() -> Path:
     """Return the folder of the bundled Hugging Face checkpoint."""
     return Path(__file__).parent / "checkpoint"
+
+
+def demo_draft_head() -> Path:
+    """Return the folder of the EAGLE-3 head of the bundled model."""
+    return Path(__file__).parent / "eagle3"

@@ -64,7 +64,7 @@ class Eagle3Options(DraftHeadOptions):
 
     path: str = Field(
         description="Checkpoint of the EAGLE-3 head, in the same forms as `model.path`. It must have been made for the "
-        "served model.",
+        "served model. `demo-eagle3` is the head of the model `demo`.",
     )
     hidden_layers: tuple[int, ...] | None = Field(
         default=None,
