@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from graftlm.types import FinishReason, Timings, TokenIds, Usage
 
-__all__ = ["CacheEvent", "EngineStats", "RequestRecord", "StepRecord", "TierStats"]
+__all__ = ["CacheEvent", "EngineStats", "RequestRecord", "StateStats", "StepRecord", "TierStats"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,25 @@ class TierStats:
 
 
 @dataclass(frozen=True, slots=True)
+class StateStats:
+    """Statistics of the recurrent states that are stored for later requests.
+
+    Attributes:
+        num_snapshots: number of slots.
+        num_stored: number of slots that store the state at the end of a cached page.
+        num_free: number of free slots; the others belong to running requests.
+        num_stores: number of states that were stored since the start.
+        num_evicted: number of stored states that were evicted since the start, while their page stayed cached.
+    """
+
+    num_snapshots: int
+    num_stored: int
+    num_free: int
+    num_stores: int
+    num_evicted: int
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """An engine's statistics: current state, and counters since the start.
 
@@ -66,6 +85,7 @@ class EngineStats:
         grammar_hits, grammar_misses: numbers of requests with a grammar. A hit: the grammar was already compiled or
             being compiled. A miss: its compilation had to be started.
         drafts: name of a drafter -> number of its tokens that steps verified, and number of accepted tokens.
+        states: statistics of stored recurrent states; None if the model has no such states.
     """
 
     running_requests: int
@@ -95,6 +115,7 @@ class EngineStats:
     grammar_hits: int = 0
     grammar_misses: int = 0
     drafts: dict[str, tuple[int, int]] = field(default_factory=dict)
+    states: StateStats | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -283,6 +283,7 @@ class StepLoop:
             grammar_hits=0 if self._grammars is None else self._grammars.hits,
             grammar_misses=0 if self._grammars is None else self._grammars.misses,
             drafts={name: (counts.drafted, counts.accepted) for name, counts in counters.drafts.items()},
+            states=None if scheduler.kv.states is None else scheduler.kv.states.pool.stats,
         )
 
     def close(self) -> None:

@@ -29,7 +29,8 @@ def samples():
     """Name of each sample at /metrics -> its labels, including those that Prometheus adds."""
     replicas = ReplicaSet(["scheduler-0"], can_recover=False)
     stats = EngineStats(
-        **dict.fromkeys(EngineStats.__dataclass_fields__, 1) | {"tiers": TierStats(1), "drafts": {"suffix": (1, 1)}}
+        **dict.fromkeys(EngineStats.__dataclass_fields__, 1)
+        | {"tiers": TierStats(1), "states": None, "drafts": {"suffix": (1, 1)}}
     )
     replicas.replicas[0].load = Load(process="scheduler-0", stats=stats, histograms=StepMetrics().snapshot())
     metrics = ServerMetrics()

@@ -7,7 +7,7 @@ import pytest
 from graftlm.errors import SamplingParamsError
 from graftlm.pooling.pooling import Pooling
 from graftlm.processes import messages as m
-from graftlm.records import EngineStats, TierStats
+from graftlm.records import EngineStats, StateStats, TierStats
 from graftlm.request_options import RequestOptions
 from graftlm.scheduling import Failure, Finish, RequestUpdate
 from graftlm.types import FinishReason, SamplingParams, TokenLogprob, Usage
@@ -22,7 +22,8 @@ UPDATES = [
     RequestUpdate("g", finish=Finish(FinishReason.ABORT, error="late", failure=Failure.TIMEOUT), embedding=b"\0\1"),
 ]
 STATS = EngineStats(
-    **dict.fromkeys(EngineStats.__dataclass_fields__, 1) | {"tiers": TierStats(1), "drafts": {"suffix": (1, 1)}}
+    **dict.fromkeys(EngineStats.__dataclass_fields__, 1)
+    | {"tiers": TierStats(1), "states": StateStats(1, 1, 1, 1, 1), "drafts": {"suffix": (1, 1)}}
 )
 MESSAGES = [
     m.Generate(

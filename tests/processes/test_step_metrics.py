@@ -4,7 +4,7 @@ import pytest
 
 from graftlm.processes import messages as m
 from graftlm.processes.step_metrics import STEP_BUCKETS_S, STEP_HISTOGRAMS, Histogram, StepMetrics
-from graftlm.records import EngineStats, StepRecord, TierStats
+from graftlm.records import EngineStats, StateStats, StepRecord, TierStats
 
 
 def record(host_s, model_s):
@@ -56,7 +56,8 @@ def test_histograms_are_unchanged_after_encoding_and_decoding():
     metrics = StepMetrics()
     metrics.observe(record(0.001, 0.002))
     stats = EngineStats(
-        **dict.fromkeys(EngineStats.__dataclass_fields__, 1) | {"tiers": TierStats(1), "drafts": {"suffix": (1, 1)}}
+        **dict.fromkeys(EngineStats.__dataclass_fields__, 1)
+        | {"tiers": TierStats(1), "states": StateStats(1, 1, 1, 1, 1), "drafts": {"suffix": (1, 1)}}
     )
     load = m.Load(process="scheduler-0", stats=stats, histograms=metrics.snapshot())
     assert m.decode(m.encode(load)).histograms == metrics.snapshot()

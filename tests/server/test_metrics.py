@@ -12,7 +12,7 @@ from graftlm.outputs import GatheredOutput
 from graftlm.processes.messages import Load
 from graftlm.processes.replicas import ReplicaSet
 from graftlm.processes.step_metrics import StepMetrics
-from graftlm.records import EngineStats, StepRecord, TierStats
+from graftlm.records import EngineStats, StateStats, StepRecord, TierStats
 from graftlm.scheduling import Failure
 from graftlm.server.metrics import ServerMetrics
 from graftlm.testing.server_process import wait_until
@@ -42,7 +42,7 @@ def report(name, **values):
     """Return a replica's report: two steps, the given values, and zero elsewhere."""
     stats = EngineStats(
         **dict.fromkeys(EngineStats.__dataclass_fields__, 0)
-        | {"eviction_age_s": None, "tiers": None, "drafts": {}}
+        | {"eviction_age_s": None, "tiers": None, "states": None, "drafts": {}}
         | values
     )
     steps = StepMetrics()
@@ -68,6 +68,17 @@ def metrics(replicas):
     metrics = ServerMetrics()
     metrics.watch(replicas)
     return metrics
+
+
+def test_stored_states_are_shown_if_the_model_has_states(metrics, replicas):
+    assert not any("state" in name and "states" in name for name, _ in samples(metrics))
+    states = StateStats(num_snapshots=10, num_stored=6, num_free=1, num_stores=20, num_evicted=5)
+    replicas.replicas[0].load = report("scheduler-0", states=states)
+    found, replica = samples(metrics), ("replica", "scheduler-0")
+    slots = {use: found["graftlm_state_slots", (replica, ("use", use))] for use in ("stored", "free", "running")}
+    assert slots == {"stored": 6, "free": 1, "running": 3}
+    assert found["graftlm_stored_states_total", (replica,)] == 20
+    assert found["graftlm_evicted_states_total", (replica,)] == 5
 
 
 def test_a_replicas_metrics_are_labelled_with_its_name(metrics, replicas):

@@ -10,7 +10,7 @@ from graftlm.outputs import GatheredOutput
 from graftlm.processes.messages import Load
 from graftlm.processes.replicas import ReplicaSet
 from graftlm.processes.step_metrics import StepMetrics
-from graftlm.records import EngineStats, TierStats
+from graftlm.records import EngineStats, StateStats, TierStats
 from graftlm.server.metrics import ServerMetrics
 from graftlm.types import Completion, FinishReason, Timings, Usage
 
@@ -25,10 +25,11 @@ and which ones to monitor.
 
 
 def metric_families() -> Iterator[Metric]:
-    """Yield every metric of a server that has answered a request and whose cache has lower tiers."""
+    """Yield every metric of a server that has answered a request and whose cache has lower tiers and states."""
     replicas = ReplicaSet(["scheduler-0"], can_recover=False)
     values: dict[str, Any] = dict.fromkeys(EngineStats.__dataclass_fields__, 0)
-    values |= {"eviction_age_s": 0.0, "tiers": TierStats(), "drafts": {"suffix": (0, 0)}}
+    states = StateStats(num_snapshots=0, num_stored=0, num_free=0, num_stores=0, num_evicted=0)
+    values |= {"eviction_age_s": 0.0, "tiers": TierStats(), "drafts": {"suffix": (0, 0)}, "states": states}
     replicas.replicas[0].load = Load(
         process="scheduler-0", stats=EngineStats(**values), histograms=StepMetrics().snapshot()
     )

@@ -17,8 +17,8 @@ def cache_snapshot(cache: PrefixCache, page_size: int, now_s: float) -> dict[str
         now_s: reading of the cache's clock, in seconds.
 
     Returns: "format", "page_size", "evictable_pages", "locked_pages" and "nodes". Each node has "id", "parent" (null at
-        the start of a prompt), "namespace", "token_ids", "pages", "locks", "pins", "hits", "priority", and "created_s"
-        and "last_access_s", in seconds before `now_s`.
+        the start of a prompt), "namespace", "token_ids", "pages", "locks", "pins", "states", "hits", "priority", and
+        "created_s" and "last_access_s", in seconds before `now_s`.
     """
     return {
         "format": SNAPSHOT_FORMAT,
@@ -39,6 +39,7 @@ def _plain(node: NodeView, now_s: float) -> dict[str, Any]:
         "pages": node.pages.tolist(),
         "locks": node.num_locks,
         "pins": node.num_pins,
+        "states": node.num_states,
         "hits": stats.hits,
         "priority": stats.priority,
         "created_s": round(max(0.0, now_s - stats.created), 6),

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from graftlm.errors import InvariantError
+from graftlm.records import StateStats
 from graftlm.types import PageIds
 
 __all__ = ["StatePool"]
@@ -59,6 +60,11 @@ class StatePool:
     def num_free(self) -> int:
         """Number of free snapshot slots."""
         return len(self._free)
+
+    @property
+    def stats(self) -> StateStats:
+        """The numbers of slots by use, and the counters."""
+        return StateStats(self.num_snapshots, self.num_stored, self.num_free, self.num_stores, self.num_evicted)
 
     @property
     def version(self) -> int:

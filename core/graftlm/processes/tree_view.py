@@ -51,6 +51,7 @@ def _plain(node: NodeView, now_s: float) -> dict[str, Any]:
         "num_tokens": len(node.token_ids),
         "num_pages": len(node.pages),
         "num_locks": node.num_locks,
+        "num_states": node.num_states,
         "age_s": round(max(0.0, now_s - stats.last_access), 3),
         "hits": stats.hits,
         "token_ids": node.token_ids[:_MAX_TOKENS].tolist(),

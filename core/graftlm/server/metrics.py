@@ -13,7 +13,7 @@ from graftlm.outputs import GatheredOutput
 from graftlm.processes.replicas import Replica, ReplicaSet
 from graftlm.processes.request_metrics import RequestMetrics
 from graftlm.processes.step_metrics import STEP_BUCKETS_S, STEP_HISTOGRAMS
-from graftlm.records import EngineStats, TierStats
+from graftlm.records import EngineStats, StateStats, TierStats
 
 __all__ = ["ServerMetrics", "make_router"]
 
@@ -191,6 +191,7 @@ class _ReplicaCollector(Collector):
         yield from _caches(reports)
         yield from _drafts(reports)
         yield from _tiers({n: s.tiers for n, s in reports.items() if s.tiers is not None})
+        yield from _states({n: s.states for n, s in reports.items() if s.states is not None})
         yield from self._histograms()
 
     def _histograms(self) -> Iterator[Metric]:
@@ -246,6 +247,22 @@ def _tiers(reports: dict[str, TierStats]) -> Iterator[Metric]:
         events = {(name, event): read(tiers) for name, tiers in reports.items() for event, read in table}
         text = f"Number of events of blocks in the cache's {tier} tier, by kind."
         yield _family(CounterMetricFamily, f"{tier}_events", text, events, "event")
+
+
+def _states(reports: dict[str, StateStats]) -> Iterator[Metric]:
+    """Yield the metrics of stored recurrent states, if the model has such states."""
+    if not reports:
+        return
+    uses = {(name, "stored"): states.num_stored for name, states in reports.items()}
+    uses |= {(name, "free"): states.num_free for name, states in reports.items()}
+    uses |= {(n, "running"): s.num_snapshots - s.num_stored - s.num_free for n, s in reports.items()}
+    text = "Number of slots for recurrent states beside those of the rows, by use."
+    yield _family(GaugeMetricFamily, "state_slots", text, uses, "use")
+    stores = {(name,): states.num_stores for name, states in reports.items()}
+    yield _family(CounterMetricFamily, "stored_states", "Number of recurrent states that were stored.", stores)
+    evicted = {(name,): states.num_evicted for name, states in reports.items()}
+    text = "Number of stored recurrent states that were evicted while their page stayed cached."
+    yield _family(CounterMetricFamily, "evicted_states", text, evicted)
 
 
 def _family(kind: Callable[..., Any], name: str, text: str, values: Mapping[Any, float], *labels: str) -> Metric:

@@ -17,7 +17,9 @@ class Clock:
 
 
 def report(replica, **values):
-    stats = EngineStats(**dict.fromkeys(EngineStats.__dataclass_fields__, 0) | {"tiers": None, "drafts": {}} | values)
+    stats = EngineStats(
+        **dict.fromkeys(EngineStats.__dataclass_fields__, 0) | {"tiers": None, "states": None, "drafts": {}} | values
+    )
     replica.load = Load(process=replica.name, stats=stats, histograms={})
 
 

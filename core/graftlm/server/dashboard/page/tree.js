@@ -186,6 +186,7 @@ function describe(node) {
     `matched ${count(node.hits)}×`,
     `last used ${duration(node.age_s)} ago`,
   ];
+  if (node.num_states) parts.push(`${count(node.num_states)} recurrent states`);
   if (node.num_locks) parts.push(`held by ${count(node.num_locks)} running`);
   if (node.namespace) parts.push(`namespace ${node.namespace}`);
   return parts.join(", ");
