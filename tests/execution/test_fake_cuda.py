@@ -31,7 +31,7 @@ from graftlm.execution.sampler import Sampler
 from graftlm.layers.low_rank import LowRankFactors
 from graftlm.layers.ops import bind_ops, fused_ops
 from graftlm.lora.adapters import LoadedAdapter
-from graftlm.memory import WindowPages, WindowSpan
+from graftlm.memory import StatePool, WindowPages, WindowSpan
 from graftlm.pooling.pooling import Pooling
 from graftlm.scheduling import Request, RequestGrammar
 from graftlm.speculation import Speculator
@@ -50,6 +50,7 @@ from graftlm_attention.torch_paged import TorchPagedAttention
 from graftlm_attention.triton_kv_write import write_kv
 from graftlm_attention.triton_paged import Processors, TritonPagedAttention
 from graftlm_cache.radix import RadixCache
+from graftlm_cache.state_radix import StateRadixCache
 from graftlm_cache.swa_radix import SWARadixCache
 from graftlm_eviction.lru import LRU
 from graftlm_models import provide_models
@@ -164,12 +165,14 @@ class Device:
     def sampler(self):
         return Sampler(FakeCudaEngine.num_rows, VOCAB, self.cuda.device, None)
 
-    def engine(self, attention="triton", model=None, *, sampler=None, window=None, **settings):
+    def engine(self, attention="triton", model=None, *, sampler=None, window=None, states=None, **settings):
         make_attention = partial(self.attention, attention) if isinstance(attention, str) else attention
         clock = TickingClock()
 
         def make_cache():
-            context = CacheContext(PAGE_SIZE, LRU(), clock, window=window)
+            context = CacheContext(PAGE_SIZE, LRU(), clock, window=window, states=states)
+            if states is not None:
+                return StateRadixCache(context, states)
             return RadixCache(context) if window is None else SWARadixCache(context, window)
 
         return FakeCudaEngine(
@@ -182,6 +185,7 @@ class Device:
             dtype=DTYPE,
             page_size=PAGE_SIZE,
             window=window,
+            states=states,
             **settings,
         )
 
@@ -322,6 +326,32 @@ def test_window_layers_with_their_own_memory_never_wait(device, attention, graph
     assert {layer.sliding_window for layer in model.attention_layers} == {None, 16}
     engine = device.engine(attention, model, window=window, graph_sizes=graph_sizes)
     assert_all_end(engine.run(*requests()))
+
+
+STATE_MODELS = {
+    "Lfm2ForCausalLM": {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+    "GraniteMoeHybridForCausalLM": {
+        "layer_types": ["mamba", "attention"],
+        "mamba_n_heads": 8,
+        "mamba_d_state": 16,
+        "shared_intermediate_size": 48,
+        "num_local_experts": 0,
+    },
+    "Qwen3_5ForCausalLM": {
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+    },
+}
+
+
+@pytest.mark.parametrize("architecture", STATE_MODELS)
+def test_recurrent_states_never_wait(device, architecture):
+    states = StatePool(FakeCudaEngine.num_rows, 4, FakeCudaEngine.num_pages)
+    engine = device.engine("triton", device.model(architecture, **STATE_MODELS[architecture]), states=states)
+    assert_all_end(engine.run(*requests(SAMPLING["filters"])))
+    assert_all_end(engine.run(request("again", 40, 2)))
+    assert all(plan.state is not None for plan in engine.plans)
 
 
 def llama_weights():

@@ -5,6 +5,7 @@ import pytest
 
 from graftlm import Engine, SamplingParams
 from graftlm.testing.hugging_face import HuggingFaceModel
+from graftlm.testing.tiny_adapters import write_tiny_adapter
 
 PROMPT_LENS = [1, 2, 17, 33, 64, 100, 140, 180]
 SHARED_LEN = 50  # number of tokens in the common prefix of all longer prompts; not a page end for 16 and 64 tokens
@@ -113,3 +114,16 @@ def test_a_chat_hits_to_the_last_page_end_of_its_last_answer(workload, model):
             assert load.check(engine, [chat]) == [expected]
             expected = (len(chat) + GREEDY.max_tokens - 1) // 16 * 16
             chat = chat + load.answer(chat) + [20 + turn, 30, 40]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("model", MODELS)
+def test_requests_with_an_adapter_have_their_own_states(workload, model, tmp_path):
+    load = workload(model)
+    merged = write_tiny_adapter(tmp_path, load.checkpoint, r=4, lora_alpha=8, target_modules=r".*in_proj\w*")
+    oracle, prompts = HuggingFaceModel(merged), load.prompts[4:]
+    with load.engine(lora={"adapters": {"a": str(tmp_path)}, "max_rank": 8}) as engine:
+        for _ in range(2):
+            outputs = engine.generate(prompts, GREEDY, adapter="a")
+            assert [list(output.token_ids) for output in outputs] == [oracle.generate(p, 12) for p in prompts]
+            load.check(engine, prompts)

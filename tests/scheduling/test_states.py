@@ -100,7 +100,7 @@ def test_without_snapshots_requests_run_and_reuse_nothing(make_rig):
     assert run(rig, "first", prompt) == run(rig, "second", prompt) == 0
 
 
-@pytest.mark.parametrize(("page_size", "most_tokens"), [(1, 16), (4, 16), (16, 16), (64, 64)])
+@pytest.mark.parametrize(("page_size", "most_tokens"), [(1, 8), (4, 8), (16, 16), (64, 64)])
 def test_a_retracted_request_continues_at_its_latest_snapshot(make_rig, page_size, most_tokens):
     rig = make(make_rig, page_size)
     for i in range(2):
@@ -127,3 +127,37 @@ def test_a_waiting_prompt_is_probed_again_when_a_state_is_stored(make_rig):
     assert cache.probe_again(key, place) is place
     rig.scheduler.kv.states.pool.evict(100)
     assert cache.probe_again(key, place) is None
+
+
+def play_chats(rig):
+    """Run 10 chats of 5 turns with a common system prompt, one turn after another; return the reused tokens."""
+    chats = [tokens(0, 60) + tokens(i + 1, 20) for i in range(10)]
+    hits = 0
+    for turn in range(5):
+        for i, chat in enumerate(chats):
+            request_id = f"chat {i} turn {turn}"
+            hits += run(rig, request_id, chat, max_new_tokens=30)
+            chats[i] = chat + rig.tokens[request_id] + tokens(100 * turn + i, 15)
+    return hits
+
+
+def play_few_shot(rig):
+    """Run 40 questions with the same examples; return the reused tokens."""
+    examples = tokens(0, 200)
+    return sum(run(rig, f"q{i}", examples + tokens(i + 1, 25)) for i in range(40))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.parametrize("play", [play_chats, play_few_shot])
+def test_chats_and_few_shot_prompts_have_95_percent_of_the_hits_of_pure_attention(make_rig, page_size, play):
+    sizes = {
+        "num_pages": 8192 // page_size,
+        "num_rows": 10,
+        "prefill_tokens": 64,
+        "page_size": page_size,
+        "debug": False,
+    }
+    expected = play(make_rig(**sizes))
+    assert expected > 0
+    assert play(make_rig(**sizes, num_snapshots=8 * 10)) >= 0.95 * expected

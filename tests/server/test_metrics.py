@@ -208,7 +208,8 @@ def test_the_format_is_the_requested_one(metrics, replicas, accept, is_openmetri
 
 
 def test_every_metric_is_documented_with_its_type_and_labels_and_no_other(metrics, replicas):
-    replicas.replicas[0].load = report("scheduler-0", eviction_age_s=1.0, tiers=TierStats(), drafts={"suffix": (5, 3)})
+    parts = {"tiers": TierStats(), "states": StateStats(3, 1, 1, 1, 0), "drafts": {"suffix": (5, 3)}}
+    replicas.replicas[0].load = report("scheduler-0", eviction_age_s=1.0, **parts)
     metrics.finished(ended(), 1.0, "stop")
     expected = set()
     for family in families(metrics.exposition(PLAIN)[0].decode()).values():

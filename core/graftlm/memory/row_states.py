@@ -13,7 +13,7 @@ from graftlm.memory.state_pool import StatePool
 __all__ = ["RowStates"]
 
 #: Minimum number of tokens between two snapshots of a row's output.
-_OUTPUT_STRIDE: Final = 16
+_OUTPUT_STRIDE: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class RowStates:
         - `branch`, where the cached keys and values end, if no state was stored there: another prompt shares the tokens
           before it;
         - every `interval` tokens.
-    In the output, each row keeps one snapshot, at its latest page end (at least 16 tokens after the previous one). It
+    In the output, each row keeps one snapshot, at its latest page end (at least 8 tokens after the previous one). It
     is stored when the row is released.
 
     A snapshot needs no copy: one segment writes the state to the slot, and the next segment reads it there. The

@@ -27,7 +27,8 @@ from graftlm.execution.kv_store import KVStore
 from graftlm.execution.runner import ModelRunner
 from graftlm.execution.sampler import Sampler
 from graftlm.execution.split_attention import SplitAttention
-from graftlm.memory import KVManager, PagePool, RequestTable, WindowPages
+from graftlm.execution.state_store import StateStore
+from graftlm.memory import KVManager, PagePool, RequestTable, RowStates, StatePool, WindowPages
 from graftlm.observers import Observers
 from graftlm.plan import StepPlan, StepResult
 from graftlm.scheduling import Request, RequestUpdate, Scheduler, SchedulerLimits
@@ -59,6 +60,7 @@ class FakeCudaEngine:
         page_size: number of tokens in a page.
         graph_sizes: numbers of requests for which decode steps are captured; empty: no graphs.
         window: pages of the sliding-window layers; None: all layers share one memory.
+        states: slots of recurrent states; None: the model has no such states.
         adapters: the model's layers with adapters; None: no adapters.
         head: the draft head, and the handle that its drafter uses; None: no head.
         overlap: whether a step is launched before the previous step's result is read.
@@ -90,6 +92,7 @@ class FakeCudaEngine:
         page_size: int = 16,
         graph_sizes: Sequence[int] = (),
         window: WindowPages | None = None,
+        states: StatePool | None = None,
         adapters: AdapterLayers | None = None,
         overlap: bool = False,
         speculator: Speculator | None = None,
@@ -112,6 +115,8 @@ class FakeCudaEngine:
         if window is not None:
             attention = SplitAttention(attention, make_attention(context))
         model.bind_attention(attention)
+        if states is not None:
+            model.bind_states(StateStore(model.state_layers, states.num_slots, cuda.device).tensors)
         steps = None
         if head is not None:
             own = attention.full if isinstance(attention, SplitAttention) else attention
@@ -126,7 +131,8 @@ class FakeCudaEngine:
         )
         clock = TickingClock()
         table = RequestTable(self.num_rows, self.max_pages)
-        memory = KVManager(PagePool(self.num_pages), make_cache(), table, page_size, window)
+        row_states = None if states is None else RowStates(states, table, page_size)
+        memory = KVManager(PagePool(self.num_pages), make_cache(), table, page_size, window, states=row_states)
         limits = SchedulerLimits(100, self.prefill_tokens, True)
         self._scheduler = Scheduler(memory, policy, limits, clock, speculator=speculator)
         self._executor = _Executor(self)
