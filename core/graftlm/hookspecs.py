@@ -23,6 +23,7 @@ from graftlm.contracts import (
     ReasoningFormat,
     RoutingPolicy,
     SchedulingPolicy,
+    StepExecutor,
     ToolCallFormat,
 )
 from graftlm.records import CacheEvent, RequestRecord, StepRecord
@@ -83,6 +84,11 @@ def provide_routing_policies() -> Iterable[Provider[RoutingPolicy]]:  # type: ig
 @hookspec
 def provide_drafters() -> Iterable[Provider[Drafter]]:  # type: ignore[empty-body]
     """Provide drafters for speculative decoding; `create` gets a `DrafterContext`."""
+
+
+@hookspec
+def provide_executors() -> Iterable[Provider[StepExecutor]]:  # type: ignore[empty-body]
+    """Provide executors; `create` gets an `ExecutorContext`, `capabilities` is an `ExecutorCapabilities`."""
 
 
 @hookspec

@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, TextIO, TypeAlias
 
-__all__ = ["JsonFormatter", "LogFormat", "TextFormatter", "configure_logging", "request_id_var"]
+__all__ = ["JsonFormatter", "LogFormat", "TextFormatter", "configure_logging", "current_settings", "request_id_var"]
 
 LogFormat: TypeAlias = Literal["text", "json"]
 
@@ -27,7 +27,7 @@ class JsonFormatter(logging.Formatter):
 
     def __init__(self, process: str) -> None:
         super().__init__()
-        self._process = process
+        self.process = process
 
     def format(self, record: logging.LogRecord) -> str:
         """Return a record as one line of JSON."""
@@ -35,7 +35,7 @@ class JsonFormatter(logging.Formatter):
             "ts": _moment(record).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "process": self._process,
+            "process": self.process,
             "message": record.getMessage(),
         }
         request_id = _request_id(record)
@@ -54,14 +54,14 @@ class TextFormatter(logging.Formatter):
 
     def __init__(self, process: str) -> None:
         super().__init__()
-        self._process = process
+        self.process = process
 
     def format(self, record: logging.LogRecord) -> str:
         """Return a record as one line, with a traceback below it."""
         clock = _moment(record).astimezone().strftime("%H:%M:%S")
         request_id = _request_id(record)
         suffix = "" if request_id is None else f" [{request_id}]"
-        lines = [f"{clock} {record.levelname:<7} {self._process}: {record.getMessage()}{suffix}"]
+        lines = [f"{clock} {record.levelname:<7} {self.process}: {record.getMessage()}{suffix}"]
         if record.exc_info:
             lines.append(self.formatException(record.exc_info))
         if record.stack_info:
@@ -92,6 +92,20 @@ def configure_logging(format: LogFormat, level: str, process: str, stream: TextI
     # At info and debug, these loggers write every start and connection, which graftlm already logs.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
+
+
+def current_settings() -> tuple[LogFormat, str, str | None]:
+    """Return format, level and process name of this process's log, for a process that it starts.
+
+    The name is None if a program has configured the log.
+    """
+    level = logging.getLevelName(logging.getLogger("graftlm").getEffectiveLevel()).lower()
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler.formatter, JsonFormatter):
+            return "json", level, handler.formatter.process
+        if isinstance(handler.formatter, TextFormatter):
+            return "text", level, handler.formatter.process
+    return "text", level, None
 
 
 def _moment(record: logging.LogRecord) -> datetime:

@@ -144,8 +144,8 @@ class LateMask:
     idx: NDArray[np.int64]
     bits: "Future[NDArray[np.int32]]" = field(default_factory=Future)
 
-    def wait(self) -> TokenMask:
-        """Wait for the mask and return it.
+    def wait(self) -> TokenMask | None:
+        """Wait for the mask and return it; None if the step's samples are not used.
 
         Raises:
             CancelledError: the step was dropped.

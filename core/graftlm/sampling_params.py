@@ -1,14 +1,14 @@
 """The sampling parameters of a request."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from graftlm.errors import SamplingParamsError
 from graftlm.output_types import as_specification, is_output_type
 from graftlm.stop_patterns import MAX_STATES, PatternError, compile_pattern
 
-__all__ = ["GRAMMAR_FIELDS", "MAX_LOGPROBS", "MAX_LOGPROB_IDS", "MAX_TAG_CHARS", "SamplingParams"]
+__all__ = ["GRAMMAR_FIELDS", "MAX_LOGPROBS", "MAX_LOGPROB_IDS", "MAX_TAG_CHARS", "SamplingParams", "changed_fields"]
 
 #: Maximum number of most likely tokens that are reported per token.
 MAX_LOGPROBS: Final = 20
@@ -332,3 +332,12 @@ def _check_reasoning(p: SamplingParams) -> None:
     has_grammar = p.grammar_field is not None
     _check(end is None or has_grammar, "reasoning_end", end, f"combined with one of {', '.join(GRAMMAR_FIELDS)}")
     _check(begin is None or end is not None, "reasoning_begin", begin, "combined with reasoning_end")
+
+
+_DEFAULTS: Final = {field.name: getattr(SamplingParams(), field.name) for field in fields(SamplingParams)}
+
+
+def changed_fields(params: SamplingParams) -> dict[str, Any]:
+    """Return the fields that differ from their default value."""
+    values = {name: getattr(params, name) for name in _DEFAULTS}
+    return {name: value for name, value in values.items() if value != _DEFAULTS[name]}

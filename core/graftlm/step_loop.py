@@ -5,8 +5,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from graftlm.contracts import PrefixCache, PrefixKey, StepCopies
-from graftlm.execution.executor import Outcome, StepExecutor
+from graftlm.contracts import Outcome, PrefixCache, PrefixKey, StepCopies, StepExecutor
+from graftlm.errors import RankFailedError
 from graftlm.grammar.grammar_choice import Grammars
 from graftlm.memory.cache_snapshot import cache_snapshot
 from graftlm.observers import Observers, notify
@@ -213,6 +213,19 @@ class StepLoop:
         except Exception as error:
             self._recover(error)
 
+    def check_executor(self) -> None:
+        """Check that steps can run.
+
+        Raises:
+            RankFailedError: the ranks have ended.
+        """
+        if (failure := self._executor.failure) is not None:
+            raise failure
+
+    def when_executor_fails(self, callback: Callable[[], None]) -> None:
+        """Set a function that is called, from any thread, when the ranks have ended; `check_executor` then raises."""
+        self._executor.when_failed(callback)
+
     def take_updates(self) -> list[RequestUpdate]:
         """Return the updates that `step` has not returned yet."""
         return self._reported(self.scheduler.take_updates())
@@ -352,9 +365,10 @@ class StepLoop:
         try:
             result = outcome.result()
         except BaseException as error:  # including SystemExit raised by a plugin
-            logger.exception(
+            logger.error(
                 "step %d failed on the device: the requests of this step fail, and other requests are queued again",
                 plan.step_id,
+                exc_info=None if isinstance(error, RankFailedError) else error,  # its traceback says nothing
             )
             self._drain()
             return self.scheduler.fail(plan, _describe(error))

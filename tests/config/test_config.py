@@ -93,7 +93,13 @@ def test_defaults_are_the_documented_ones():
             "state_snapshots": None,
             "kv_dtype": "auto",
         },
-        "parallel": {"data": 1, "routing": {"name": "auto", "options": {}}},
+        "parallel": {
+            "data": 1,
+            "tensor": 1,
+            "executor": "auto",
+            "options": {},
+            "routing": {"name": "auto", "options": {}},
+        },
         "server": {
             "host": "127.0.0.1",
             "port": 30000,

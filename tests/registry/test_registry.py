@@ -740,6 +740,7 @@ def test_every_configured_family_has_a_selection():
         "model": "auto",
         "scheduling": "lpm",
         "routing_policy": "auto",
+        "executor": "auto",
         "tool_calls": "auto",
         "reasoning": "auto",
     }

@@ -24,8 +24,9 @@ from graftlm.execution.hidden_capture import HiddenCapture
 from graftlm.execution.kv_store import KVStore
 from graftlm.execution.native_masks import NativeMasks
 from graftlm.execution.native_sampling import NativeSampling
+from graftlm.execution.rank_samplers import FollowingSampler, LeadingSampler
 from graftlm.execution.runner import ModelRunner
-from graftlm.execution.sampler import Sampler
+from graftlm.execution.sampler import Sampler, TokenSampler
 from graftlm.execution.split_attention import SplitAttention
 from graftlm.layers.kernel_build import user_cache_dir
 from graftlm.registry import Registry
@@ -93,7 +94,7 @@ def make_device_parts(
     runner = ModelRunner(
         model,
         attention,
-        sampler,
+        _shared(sampler, target),
         config.scheduling.max_running_requests,
         device,
         None if tiers is None else tiers.mover,
@@ -130,6 +131,16 @@ def _head(
         raise InvariantError("no attention backend was made for the draft head")
     steps = HeadSteps(head, own, kv, config.scheduling.max_running_requests, target.dtype, records=records)
     return steps, HiddenCapture(chosen.model, head.hidden_layers)
+
+
+def _shared(sampler: Sampler, target: Target) -> TokenSampler:
+    """Return a sampler with which rank 0 samples for all ranks; with a single rank, the sampler itself."""
+    parallel = target.parallel
+    if parallel.communicator is None:
+        return sampler
+    if parallel.rank > 0:
+        return FollowingSampler(parallel.communicator, target.device)
+    return LeadingSampler(sampler, parallel.communicator)
 
 
 def _sampler(config: EngineConfig, registry: Registry, target: Target) -> Sampler:

@@ -19,6 +19,11 @@ from graftlm.types import TokenIds
 
 __all__ = ["AssembledDrafters", "make_drafters"]
 
+_NOT_WITH_RANKS = (
+    "speculation.drafter: {} are not supported while the ranks are separate processes. Remove the drafter, or set "
+    "parallel.tensor: 1 and parallel.executor: auto"
+)
+
 
 class AssembledDrafters:
     """The drafters of an engine, and their access to the prefix cache, which is created after them.
@@ -65,7 +70,7 @@ def make_drafters(
     config: EngineConfig,
     registry: Registry,
     target: Target,
-    chosen: ChosenPlugins,
+    chosen: ChosenPlugins | None,
     on_stage: Callable[[str], None],
     watcher: Callable[[str], None] | None,
 ) -> AssembledDrafters:
@@ -77,6 +82,8 @@ def make_drafters(
     Memory of draft models is allocated here, before the engine's KV memory is sized from the remaining memory.
 
     Args:
+        chosen: the providers that draft models and draft heads use; None: the ranks are other processes, and both are
+            refused.
         on_stage: function that is called with the name of the stage in which a draft model is loaded.
         watcher: called with the progress of reading; None: progress is shown on a terminal.
 
@@ -86,12 +93,16 @@ def make_drafters(
     settings, assembled = config.speculation, AssembledDrafters()
 
     def load(path: str, kv_tokens: int) -> DraftModel:
+        if chosen is None:
+            raise ConfigError(_NOT_WITH_RANKS.format("draft models"))
         on_stage("loading the draft model")
         return load_draft_model(config, registry, target, chosen, path, kv_tokens, watcher)
 
     def load_draft_head(make: Callable[[DraftHeadContext], DraftHead], path: str | None) -> EngineHead:
         if assembled.head is not None:
             raise ConfigError("speculation.drafter: an engine has at most one draft head, but two drafters load one")
+        if chosen is None:
+            raise ConfigError(_NOT_WITH_RANKS.format("draft heads"))
         on_stage("loading the draft head")
         capabilities = chosen.attention_provider.capabilities
         source = HeadSource(chosen.model, target.model_context, target.path, target.platform, capabilities)

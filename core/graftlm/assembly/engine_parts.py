@@ -10,11 +10,13 @@ from graftlm.assembly.adapter_loading import AdapterLoader
 from graftlm.assembly.device_parts import DeviceParts
 from graftlm.assembly.media import MediaParts
 from graftlm.assembly.media_processor import make_media_prompts
+from graftlm.assembly.rank_controls import RankKV, RankWeights
 from graftlm.assembly.resolved_plugins import ResolvedPlugins
 from graftlm.assembly.served_weights import NewWeights, ServedWeights
 from graftlm.config import EngineConfig
 from graftlm.contracts import ModelConfig
-from graftlm.errors import RequestError
+from graftlm.errors import RequestError, UnsupportedFeatureError
+from graftlm.execution.kv_store import KVStore
 from graftlm.execution.released_tensors import return_free_memory
 from graftlm.intake import Intake
 from graftlm.media import MediaPrompts
@@ -40,7 +42,8 @@ class EngineParts:
         dtype: name of the dtype in which the model computes.
         embedding: the checkpoint's settings for embeddings.
         weights: replaces and reads the model's weights.
-        device_parts: the parts that compute steps, for tools that run steps while the loop is idle.
+        kv: the memory of keys and values.
+        loaded_parts: the parts that compute steps; None if they are in other processes.
         adapters: loads and unloads adapters; None if the configuration does not enable adapters.
         resolved: the chosen provider of each family, and the reason.
         media: the parts that serve pictures; None if the checkpoint has no tower.
@@ -54,11 +57,23 @@ class EngineParts:
     device: str
     dtype: str
     embedding: EmbeddingDefaults
-    weights: ServedWeights
-    device_parts: DeviceParts
+    weights: ServedWeights | RankWeights
+    kv: KVStore | RankKV
+    loaded_parts: DeviceParts | None
     adapters: AdapterLoader | None = None
     resolved: ResolvedPlugins = field(default_factory=dict)
     media: MediaParts | None = None
+
+    @property
+    def device_parts(self) -> DeviceParts:
+        """The parts that compute steps, for tools that run steps while the loop is idle.
+
+        Raises:
+            UnsupportedFeatureError: the ranks are other processes.
+        """
+        if self.loaded_parts is None:
+            raise UnsupportedFeatureError("this engine's ranks are other processes, which only run plans")
+        return self.loaded_parts
 
     def summary(self) -> dict[str, Any]:
         """Return information about the engine for other processes, as plain data.
@@ -73,7 +88,7 @@ class EngineParts:
             "architectures": self.model_config.architectures,
             "device": self.device,
             "dtype": self.dtype,
-            "kv_dtype": str(self.device_parts.kv.dtype).removeprefix("torch."),
+            "kv_dtype": str(self.kv.dtype).removeprefix("torch."),
             "page_size": kv.page_size,
             "num_pages": kv.pool.num_pages,
             "adapters": {name: it.digest for name, it in loaded.items()},
@@ -94,7 +109,7 @@ class EngineParts:
                 weights. Or the memory of the weights is released.
             EngineError: copying failed halfway.
         """
-        if self.device_parts.kv.is_released:
+        if self.kv.is_released:
             self.loop.change_model(lambda: self.weights.replace(new), keep_memory=True)
             return
         if not flush_cache and self.loop.scheduler.kv.tiers is not None:
@@ -106,7 +121,7 @@ class EngineParts:
     @property
     def can_run(self) -> bool:
         """Whether steps can run: no memory is released, and no weights are missing."""
-        return not self.device_parts.kv.is_released and not self.weights.is_released and self.weights.lacking is None
+        return not self.kv.is_released and not self.weights.is_released and self.weights.lacking is None
 
     def release_memory(self, tags: Collection[str], *, keep_weights: bool) -> None:
         """Release memory until `resume_memory`. Call `loop.settle` first, and no step in the meantime.
@@ -125,7 +140,7 @@ class EngineParts:
             if keep_weights:
                 self.weights.check_release()
             self.loop.run_on_device(lambda: self.weights.release(keep=keep_weights))
-        kv = self.device_parts.kv
+        kv = self.kv
         if "kv_cache" in tags and not kv.is_released:
             self.weights.graphs.hold()
             self.loop.release_memory(kv.release)
@@ -141,7 +156,7 @@ class EngineParts:
             RuntimeError: the device has too little free memory. This method may be called again.
             Exception: any error of the cache's provider. This method may be called again.
         """
-        kv, graphs = self.device_parts.kv, self.weights.graphs
+        kv, graphs = self.kv, self.weights.graphs
         if "weights" in tags:
             self.loop.run_on_device(self.weights.resume)
         if "kv_cache" not in tags or not kv.is_released:

@@ -1,7 +1,9 @@
 """Determines the size of the KV memory, and allocates it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import torch
 
 from graftlm.assembly.attention import make_attention
 from graftlm.assembly.graphs import captured_sizes
@@ -13,6 +15,7 @@ from graftlm.config import EngineConfig
 from graftlm.errors import ConfigError
 from graftlm.execution.kv_store import KVStore
 from graftlm.execution.state_store import StateStore
+from graftlm.memory import WindowPages
 from graftlm.registry import Registry
 
 __all__ = ["AllocatedKV", "allocate_kv"]
@@ -68,8 +71,22 @@ def allocate_kv(
         target.num_sharing,
         state_layers=chosen.model.state_layers,
     )
+    memory = _agreed(memory, target)
     store = _allocate(config, target, chosen, memory, spare_pages=int(has_graphs))
     return AllocatedKV(memory, store, min(memory.num_pages, -(-target.context_len // config.cache.page_size)))
+
+
+def _agreed(memory: KVMemory, target: Target) -> KVMemory:
+    """Return the size that fits on every rank. All ranks make this call."""
+    communicator = target.parallel.communicator
+    if communicator is None:
+        return memory
+    window = memory.window
+    sizes = [memory.num_pages, 0 if window is None else window.num_window_pages]
+    num_pages, num_window_pages = communicator.all_reduce(torch.tensor(sizes, device=target.device), "min").tolist()
+    if window is None:
+        return replace(memory, num_pages=num_pages)
+    return replace(memory, num_pages=num_pages, window=WindowPages(num_pages, num_window_pages, window.span))
 
 
 def _measure_steps(

@@ -3,21 +3,14 @@
 import time
 
 from graftlm.assembly.cache_factory import CacheFactory
-from graftlm.assembly.device_parts import DeviceParts
-from graftlm.assembly.drafters import AssembledDrafters
-from graftlm.assembly.kv_allocation import AllocatedKV
-from graftlm.assembly.media import MediaParts
+from graftlm.assembly.device_side import DeviceSide
 from graftlm.assembly.target import Target
-from graftlm.assembly.tiers import TierParts
 from graftlm.config import EngineConfig
 from graftlm.contracts import PrefixCache, SchedulingContext
-from graftlm.execution.executor import executor_for
-from graftlm.execution.spare_core_runner import SpareCoreRunner
 from graftlm.grammar.grammar_choice import Grammars
 from graftlm.memory import KVManager, LowerTiers, PagePool, RequestTable, RowStates
 from graftlm.observers import Observer, Observers
 from graftlm.registry import Registry
-from graftlm.runtime.spare_core import SpareCore
 from graftlm.scheduling import ForcedDrafts, JumpForward, Scheduler, SchedulerLimits
 from graftlm.speculation import Speculator
 from graftlm.step_loop import StepLoop
@@ -30,36 +23,26 @@ def make_loop(
     config: EngineConfig,
     registry: Registry,
     target: Target,
-    kv: AllocatedKV,
-    tiers: TierParts | None,
-    device_parts: DeviceParts,
+    device: DeviceSide,
     tokenizer: Tokenizer,
     grammars: Grammars | None,
-    spare_core: SpareCore,
-    drafters: AssembledDrafters,
     on_step: Observer | None,
-    media: MediaParts | None = None,
 ) -> StepLoop:
     """Create the first prefix cache, the scheduler that uses it, and the loop that calls the scheduler and the runner.
 
     Args:
-        spare_core: the CPU core for compiling grammars; while it is taken, steps on a CPU use one core less.
-        drafters: the drafters, which get access to the prefix cache here.
+        device: the executor and the sizes of the device's memory; its drafters get access to the prefix cache here.
         on_step: function that is called with every committed step, in addition to the plugins that observe steps.
     """
-    make_cache = CacheFactory(config, registry, kv.memory, tiers, drafters.listeners)
-    runner, is_cpu = device_parts.runner, target.device.type == "cpu"
-    executor = executor_for(
-        SpareCoreRunner(runner, spare_core) if is_cpu else runner,
-        target.device.type,
-        overlap=config.scheduling.overlap,
-    )
-    scheduler = _scheduler(config, registry, target, make_cache(), kv, tiers, tokenizer, drafters, media)
-    if drafters.head is not None:
-        drafters.head.handle.bind(runner, executor, scheduler.kv.table, config.cache.page_size)
+    tiers, drafters, media = device.tiers, device.drafters, device.media
+    make_cache = CacheFactory(config, registry, device.memory, tiers, drafters.listeners)
+    scheduler = _scheduler(config, registry, target, make_cache(), device, tokenizer)
+    if drafters.head is not None and device.device_parts is not None:
+        runner = device.device_parts.runner
+        drafters.head.handle.bind(runner, device.executor, scheduler.kv.table, config.cache.page_size)
     return StepLoop(
         scheduler,
-        executor,
+        device.executor,
         overlap=config.scheduling.overlap,
         make_cache=make_cache,
         observers=Observers(
@@ -79,14 +62,11 @@ def _scheduler(
     registry: Registry,
     target: Target,
     cache: PrefixCache,
-    kv: AllocatedKV,
-    tiers: TierParts | None,
+    device: DeviceSide,
     tokenizer: Tokenizer,
-    drafters: AssembledDrafters,
-    media: MediaParts | None,
 ) -> Scheduler:
-    settings, memory = config.scheduling, kv.memory
-    table = RequestTable(settings.max_running_requests, kv.max_row_pages)
+    settings, memory, tiers, drafters = config.scheduling, device.memory, device.tiers, device.drafters
+    table = RequestTable(settings.max_running_requests, device.max_row_pages)
     lower = None if tiers is None else LowerTiers(cache, tiers.queue)
     page_size = config.cache.page_size
     states = None if memory.states is None else RowStates(memory.states, table, page_size)
@@ -100,5 +80,5 @@ def _scheduler(
     if drafters.by_name or forced_drafts is not None:
         speculator = Speculator(drafters.by_name, config.speculation.max_drafts, target.model_config.vocab_size)
     drafters.start(manager, speculator)
-    feeding = None if media is None else media.feeding
+    feeding = None if device.media is None else device.media.feeding
     return Scheduler(manager, policy, limits, time.monotonic, jump_forward, speculator, forced_drafts, feeding)

@@ -50,7 +50,7 @@ def resolve_plugins(
         elif family.key in chosen:
             provider = chosen[family.key]
             why = f"auto: {_reason(family.key, provider, device, chat_template)}"
-        elif family.key in ("model", "attention", "media", "tool_calls", "reasoning"):
+        elif family.key in ("model", "attention", "media", "tool_calls", "reasoning", "executor"):
             continue
         else:
             provider = next(iter(registry.available(family.key)), None)

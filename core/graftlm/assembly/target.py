@@ -7,7 +7,7 @@ import torch
 
 from graftlm.checkpoint import torch_dtype
 from graftlm.config import EngineConfig
-from graftlm.contracts import ModelConfig, ModelContext, Platform
+from graftlm.contracts import ONE_RANK, ModelConfig, ModelContext, ParallelContext, Platform
 from graftlm.errors import ConfigError
 
 __all__ = ["Target", "context_len_of", "detect_platform"]
@@ -26,6 +26,7 @@ class Target:
         context_len: maximum number of tokens of a request.
         num_replicas: number of engines that share this machine's memory, including this one.
         code_folder: folder from which the model may import code; None unless `model.trust_remote_code` is set.
+        parallel: the place of this process among the ranks of its replica.
     """
 
     path: Path
@@ -36,10 +37,17 @@ class Target:
     context_len: int
     num_replicas: int
     code_folder: Path | None
+    parallel: ParallelContext = ONE_RANK
 
     @classmethod
     def of(
-        cls, config: EngineConfig, platform: Platform, path: Path, model_config: ModelConfig, num_replicas: int
+        cls,
+        config: EngineConfig,
+        platform: Platform,
+        path: Path,
+        model_config: ModelConfig,
+        num_replicas: int,
+        parallel: ParallelContext = ONE_RANK,
     ) -> "Target":
         """Return the target of a configuration.
 
@@ -55,6 +63,7 @@ class Target:
             context_len=context_len_of(config, model_config),
             num_replicas=num_replicas,
             code_folder=path if config.model.trust_remote_code else None,
+            parallel=parallel,
         )
 
     @property
@@ -64,13 +73,15 @@ class Target:
 
     @property
     def num_sharing(self) -> int:
-        """Number of engines that share the device's memory: all replicas on a CPU; 1 on GPUs, one GPU per replica."""
-        return self.num_replicas if self.device.type == "cpu" else 1
+        """Number of ranks that share the device's memory: those of all replicas on a CPU; 1 on GPUs, which have one."""
+        return self.num_replicas * self.parallel.size if self.device.type == "cpu" else 1
 
     @property
     def model_context(self) -> ModelContext:
         """The context for the creation of the model."""
-        return ModelContext(self.model_config, self.device, self.dtype, self.context_len, self.code_folder)
+        return ModelContext(
+            self.model_config, self.device, self.dtype, self.context_len, self.code_folder, self.parallel
+        )
 
 
 def detect_platform(config: EngineConfig) -> Platform:

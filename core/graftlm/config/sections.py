@@ -448,7 +448,7 @@ class RoutingSettings(Section):
 
 
 class ParallelSettings(Section):
-    """The number of replicas, and the choice of one for each request."""
+    """The number of replicas, the choice of one for each request, and the ranks of each replica."""
 
     data: Int = Field(
         default=1,
@@ -458,6 +458,19 @@ class ParallelSettings(Section):
         "GPUs, a device of its own. An in-process engine always has one replica.",
     )
     routing: RoutingSettings = RoutingSettings()
+    tensor: Int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="Number of ranks of each replica. Each rank holds a part of every layer and, on GPUs, has a device "
+        "of its own.",
+    )
+    executor: Name = Field(
+        default="auto",
+        description="Where the ranks run. `local`: in the scheduler's process, for a single rank. `processes`: each "
+        "rank in a process of this machine. `auto`: `local` for one rank, otherwise the executor of the highest rank.",
+    )
+    options: dict[str, Any] = Field(default_factory=dict, description="Options of the executor.")
 
 
 class PluginSettings(Section):

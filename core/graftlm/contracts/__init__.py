@@ -28,6 +28,15 @@ from graftlm.contracts.draft_head import DraftHead, DraftHeadBatch, DraftHeadCon
 from graftlm.contracts.draft_model import Continuations, DraftModel, DraftModelBatch, DraftModelOptions
 from graftlm.contracts.drafting import Draft, Drafter, DrafterContext, DraftRequest
 from graftlm.contracts.eviction import EvictionContext, EvictionStrategy, NodeStats
+from graftlm.contracts.executor import (
+    ExecutorCapabilities,
+    ExecutorContext,
+    Outcome,
+    RankLaunch,
+    RankOptions,
+    RankProcesses,
+    StepExecutor,
+)
 from graftlm.contracts.grammar import (
     MAX_CHOICES,
     CompiledGrammar,
@@ -117,6 +126,8 @@ __all__ = [
     "DrafterContext",
     "EvictionContext",
     "EvictionStrategy",
+    "ExecutorCapabilities",
+    "ExecutorContext",
     "ForwardBatch",
     "GrammarBackend",
     "GrammarContext",
@@ -147,6 +158,7 @@ __all__ = [
     "NodeStats",
     "NodeView",
     "Options",
+    "Outcome",
     "ParallelContext",
     "Picture",
     "Piece",
@@ -164,6 +176,9 @@ __all__ = [
     "Quantization",
     "QuantizationCapabilities",
     "QuantizationContext",
+    "RankLaunch",
+    "RankOptions",
+    "RankProcesses",
     "ReasoningDelta",
     "ReasoningFormat",
     "ReasoningParser",
@@ -180,6 +195,7 @@ __all__ = [
     "StateTensor",
     "StateView",
     "StepCopies",
+    "StepExecutor",
     "StorageContext",
     "StorageStats",
     "TieredPrefixCache",

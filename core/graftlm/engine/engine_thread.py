@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
-from graftlm.errors import EngineClosedError, QueueFullError, RequestError
+from graftlm.errors import EngineClosedError, QueueFullError, RankFailedError, RequestError
 from graftlm.scheduling import CompletionId, Failure, Finish, Request, RequestUpdate
 from graftlm.step_loop import StepLoop
 from graftlm.types import FinishReason
@@ -148,13 +148,15 @@ class EngineThread:
 
     def _run(self) -> None:
         try:
+            self._loop.when_executor_fails(self._wake)
             while not self._closing:
                 self._run_calls(self._loop.idle_s)
                 self._deliver(self._loop.step())
+                self._loop.check_executor()
                 self._run_exclusive()
             self._abort(list(self._sinks), "the engine was closed")
         except BaseException as error:  # a bug in graftlm: every waiting caller gets an error
-            logger.exception("the engine's loop ended")
+            logger.error("the engine's loop ended", exc_info=None if isinstance(error, RankFailedError) else error)
             self._closing = True
             reason = f"the engine stopped: {type(error).__name__}: {error}"
             finish = Finish(FinishReason.ERROR, error=reason, failure=Failure.ENGINE)

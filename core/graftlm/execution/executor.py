@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Generic, NoReturn, Protocol, TypeVar
 
+from graftlm.contracts import Outcome, StepExecutor
 from graftlm.plan import StepPlan, StepResult
 
 __all__ = [
@@ -20,35 +21,6 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
-
-
-class Outcome(Protocol[T_co]):
-    """The future result of a step or a call, with the methods of `Future` that the engine uses."""
-
-    def result(self, timeout: float | None = None) -> T_co:
-        """Wait for at most `timeout` seconds; return the result, or raise the call's exception."""
-        ...
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for at most `timeout` seconds; return the call's exception, or None."""
-        ...
-
-
-class StepExecutor(Protocol):
-    """Runs plans in the order in which they are submitted."""
-
-    def submit(self, plan: StepPlan) -> Outcome[StepResult]:
-        """Start a step. If the step raises, the outcome has the exception."""
-        ...
-
-    def call(self, function: Callable[[], T]) -> Outcome[T]:
-        """Run a function in the step thread, after all steps that were submitted before."""
-        ...
-
-    def close(self) -> None:
-        """Wait for the submitted steps, then stop the executor."""
-        ...
 
 
 class Launched(Protocol):
@@ -81,7 +53,7 @@ def executor_for(runner: Runner, device_type: str, *, overlap: bool) -> StepExec
     return WorkerExecutor(runner.run) if device_type == "cpu" else LaunchExecutor(runner.launch)
 
 
-class InlineExecutor:
+class InlineExecutor(StepExecutor):
     """Runs each step before `submit` returns."""
 
     def __init__(self, run: Callable[[StepPlan], StepResult]) -> None:
@@ -131,7 +103,7 @@ class _Failed:
         return self._error
 
 
-class WorkerExecutor:
+class WorkerExecutor(StepExecutor):
     """Runs steps in one worker thread, so that the scheduler plans the next step while the current one runs."""
 
     def __init__(self, run: Callable[[StepPlan], StepResult]) -> None:
@@ -155,7 +127,7 @@ class WorkerExecutor:
         self._worker.close()
 
 
-class LaunchExecutor:
+class LaunchExecutor(StepExecutor):
     """Launches steps in one thread and waits for them in another: a GPU gets a step before the previous one ends."""
 
     def __init__(self, launch: Callable[[StepPlan], Launched]) -> None:

@@ -22,7 +22,7 @@ from graftlm.execution.logprobs import TokenLogprobs, padded_ids, token_logprobs
 from graftlm.execution.media_features import MediaFeatures
 from graftlm.execution.readback import Readback, readback_from
 from graftlm.execution.readouts import read_out
-from graftlm.execution.sampler import NOT_FINITE, Sampled, Sampler
+from graftlm.execution.sampler import NOT_FINITE, Sampled, TokenSampler
 from graftlm.execution.streams import DeviceStreams, streams_of
 from graftlm.plan import LogprobTable, MediaResult, PoolSpan, PromptLogprobSpan, StepPlan, StepResult
 
@@ -98,7 +98,7 @@ class ModelRunner:
         self,
         model: Model,
         attention: AttentionBackend,
-        sampler: Sampler,
+        sampler: TokenSampler,
         num_rows: int,
         device: torch.device,
         mover: BlockMover | None = None,

@@ -1,6 +1,6 @@
 """The sampler: selects the next token of each row from its logits."""
 
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 import numpy as np
@@ -25,7 +25,7 @@ from graftlm.execution.vocab_blocks import draw, most_likely, num_noise
 from graftlm.plan import RowSetup, TokenMask
 from graftlm.sampling_params import SamplingParams
 
-__all__ = ["NOT_FINITE", "Sampled", "Sampler"]
+__all__ = ["NOT_FINITE", "Sampled", "Sampler", "TokenSampler"]
 
 #: Error of a request whose sample is True in `Sampled.failed`.
 NOT_FINITE: Final = "logits are not finite"
@@ -50,6 +50,25 @@ class Sampled(msgspec.Struct, frozen=True, eq=False):
     processor_errors: dict[int, str]
     logprobs: TokenLogprobs | None
     counted: Tensor | None = None
+
+
+class TokenSampler(Protocol):
+    """Samples tokens for the runner; see `Sampler`."""
+
+    def set_row(self, setup: RowSetup) -> None:
+        """Set a row's request."""
+        ...
+
+    def sample(
+        self,
+        logits: Tensor,
+        rows: NDArray[np.int32],
+        positions: NDArray[np.int64],
+        token_mask: TokenMask | None = None,
+        drafts: DraftSamples | None = None,
+    ) -> Sampled:
+        """Sample S tokens."""
+        ...
 
 
 class Sampler:

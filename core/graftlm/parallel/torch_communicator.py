@@ -1,5 +1,6 @@
 """The communicator over a process group of torch.distributed: gloo for a CPU, NCCL for CUDA devices."""
 
+import re
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -133,6 +134,6 @@ def _nccl(store: Store, rank: int, size: int, timeout: timedelta) -> Any:
 
 
 def _line(error: Exception) -> str:
-    """Return the first line of an error, without the place in torch's source."""
-    line = str(error).partition("\n")[0]
-    return line.partition("] ")[2] or line
+    """Return the first sentence of an error, without the place in torch's source."""
+    line = str(error).partition("\n")[0].partition(". This is")[0]
+    return re.sub(r"^\[[^\]]*\] ", "", line)

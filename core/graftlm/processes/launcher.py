@@ -209,7 +209,7 @@ class Launcher:
         child.stacks_path = self.folder / f"{child.name}-{child.generation}.stacks"
         child.ready = asyncio.get_running_loop().create_future()
         child.ready.add_done_callback(_mark_retrieved)
-        child.pinged_s, child.is_stuck = None, False
+        child.pinged_s, child.is_stuck, child.last_error = None, False, None
         command = [*command_line(), child.name]  # the name is only shown in the system's process list
         setup = msgspec.json.encode(self._setup(child)) + b"\n"
         try:
@@ -265,7 +265,10 @@ class Launcher:
         if name == DETOKENIZER:
             environment["OMP_NUM_THREADS"] = "1"
         elif self._config.parallel.data > 1 and self._config.model.device != "cpu":
-            environment["CUDA_VISIBLE_DEVICES"] = device_of(scheduler_index(name), environment)
+            num_ranks = self._config.parallel.tensor
+            first = scheduler_index(name) * num_ranks
+            devices = [device_of(first + rank, environment) for rank in range(num_ranks)]
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
         return environment
 
     def _send_tokenizer(self, child: ManagedChild) -> None:
@@ -279,6 +282,9 @@ class Launcher:
         reason = describe_end(status)
         logger.error("%s (pid %d) ended: %s", child.name, process.pid, reason)
         assert child.ready is not None  # `_start` has set it
+        if child.is_ready and status > 0:
+            await _wait_until(lambda: child.last_error is not None, _LAST_MESSAGES_S)
+            reason = f"{reason}: {child.last_error}" if child.last_error is not None else reason
         if not child.ready.done():
             await asyncio.wait({child.ready}, timeout=_LAST_MESSAGES_S)
         was_ready = child.is_ready
@@ -349,6 +355,7 @@ class Launcher:
         if future is None or future.done() or not is_current:
             if isinstance(message, Failed):
                 logger.error("%s failed: %s", message.process, message.message)
+                child.last_error = message.message if is_current else None
         elif isinstance(message, Ready):
             future.set_result(message.info)
         else:
@@ -383,6 +390,14 @@ def _config_of(child: ManagedChild, config: EngineConfig) -> dict[str, Any]:
     if child.generation > 1 and config.lora.takes_adapters:
         sections["lora"] |= {"adapters": {}, "enabled": True}
     return sections
+
+
+async def _wait_until(is_done: Callable[[], bool], timeout_s: float) -> None:
+    """Wait until a condition holds, or until the time is over."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            while not is_done():
+                await asyncio.sleep(timeout_s / 20)
 
 
 def _mark_retrieved(future: "asyncio.Future[Any]") -> None:

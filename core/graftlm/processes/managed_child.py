@@ -23,6 +23,7 @@ class ManagedChild:
         stacks_path: file to which the current process writes the stacks of its threads.
         ready: future that is done when the current process is ready. Its result is the `info` of the Ready message.
         end: description of how the last process ended; None if a process runs.
+        last_error: the error with which the current process ends; None if it has sent none.
         failed_starts: number of consecutive processes that ended before they were ready.
         pinged_s: time of the watchdog's unanswered ping, in seconds of the watchdog's clock; None if there is none.
         is_stuck: whether the watchdog has reported the process as stuck.
@@ -36,6 +37,7 @@ class ManagedChild:
     stacks_path: Path = Path()
     ready: asyncio.Future[dict[str, Any]] | None = None
     end: str | None = None
+    last_error: str | None = None
     failed_starts: int = 0
     pinged_s: float | None = None
     is_stuck: bool = False

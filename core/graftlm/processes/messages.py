@@ -18,7 +18,6 @@ There are three kinds of ids:
 The in-process engine has no prompt ids. It derives completion ids from request ids.
 """
 
-from dataclasses import fields
 from typing import Any, Final, NewType, TypeAlias
 
 import msgspec
@@ -27,6 +26,7 @@ from graftlm.errors import EngineError
 from graftlm.media import MediaOnWire
 from graftlm.records import EngineStats
 from graftlm.request_options import DEFAULT_OPTIONS, RequestOptions
+from graftlm.sampling_params import changed_fields
 from graftlm.scheduling import CompletionId, RequestUpdate
 from graftlm.types import SamplingParams
 
@@ -294,13 +294,9 @@ def decode(data: bytes) -> AnyMessage:
     return message
 
 
-_DEFAULTS: Final = {field.name: getattr(SamplingParams(), field.name) for field in fields(SamplingParams)}
-
-
 def params_to_wire(params: SamplingParams) -> dict[str, Any]:
     """Return the fields that differ from their default value."""
-    values = {name: getattr(params, name) for name in _DEFAULTS}
-    return {name: value for name, value in values.items() if value != _DEFAULTS[name]}
+    return changed_fields(params)
 
 
 def params_from_wire(values: dict[str, Any]) -> SamplingParams:

@@ -124,12 +124,17 @@ class SchedulerProcess:
 
         Args:
             early: messages that arrived while the engine was being assembled.
+
+        Raises:
+            RankFailedError: the ranks have ended, so that this process must be replaced.
         """
+        self._loop.when_executor_fails(self._inbox.wake)
         for message in early:
             self._handle(message)
         while not self._closing:
             for message in self._inbox.receive(self._wait_s()):
                 self._handle(message)
+            self._loop.check_executor()
             for call, install in self._adapters.take_read():
                 self._answer(call, install)
             if self._paused or not self._parts.can_run:
@@ -255,9 +260,7 @@ class SchedulerProcess:
             if path is not None:
                 new = weights.checked(path)
             else:
-                new = weights.checked_tensors(
-                    read_tensors(tensors or b"") if received is None else map_tensors(**received)
-                )
+                new = weights.checked(read_tensors(tensors or b"") if received is None else map_tensors(**received))
         except ModelError as error:
             raise RequestError(str(error)) from error
         self._send(self._loop.settle())  # requests exist at this point only if the server is paused

@@ -6,7 +6,15 @@ from graftlm.registry.loading import ENTRY_POINT_GROUP, Plugin, PluginFailure
 from graftlm.registry.machine import probe_platform
 from graftlm.registry.registry import AUTO, Candidate, Entry, Registry
 from graftlm.registry.schema import json_schema
-from graftlm.registry.selection import Findings, Selection, check, circular_fallbacks, configured_drafters, selections
+from graftlm.registry.selection import (
+    Findings,
+    Selection,
+    check,
+    circular_fallbacks,
+    configured_drafters,
+    configured_executor,
+    selections,
+)
 
 __all__ = [
     "AUTO",
@@ -25,6 +33,7 @@ __all__ = [
     "check",
     "circular_fallbacks",
     "configured_drafters",
+    "configured_executor",
     "json_schema",
     "probe_platform",
     "selections",

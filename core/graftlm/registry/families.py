@@ -12,6 +12,7 @@ from graftlm.contracts import (
     ChatFormatCapabilities,
     Drafter,
     EvictionStrategy,
+    ExecutorCapabilities,
     GrammarBackend,
     KVStorage,
     LogitsProcessor,
@@ -25,6 +26,7 @@ from graftlm.contracts import (
     ReasoningFormat,
     RoutingPolicy,
     SchedulingPolicy,
+    StepExecutor,
     ToolCallFormat,
 )
 
@@ -147,6 +149,16 @@ _ALL = (
         contract=Drafter,
         name_path="speculation.drafter.name",
         options_path="speculation.drafter.options",
+        is_optional=True,
+    ),
+    Family(
+        key="executor",
+        title="executor",
+        hook="provide_executors",
+        contract=StepExecutor,
+        capabilities=ExecutorCapabilities,
+        name_path="parallel.executor",
+        options_path="parallel.options",
         is_optional=True,
     ),
     Family(

@@ -366,6 +366,15 @@ class Registry:
         """
         return list(dict.fromkeys([*self._settings.modules, *import_names(self._objects)]))
 
+    def provider_modules(self) -> list[str]:
+        """Return the value of `plugins.modules` with which another process has the same providers.
+
+        Objects that only observe are left out. Raises: see `import_names`.
+        """
+        hooks = [family.hook for family in FAMILIES.values()]
+        given = [one for one in self._objects if isinstance(one, str) or any(hasattr(one, hook) for hook in hooks)]
+        return list(dict.fromkeys([*self._settings.modules, *import_names(given)]))
+
     def _providers(self, family: str) -> list[Provider[Any]]:
         return [offer.provider for offer in self._offers if offer.family.key == family]
 

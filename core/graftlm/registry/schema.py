@@ -66,15 +66,16 @@ def _inner_section(section: type[Section], field: str) -> type[Section]:
 def _add_options(definitions: dict[str, Any], section: type[Section], family: Family, registry: Registry) -> None:
     """Add one rule per provider to a section: the provider's name determines the schema of the options."""
     rules = []
-    default = section.model_fields["name"].default
+    field = (family.name_path or "").rpartition(".")[2]
+    default = section.model_fields[field].default
     for provider in _selectable(family, registry):
         key = f"{family.key}.{provider.name}"
         options = _options_schema(provider, key)
         definitions.update(options.pop("$defs", {}))
         definitions[key] = options
-        condition: dict[str, Any] = {"properties": {"name": {"const": provider.name}}}
+        condition: dict[str, Any] = {"properties": {field: {"const": provider.name}}}
         if provider.name != default:  # a section without a name has the default name
-            condition["required"] = ["name"]
+            condition["required"] = [field]
         rules.append({"if": condition, "then": {"properties": {"options": {"$ref": f"#/$defs/{key}"}}}})
     if rules:
         definitions[section.__name__]["allOf"] = rules

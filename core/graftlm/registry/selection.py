@@ -5,12 +5,20 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from graftlm.config import EngineConfig, Problem, exposure_errors, exposure_warnings, origin_of
-from graftlm.contracts import Drafter, DraftHeadOptions, Provider
+from graftlm.contracts import Drafter, DraftHeadOptions, Provider, StepExecutor
 from graftlm.errors import ConfigError, PluginError, ProviderUnavailableError
 from graftlm.registry.families import FAMILIES, Family
 from graftlm.registry.registry import AUTO, Registry
 
-__all__ = ["Findings", "Selection", "check", "circular_fallbacks", "configured_drafters", "selections"]
+__all__ = [
+    "Findings",
+    "Selection",
+    "check",
+    "circular_fallbacks",
+    "configured_drafters",
+    "configured_executor",
+    "selections",
+]
 
 _FIRST: Final = "speculation.first"
 
@@ -94,6 +102,30 @@ def _needs_selection(provider: Provider[Any]) -> bool:
     return bool(_required_options(provider)) or issubclass(provider.options, DraftHeadOptions)
 
 
+def configured_executor(config: EngineConfig, registry: Registry) -> Provider[StepExecutor] | None:
+    """Return the provider of the configured executor; None: one rank runs in the scheduler's process.
+
+    Raises:
+        PluginError: there is no provider with the configured name, or no provider supports the number of ranks.
+        ConfigError: the configured executor does not support the number of ranks.
+    """
+    name, num_ranks = config.parallel.executor, config.parallel.tensor
+
+    def misfit(provider: Provider[StepExecutor]) -> str | None:
+        max_ranks = provider.capabilities.max_ranks
+        if max_ranks is None or num_ranks <= max_ranks:
+            return None
+        return f"it runs {max_ranks} rank{'s' if max_ranks > 1 else ''}, but parallel.tensor is {num_ranks}"
+
+    if name == AUTO:
+        return None if num_ranks == 1 else registry.choose("executor", fits=misfit)
+    provider = registry.provider("executor", name, "parallel.executor")
+    reason = misfit(provider)
+    if reason is not None:
+        raise ConfigError(f"the executor {name!r} cannot be used: {reason}. Set parallel.executor: auto")
+    return provider
+
+
 def _required_options(provider: Provider[Any]) -> list[str]:
     return [name for name, field in provider.options.model_fields.items() if field.is_required()]
 
@@ -116,7 +148,7 @@ def check(config: EngineConfig, registry: Registry) -> Findings:
     warnings = [str(failure) for failure in registry.failures] + exposure_warnings(config)
     for selection in selections(config):
         try:
-            provider, warning = _resolve(selection, registry)
+            provider, warning = _resolve(selection, config, registry)
             if provider is not None and selection.family.name_path == _FIRST:
                 _check_needs_no_options(provider)
                 continue
@@ -141,9 +173,11 @@ def circular_fallbacks(config: EngineConfig, registry: Registry) -> list[str]:
     return [str(Problem(path, message, origin_of(path, config.origins)))]
 
 
-def _resolve(selection: Selection, registry: Registry) -> tuple[Provider[Any] | None, str | None]:
+def _resolve(selection: Selection, config: EngineConfig, registry: Registry) -> tuple[Provider[Any] | None, str | None]:
     """Return (provider or None if the checkpoint decides, warning or None)."""
     family = selection.family
+    if family.key == "executor":
+        return configured_executor(config, registry), None
     if selection.name != AUTO:
         provider = registry.find(family.key, selection.name, family.name_path)
         why = registry.why_not(provider)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from graftlm.testing.drafter import DrafterConformance, ScriptedDrafter
     from graftlm.testing.event_mirror import EventMirror
     from graftlm.testing.eviction import EvictionStrategyConformance
+    from graftlm.testing.executor import ExecutorConformance
     from graftlm.testing.fake_grammar import FakeGrammarBackend
     from graftlm.testing.fake_storage import FakeKVStorage, FakeMedium
     from graftlm.testing.grammar import GrammarBackendConformance, GrammarCase
@@ -46,6 +47,7 @@ __all__ = [
     "DrafterConformance",
     "EventMirror",
     "EvictionStrategyConformance",
+    "ExecutorConformance",
     "FakeGrammarBackend",
     "FakeKVStorage",
     "FakeMedium",
@@ -89,6 +91,7 @@ _HOME = {
     "DrafterConformance": "graftlm.testing.drafter",
     "EventMirror": "graftlm.testing.event_mirror",
     "EvictionStrategyConformance": "graftlm.testing.eviction",
+    "ExecutorConformance": "graftlm.testing.executor",
     "FakeGrammarBackend": "graftlm.testing.fake_grammar",
     "FakeKVStorage": "graftlm.testing.fake_storage",
     "FakeMedium": "graftlm.testing.fake_storage",

@@ -14,12 +14,14 @@ from graftlm.contracts import (
     DraftHead,
     ForwardBatch,
     Model,
+    Outcome,
     PrefixCache,
     SchedulingPolicy,
+    StepExecutor,
 )
 from graftlm.execution.adapter_layers import AdapterLayers
 from graftlm.execution.decode_inputs import DecodeInputs, DecodeShape
-from graftlm.execution.executor import Launched, Outcome
+from graftlm.execution.executor import Launched
 from graftlm.execution.graphs import DecodeGraphs
 from graftlm.execution.head_steps import HeadSteps
 from graftlm.execution.hidden_capture import HiddenCapture
@@ -191,7 +193,7 @@ class FakeCudaEngine:
         return DecodeGraphs(inputs, graph_sizes, attention, forward, FakeCapture(self._cuda.region))
 
 
-class _Executor:
+class _Executor(StepExecutor):
     """An executor that launches a step in `submit` and reads its result in `result`. It stores the first error."""
 
     def __init__(self, engine: FakeCudaEngine) -> None:

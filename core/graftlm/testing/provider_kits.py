@@ -23,6 +23,7 @@ _KITS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "cache": ("graftlm.testing.prefix_cache", "PrefixCacheConformance"),
         "drafter": ("graftlm.testing.drafter", "DrafterConformance"),
         "eviction": ("graftlm.testing.eviction", "EvictionStrategyConformance"),
+        "executor": ("graftlm.testing.executor", "ExecutorConformance"),
         "grammar": ("graftlm.testing.grammar", "GrammarBackendConformance"),
         "media": ("graftlm.testing.media", "MediaConformance"),
         "logits_processor": ("graftlm.testing.logits", "LogitsProcessorConformance"),
@@ -73,6 +74,8 @@ def provider_kit(
             members["dtypes"] = provider.capabilities.dtypes
     if family in ("media", "model"):
         members["checkpoint"] = _checkpoint_method(family, provider, checkpoint)
+    if family == "executor":
+        members["capabilities"] = provider.capabilities
     if family == "grammar":
         members["cases"] = cached_property(_known_cases)
     module, name = _KITS[family]

@@ -22,6 +22,9 @@ def provide_models() -> list[Provider[Model]]:
             api_version=1,
             create=_create,
             options=NoOptions,
-            capabilities=ModelCapabilities(architectures=("graftlm_new_plugin",)),  # as in config.json
+            capabilities=ModelCapabilities(
+                architectures=("graftlm_new_plugin",),  # as in config.json
+                tensor_parallel=True,
+            ),
         )
     ]

@@ -25,7 +25,7 @@ class Decoder(DecoderModel):
     """A decoder model. `DecoderModel` loads and packs the weights that each layer lists in `weight_slots`."""
 
     def __init__(self, context: ModelContext) -> None:
-        shape, device, dtype = DecoderShape.from_config(context.config), context.device, context.dtype
+        shape, device, dtype = DecoderShape.from_config(context.config, context.parallel), context.device, context.dtype
         blocks = (Block(shape, context, layer_id) for layer_id in range(shape.num_layers))
         super().__init__(shape, context, blocks, RMSNorm(shape.hidden_size, shape.eps, device=device, dtype=dtype))
         self.rotary = RotaryEmbedding(rope_frequencies(context.config, shape.head_dim), device=device, dtype=dtype)
@@ -47,13 +47,13 @@ class Block(DecoderLayer):
         super().__init__()
         self._shape = shape
         size, device, dtype = shape.hidden_size, context.device, context.dtype
-        heads = {"q_proj": shape.q_size, "k_proj": shape.kv_size, "v_proj": shape.kv_size}
+        heads = {"q_proj": shape.q, "k_proj": shape.kv, "v_proj": shape.kv}  # this rank's part of each size
         self.attend_norm = RMSNorm(size, shape.eps, device=device, dtype=dtype)
         self.qkv = Linear(size, heads, device=device, dtype=dtype)
         self.attend = Attention(shape.attention_layer(layer_id))
-        self.out = Linear(shape.q_size, {"o_proj": size}, device=device, dtype=dtype)
+        self.out = Linear(shape.q, {"o_proj": size}, device=device, dtype=dtype)
         self.mlp_norm = RMSNorm(size, shape.eps, device=device, dtype=dtype)
-        self.mlp = GatedMLP(size, shape.intermediate_size, shape.hidden_act, device=device, dtype=dtype)
+        self.mlp = GatedMLP(size, shape.intermediate, shape.hidden_act, device=device, dtype=dtype)
 
     def forward(self, x: Tensor, residual: Tensor | None, rotation: Rotation) -> tuple[Tensor, Tensor]:
         """Return the feed-forward's result and the residual stream without this result; both are [T, hidden]."""
