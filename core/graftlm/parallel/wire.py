@@ -76,10 +76,10 @@ def encode_plan(plan: StepPlan) -> list[bytes]:
     """Return the frames of a plan. The bits of a late mask are sent separately.
 
     Raises:
-        InvariantError: the plan has recurrent states, pictures or a draft head, which ranks do not support.
+        InvariantError: the plan has recurrent states or pictures, which ranks do not support.
     """
-    if plan.state is not None or plan.next_ids is not None or plan.media_work is not None or plan.feature_spans:
-        raise InvariantError(f"step {plan.step_id} has states, pictures or a draft head, which ranks do not support")
+    if plan.state is not None or plan.media_work is not None or plan.feature_spans:
+        raise InvariantError(f"step {plan.step_id} has states or pictures, which ranks do not support")
     arrays = _arrays_of(plan)
     rest = None
     if plan.setups or plan.prompt_spans or plan.pool_spans or plan.copies is not None:
@@ -101,6 +101,7 @@ def _arrays_of(plan: StepPlan) -> list[NDArray[Any] | None]:
         plan.sample_positions,
         None if window is None else window.out_slots,
         None if mask is None else mask.idx,
+        plan.next_ids,
         plan.rows,
         plan.query_lens,
         plan.seq_lens,
@@ -111,7 +112,7 @@ def _arrays_of(plan: StepPlan) -> list[NDArray[Any] | None]:
     ]
 
 
-_NUM_INT64: Final = 8
+_NUM_INT64: Final = 9
 
 
 class PlanDecoder:
@@ -125,7 +126,7 @@ class PlanDecoder:
         header = _headers.decode(frames[0])
         arrays = _split(bytearray(frames[1]), header.shapes)
         (
-            input_ids, device_idx, positions, out_slots, sample_idx, sample_positions, window_slots, mask_idx,
+            input_ids, device_idx, positions, out_slots, sample_idx, sample_positions, window_slots, mask_idx, next_ids,
             rows, query_lens, seq_lens, page_table, window_table, adapter_slots, num_drafts,
         ) = arrays  # fmt: skip
         if len(rows) == len(self._rows) and (rows == self._rows).all():
@@ -153,6 +154,7 @@ class PlanDecoder:
             copies=None if rest is None or rest.copies is None else _copies(rest.copies),
             adapter_slots=adapter_slots,
             num_drafts=num_drafts,
+            next_ids=next_ids,
         )
 
 
