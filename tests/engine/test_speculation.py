@@ -1,6 +1,7 @@
 """Speculation end to end: tokens, text, finish reasons and log-probabilities are those of plain decoding."""
 
 import random
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import graftlm_speculation
 from graftlm import Engine, Provider, SamplingParams, hookimpl
 from graftlm.contracts import Draft, Drafter, LogitsProcessor
 from graftlm.errors import ConfigError
+from graftlm.testing.drafter import AllDrafts
 
 PROMPTS = (
     [{"role": "user", "content": "What is the capital of France?"}],
@@ -120,9 +122,11 @@ def values_of(outputs):
 
 
 def run(plugin, drafter, prompts, params, rounds=1, **sections):
-    """Return the outputs of each round, and the numbers of drafted and accepted tokens."""
+    """Return the outputs of each round, and the numbers of drafted and accepted tokens. All drafts are verified."""
     plugins = [plugin, graftlm_speculation]
-    with Engine({"speculation": drafter, "debug": True, **sections}, plugins=plugins) as engine:
+    with mock.patch("graftlm.speculation.speculator.DraftBudget", lambda costs, max_drafts: AllDrafts(max_drafts)):
+        engine = Engine({"speculation": drafter, "debug": True, **sections}, plugins=plugins)
+    with engine:
         outputs = [engine.generate(prompts, params) for _ in range(rounds)]
         drafts = engine.stats().drafts.values()
         return outputs, sum(drafted for drafted, _ in drafts), sum(accepted for _, accepted in drafts)

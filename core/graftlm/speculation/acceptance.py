@@ -7,14 +7,14 @@ from typing import Final
 __all__ = ["Acceptance"]
 
 _NUM_LEVELS: Final = 8
-#: Factor by which the weight of earlier trials falls with each verified draft.
-_DECAY: Final = 0.98
-_ROW_DECAY: Final = 0.85
+#: Factor by which the weight of earlier trials falls with each trial: of all requests, and of one request.
+_DECAY: Final = 0.995
+_ROW_DECAY: Final = 0.96
 #: Factor by which the weight of earlier trials falls with each step that leaves a draft out.
 _FADING: Final = 0.998
 #: Weights of the drafter's confidence and of the acceptance over all requests, as numbers of trials.
-_PRIOR_TRIALS: Final = 4.0
-_SHARED_TRIALS: Final = 2.0
+_PRIOR_TRIALS: Final = 2.0
+_SHARED_TRIALS: Final = 1.0
 
 
 @dataclass(slots=True)
@@ -25,6 +25,7 @@ class _Trials:
     accepted: float = 0.0
 
     def add(self, tried: int, accepted: int, decay: float) -> None:
+        """Add trials, and reduce the weight of the earlier ones."""
         self.tried = self.tried * decay + tried
         self.accepted = self.accepted * decay + accepted
 
@@ -55,8 +56,8 @@ class Acceptance:
         """Add a verified draft. Tokens after the first rejected one do not count as tried."""
         tried = min(num_accepted + 1, num_drafted)
         key = drafter, _level(confidence)
-        self._shared.setdefault(key, _Trials()).add(tried, num_accepted, _DECAY)
-        self._rows.setdefault(row, {}).setdefault(drafter, _Trials()).add(tried, num_accepted, _ROW_DECAY)
+        self._shared.setdefault(key, _Trials()).add(tried, num_accepted, _DECAY**tried)
+        self._rows.setdefault(row, {}).setdefault(drafter, _Trials()).add(tried, num_accepted, _ROW_DECAY**tried)
 
     def fade(self, drafts: Iterable[tuple[int, str, float]]) -> None:
         """Reduce the weight of earlier trials for drafts that a step leaves out.

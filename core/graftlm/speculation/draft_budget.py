@@ -12,8 +12,8 @@ __all__ = ["DraftBudget"]
 
 #: Minimum expected gain in tokens per second for which tokens are drafted; the estimates are not more exact.
 _MIN_GAIN: Final = 1.03
-#: Number of calls after which cached estimates are computed again.
-_KEPT_STEPS: Final = 64
+#: Maximum expected time of a step that is tried although no gain is expected, relative to the step without drafts.
+_MAX_TRIAL_TIME: Final = 1.5
 
 
 class DraftBudget:
@@ -31,8 +31,6 @@ class DraftBudget:
     def __init__(self, costs: StepCosts, max_drafts: int) -> None:
         self.max_drafts = max_drafts
         self._costs = costs
-        self._times: dict[tuple[int, int], NDArray[np.float64]] = {}  # arguments -> cached estimate
-        self._num_asked = 0
 
     def lengths(self, num_rows: int, probabilities: Sequence[float], limits: Sequence[int]) -> list[int]:
         """Return, for each of m drafts, the number of tokens to verify.
@@ -43,7 +41,7 @@ class DraftBudget:
             limits: number of tokens in each draft.
         """
         max_len = max(limits, default=0)
-        times = self._relative_times(num_rows, sum(limits))
+        times = self._costs.optimistic(num_rows, sum(limits))
         # An upper bound of the accepted tokens, as if drafts were endless. It already excludes drafts in most steps.
         most = sum(min(p / (1.0 - p), max_len) if p < 1.0 else max_len for p in probabilities)
         if len(times) < 2 or num_rows + most < _MIN_GAIN * num_rows * times[1]:
@@ -60,26 +58,19 @@ class DraftBudget:
 
     def may_pay(self, num_rows: int) -> bool:
         """Return whether drafts could save time in a step of `num_rows` requests if nearly all were accepted."""
-        times = self._relative_times(num_rows, num_rows * self.max_drafts)
-        most = num_rows * (1.0 + 0.95 * np.arange(1, self.max_drafts + 1))
-        return bool((most > _MIN_GAIN * num_rows * times[num_rows::num_rows]).any())
+        times = self._costs.optimistic(num_rows, num_rows * self.max_drafts)
+        most = num_rows + 0.95 * np.arange(len(times))
+        return bool((most[1:] > _MIN_GAIN * num_rows * times[1:]).any())
 
     def _best(self, num_rows: int, survival: NDArray[np.float64]) -> int:
         """Return the number of drafted tokens, taken in order of probability, with the highest expected throughput."""
         if not len(survival):
             return 0
-        throughput = num_rows + np.concatenate(([0.0], np.cumsum(survival)))
-        throughput /= self._relative_times(num_rows, len(survival))
-        best = int(throughput.argmax())
-        return best if throughput[best] >= _MIN_GAIN * throughput[0] else 0
-
-    def _relative_times(self, num_rows: int, max_drafts: int) -> NDArray[np.float64]:
-        """Return `StepCosts.estimate`. The result is cached for some steps, because it changes slowly."""
-        self._num_asked += 1
-        if self._num_asked % _KEPT_STEPS == 0:
-            self._times.clear()
-        key = num_rows, max_drafts
-        found = self._times.get(key)
-        if found is None:
-            found = self._times[key] = self._costs.estimate(num_rows, max_drafts)
-        return found
+        gains = (num_rows + np.concatenate(([0.0], np.cumsum(survival)))) / num_rows
+        times = self._costs.estimate(num_rows, len(survival))
+        hoped = gains / self._costs.optimistic(num_rows, len(survival))
+        best = int(hoped.argmax())
+        if gains[best] < _MIN_GAIN * times[best]:  # a trial, whose time is limited
+            best = int(hoped[times <= _MAX_TRIAL_TIME].argmax())
+        is_better = hoped[best] >= _MIN_GAIN and self._costs.is_better(num_rows, float(gains[best] / times[best]))
+        return best if is_better else 0

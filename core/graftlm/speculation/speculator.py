@@ -44,6 +44,22 @@ _NO_DRAFT: Final = SourcedDraft("", np.zeros(1, dtype=np.int32), 0.2)
 
 
 @dataclass(frozen=True, slots=True)
+class _Guess:
+    """The first token of a draft.
+
+    Attributes:
+        drafter, confidence: see `SourcedDraft`.
+        token_id: the token.
+        place: index of the token in the request.
+    """
+
+    drafter: str
+    confidence: float
+    token_id: int
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
 class DraftCounts:
     """Totals since the start.
 
@@ -89,6 +105,7 @@ class Speculator:
         self._open: set[int] = set()
         #: (drafter, row) -> the previous draft of a drafter whose `drafts_ahead` is False; None: it had no draft.
         self._previous: dict[tuple[str, int], SourcedDraft | None] = {}
+        self._guesses: dict[int, _Guess] = {}  # row -> the first token of a draft that was not verified
         self._counts = {name: DraftCounts() for name in drafters}
         self._clock = clock
         self._allowances = {name: DraftAllowance() for name, drafter in drafters.items() if drafter.is_expensive}
@@ -128,6 +145,7 @@ class Speculator:
                 like the request's previous one is returned instead.
         """
         found: dict[int, SourcedDraft] = {}
+        self._judge_guesses(requests)
         for name, drafter in self._drafters.items():
             asked = [r for r in requests if r.row not in found and name not in self._failed.get(r.row, ())]
             allowance = self._allowances.get(name)
@@ -144,6 +162,10 @@ class Speculator:
             found |= drafts
             if allowance is not None:
                 allowance.spend(self._clock() - start)
+        for request in requests:
+            if (draft := found.get(request.row)) is not None and not draft.is_expected:
+                token_id, place = int(draft.token_ids[0]), len(request.token_ids)
+                self._guesses[request.row] = _Guess(draft.drafter, draft.confidence, token_id, place)
         return found
 
     def choose(self, num_rows: int, drafts: Mapping[int, SourcedDraft]) -> dict[int, SourcedDraft]:
@@ -195,6 +217,7 @@ class Speculator:
         """
         num_drafted = len(draft.token_ids)
         self._open.add(row)
+        self._guesses.pop(row, None)
         self._acceptance.observe(row, draft.drafter, draft.confidence, num_drafted, num_accepted)
         if (allowance := self._allowances.get(draft.drafter)) is not None:
             allowance.earn(num_accepted * self._saved_s - num_drafted * self._added_s)
@@ -217,6 +240,7 @@ class Speculator:
         self._open.discard(row)
         self._acceptance.close(row)
         self._failed.pop(row, None)
+        self._guesses.pop(row, None)
         for name, drafter in self._drafters.items():
             self._previous.pop((name, row), None)
             try:
@@ -225,6 +249,18 @@ class Speculator:
                 raise
             except BaseException:  # the code of a plugin; a panic in Rust is no `Exception`
                 _logger.exception("drafter %r failed to close a request", name)
+
+    def _judge_guesses(self, requests: Sequence[DraftRequest]) -> None:
+        """Record whether drafts that were not verified begin with the token that was sampled at their place.
+
+        So the acceptance of drafts is known while none is verified.
+        """
+        for request in requests:
+            guess = self._guesses.get(request.row)
+            if guess is not None and guess.place < len(request.token_ids):
+                is_right = int(request.token_ids[guess.place]) == guess.token_id
+                self._acceptance.observe(request.row, guess.drafter, guess.confidence, 1, int(is_right))
+                del self._guesses[request.row]
 
     def _expected(self, name: str, request: DraftRequest) -> SourcedDraft:
         """Return an estimate of a request's next draft, which begins with the token that the step in flight samples."""
