@@ -62,6 +62,11 @@ def test_all_spellings_of_a_host_have_one_canonical_form(host, expected):
         ({"kv_events": "tcp://*:5557"}, False, 1),
         ({"kv_events": "tcp://[::]:5557"}, False, 1),
         ({"kv_events": "tcp://eth0:5557"}, False, 1),
+        (
+            {"kv_events": {"endpoint": "tcp://*:1", "format": "vllm", "replay_endpoint": "tcp://*:2"}},
+            False,
+            2,
+        ),
     ],
 )
 def test_a_public_address_needs_a_key_or_an_explicit_permission(server, is_error, num_warnings):
@@ -75,7 +80,11 @@ def test_a_public_address_needs_a_key_or_an_explicit_permission(server, is_error
     [
         ("server: {host: 0.0.0.0}", 2, "engine.yaml:1: server.host: '0.0.0.0' is reachable from other machines"),
         ("server: {host: 0.0.0.0, allow_anonymous: true}", 0, "served without a key"),
-        ("server: {kv_events: 'tcp://0.0.0.0:1'}", 0, "engine.yaml:1: server.kv_events: tcp://0.0.0.0:1 is reachable"),
+        (
+            "server: {kv_events: 'tcp://0.0.0.0:1'}",
+            0,
+            "engine.yaml:1: server.kv_events.endpoint: tcp://0.0.0.0:1 is reachable",
+        ),
     ],
 )
 def test_config_check_reports_an_exposed_server(tmp_path, capsys, yaml, status, says):

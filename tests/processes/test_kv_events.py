@@ -44,5 +44,5 @@ def test_an_address_in_use_is_an_error_of_the_configuration():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         endpoint = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(ConfigError, match=f"^server.kv_events: cannot publish on {endpoint}: "):
+        with pytest.raises(ConfigError, match=f"^server.kv_events.endpoint: cannot publish on {endpoint}: "):
             KVEventPublisher(endpoint, "replica")

@@ -12,6 +12,7 @@ from graftlm.processes.kv_events import TOPIC, KVEventBatch, replica_endpoint
 from graftlm.records import CacheEvent
 from graftlm.testing.event_mirror import EventMirror, MirroredNode
 from graftlm.testing.server_process import ServerProcess, wait_until
+from graftlm.testing.vllm_reader import VllmEventReader
 
 
 def free_port():
@@ -114,7 +115,7 @@ def test_an_address_in_use_ends_the_start_with_a_clear_error():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(RuntimeError, match=r"server.kv_events: cannot publish on tcp://127.0.0.1"):
+        with pytest.raises(RuntimeError, match=r"server.kv_events.endpoint: cannot publish on tcp://127.0.0.1"):
             ServerProcess({"server": {"kv_events": address}})
 
 
@@ -122,3 +123,38 @@ def test_an_address_in_use_ends_the_start_with_a_clear_error():
 def test_a_malformed_address_is_refused(address):
     with pytest.raises(ConfigError, match="kv_events"):
         EngineConfig.load({"server": {"kv_events": address}})
+
+
+@pytest.mark.full
+def test_a_reader_of_vllms_events_holds_the_trees_of_two_replicas():
+    port = free_port()
+    settings = {
+        "endpoint": f"ipc:///tmp/graftlm-events-{port}",
+        "replay_endpoint": f"ipc:///tmp/graftlm-replay-{port}",
+        "format": "vllm",
+        "topic": "kv@pod@demo",
+    }
+    config = {
+        "memory": {"kv_tokens": 1024},
+        "parallel": {"data": 2, "routing": "round_robin"},
+        "server": {"kv_events": settings},
+    }
+    with ServerProcess(config) as server, httpx2.Client(base_url=server.url, timeout=60) as client:
+        for number in range(24):
+            generate(client, f"A river runs past house {number % 5}. " * 8 + str(number))
+        for index, replica in enumerate(client.get("/cache_snapshot").json()["replicas"]):
+            addresses = [replica_endpoint(settings[name], index) for name in ("endpoint", "replay_endpoint")]
+            with VllmEventReader(*addresses, "kv@pod@demo") as reader:
+                reader.catch_up()
+                assert reader.next_seq == replica["next_seq"]
+                assert reader.num_replayed > 3
+                assert {tokens for _, tokens in reader.prefixes.values()} == whole_blocks(replica["nodes"])
+
+
+def whole_blocks(nodes):
+    """Return the tokens of each prefix of whole blocks of 16 tokens."""
+    prefixes, found = {None: ()}, set()
+    for node in nodes:
+        tokens = prefixes[node["id"]] = (*prefixes[node["parent"]], *node["token_ids"])
+        found |= {tokens[:end] for end in range(16, len(tokens) + 1, 16)}
+    return found

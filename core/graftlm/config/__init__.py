@@ -27,6 +27,7 @@ from graftlm.config.sections import (
 from graftlm.config.server_sections import (
     BatchSettings,
     FileSettings,
+    KVEventSettings,
     ResponseStoreSettings,
     ServerSettings,
     TracesSettings,
@@ -44,6 +45,7 @@ __all__ = [
     "ExecutionSettings",
     "FileSettings",
     "GrammarSettings",
+    "KVEventSettings",
     "KeyPath",
     "Layer",
     "LoraSettings",

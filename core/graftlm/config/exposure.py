@@ -27,12 +27,14 @@ def exposure_warnings(config: EngineConfig) -> list[str]:
     if not is_loopback(server.host) and server.api_key is None and server.allow_anonymous:
         message = f"every client that reaches {server.host!r} is served without a key"
         found.append(_located(config, ("server", "allow_anonymous"), message))
-    if server.kv_events is not None and not _is_local_zmq(server.kv_events):
-        message = (
-            f"{server.kv_events} is reachable from other machines, needs no key and publishes the token ids of all "
-            "prompts. Use tcp://127.0.0.1:PORT or ipc://PATH, or restrict the port with a firewall"
-        )
-        found.append(_located(config, ("server", "kv_events"), message))
+    for field in ("endpoint", "replay_endpoint"):
+        address = getattr(server.kv_events, field)
+        if address is not None and not _is_local_zmq(address):
+            message = (
+                f"{address} is reachable from other machines, needs no key and publishes the token ids of all "
+                "prompts. Use tcp://127.0.0.1:PORT or ipc://PATH, or restrict the port with a firewall"
+            )
+            found.append(_located(config, ("server", "kv_events", field), message))
     return found
 
 

@@ -12,6 +12,7 @@ from graftlm.config.section import Float, Int, Name, PositiveFloat, PositiveInt,
 __all__ = [
     "BatchSettings",
     "FileSettings",
+    "KVEventSettings",
     "ResponseStoreSettings",
     "ServerSettings",
     "TracesSettings",
@@ -95,6 +96,43 @@ class BatchSettings(Section):
         description="Highest priority that a request of a batch may have. The default priority of other requests is 0.",
     )
     max_requests: PositiveInt = Field(default=50_000, description="Maximum number of requests in a batch.")
+
+
+ZmqAddress = Annotated[Name, AfterValidator(_check_zmq_address)]
+
+
+class KVEventSettings(Section):
+    """The publishing of changes of the replicas' prefix caches, for routers and indexers."""
+
+    shorthand = "endpoint"
+
+    endpoint: ZmqAddress | None = Field(
+        default=None,
+        description="ZeroMQ address, such as `tcp://127.0.0.1:5557`, on which the first replica publishes the "
+        "changes of its prefix cache. Each further replica uses the next port. Null: changes are not published.",
+    )
+    format: Literal["graftlm", "vllm"] = Field(
+        default="graftlm",
+        description="Format of the messages. `graftlm`: the nodes of the radix tree. `vllm`: vLLM's events of blocks, "
+        "which routers for vLLM and SGLang read.",
+    )
+    replay_endpoint: ZmqAddress | None = Field(
+        default=None,
+        description="ZeroMQ address on which the first replica answers requests for earlier messages, in the format "
+        "`vllm`. Each further replica uses the next port. Null: no replay.",
+    )
+    replay_mib: PositiveInt = Field(
+        default=64, description="Maximum size in MiB of the messages that a replica keeps for replay."
+    )
+    topic: str = Field(
+        default="", description="The first frame of each message in the format `vllm`, such as `kv@pod@model`."
+    )
+
+    @model_validator(mode="after")
+    def _check_replay(self) -> Self:
+        if self.replay_endpoint is not None and (self.endpoint is None or self.format != "vllm"):
+            raise ValueError("replay_endpoint needs `endpoint` and the format 'vllm'; set both, or remove it")
+        return self
 
 
 def _check_collector_url(url: str) -> str:
@@ -272,12 +310,7 @@ class ServerSettings(Section):
     profile_dir: Name = Field(
         default="profiles", description="Folder for the output of /start_profile. A client may name a subfolder."
     )
-    kv_events: Annotated[Name, AfterValidator(_check_zmq_address)] | None = Field(
-        default=None,
-        description="ZeroMQ address, such as `tcp://127.0.0.1:5557`, on which the first replica publishes the "
-        "changes of its prefix cache. Each further replica uses the next port. Null: changes are not "
-        "published.",
-    )
+    kv_events: KVEventSettings = KVEventSettings()
     record_trace: Name | None = Field(
         default=None,
         description="File to which each finished request is appended, hashed and without text, for `graftlm "

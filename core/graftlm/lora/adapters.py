@@ -19,9 +19,11 @@ __all__ = [
     "BASE_SLOT",
     "AdapterCatalog",
     "LoadedAdapter",
+    "adapter_name",
     "adapter_not_found",
     "check_adapter_name",
     "prefix_namespace",
+    "split_namespace",
 ]
 
 #: The slot of requests without an adapter.
@@ -158,3 +160,16 @@ def prefix_namespace(cache_salt: str, adapter_id: str | None) -> str:
     if adapter_id is not None:
         return f"{_ADAPTER_PREFIX}{adapter_id}:{cache_salt}"
     return _SALT_PREFIX + cache_salt if cache_salt.startswith((_ADAPTER_PREFIX, _SALT_PREFIX)) else cache_salt
+
+
+def split_namespace(namespace: str) -> tuple[str, str | None]:
+    """Return the cache salt and the adapter id of a namespace; the inverse of `prefix_namespace`."""
+    if namespace.startswith(_ADAPTER_PREFIX):
+        adapter_id, _, cache_salt = namespace.removeprefix(_ADAPTER_PREFIX).partition(":")
+        return cache_salt, adapter_id
+    return namespace.removeprefix(_SALT_PREFIX), None
+
+
+def adapter_name(loaded: Mapping[str, LoadedAdapter], digest: str) -> str | None:
+    """Return the name of a loaded adapter with this digest; None if there is none."""
+    return next((name for name, adapter in loaded.items() if adapter.digest == digest), None)

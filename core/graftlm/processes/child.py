@@ -52,7 +52,7 @@ class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
     log_format: Literal["text", "json"]
     log_level: str
     num_threads: int | None = None
-    kv_events: str | None = None
+    kv_events: dict[str, Any] = {}
     block_tokens: int | None = None
 
 
@@ -139,8 +139,9 @@ def _run_scheduler(setup: ChildSetup, to_main: Outbox) -> None:
 
     from graftlm.assembly.assemble import assemble
     from graftlm.assembly.target import detect_platform
-    from graftlm.config import EngineConfig
-    from graftlm.processes.kv_events import KVEventPublisher, replica_endpoint
+    from graftlm.config import EngineConfig, KVEventSettings
+    from graftlm.lora.adapters import adapter_name
+    from graftlm.processes.kv_publishing import make_publisher
     from graftlm.processes.routing import CacheReporter
     from graftlm.processes.scheduler_process import SchedulerProcess
     from graftlm.processes.step_metrics import StepMetrics
@@ -163,9 +164,9 @@ def _run_scheduler(setup: ChildSetup, to_main: Outbox) -> None:
     config = EngineConfig.load(setup.config)
     platform = detect_platform(config)
     on_stage("loading plugins")
-    events = None
-    if setup.kv_events is not None:
-        events = KVEventPublisher(replica_endpoint(setup.kv_events, scheduler_index(setup.name)), setup.name)
+    events = make_publisher(
+        KVEventSettings(**setup.kv_events), setup.name, scheduler_index(setup.name), config.cache.page_size
+    )
     reporter = None if setup.block_tokens is None else CacheReporter(setup.block_tokens, setup.name)
     observers = [observer for observer in (events, reporter) if observer is not None]
     registry = Registry.load(config.plugins, observers, platform)
@@ -179,6 +180,8 @@ def _run_scheduler(setup: ChildSetup, to_main: Outbox) -> None:
         await_tokenizer=await_tokenizer,
         num_replicas=config.parallel.data,
     )
+    if events is not None and (adapters := parts.adapters) is not None:
+        events.adapter_name = lambda digest: adapter_name(adapters.loaded, digest)
     process = SchedulerProcess(
         setup.name, parts, metrics, inbox, to_main, Outbox, setup.detokenizer, time.monotonic, events, reporter
     )

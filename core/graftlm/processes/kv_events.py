@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -71,6 +72,7 @@ class KVEventPublisher:
         self._events: list[CacheEvent] = []
         self._encoder = msgspec.msgpack.Encoder()
         self.next_seq = 0
+        self.adapter_name: Callable[[str], str | None] = lambda digest: None  # not used in this format
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUB)
         self._socket.set_hwm(_QUEUED_BATCHES)
         try:
@@ -78,7 +80,7 @@ class KVEventPublisher:
         except zmq.ZMQError as error:
             self._socket.close(linger=0)
             raise ConfigError(
-                f"server.kv_events: cannot publish on {endpoint}: {error}. Set another address."
+                f"server.kv_events.endpoint: cannot publish on {endpoint}: {error}. Set another address."
             ) from error
         logger.info("cache events are published on %s", endpoint)
 

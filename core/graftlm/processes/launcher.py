@@ -256,7 +256,7 @@ class Launcher:
             log_format=server.log_format,
             log_level=server.log_level,
             num_threads=max(1, cores // replicas) if replicas > 1 else None,
-            kv_events=server.kv_events,
+            kv_events=server.kv_events.model_dump(),
             block_tokens=self._block_tokens,
         )
 

@@ -15,7 +15,7 @@ from graftlm.media import from_wire
 from graftlm.outputs import completion_ids
 from graftlm.processes.adapter_calls import AdapterCalls
 from graftlm.processes.channels import Inbox, Outbox
-from graftlm.processes.kv_events import KVEventPublisher
+from graftlm.processes.kv_publishing import EventPublisher
 from graftlm.processes.messages import (
     Abort,
     Accepted,
@@ -63,7 +63,7 @@ class SchedulerProcess:
         connect: Callable[[str], Outbox],
         detokenizer: str,
         clock: Callable[[], float],
-        events: KVEventPublisher | None = None,
+        events: EventPublisher | None = None,
         reporter: CacheReporter | None = None,
     ) -> None:
         """Connect an engine to its channels.
