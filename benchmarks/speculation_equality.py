@@ -267,7 +267,7 @@ class Round:
             for output in plain
             for one in output.completions
         ]
-        for drafter in ("auto", "replay"):
+        for drafter in ("auto", "replay", "eagle3"):
             comparison = Comparison(judge, counts)
             with self._engine(plugin, drafter) as engine:
                 comparison.add(self._params, plain, self._run(engine))
@@ -299,7 +299,8 @@ class Round:
 
     def _engine(self, plugin: Plugin, drafter: str | None, **scheduling: int) -> Engine:
         sections = {**self.sections, "scheduling": {**self.sections["scheduling"], **scheduling}}
-        speculation = {"drafter": drafter, "max_drafts": self._max_drafts}
+        options = {"path": "demo-eagle3", "max_drafts": min(self._max_drafts, 6)} if drafter == "eagle3" else {}
+        speculation = {"drafter": {"name": drafter, "options": options}, "max_drafts": self._max_drafts}
         budget = (lambda costs, max_drafts: AllDrafts(max_drafts)) if self._verifies_all else DraftBudget
         with mock.patch("graftlm.speculation.speculator.DraftBudget", budget):
             return Engine({"speculation": speculation, **sections}, plugins=[plugin, graftlm_speculation])

@@ -95,8 +95,9 @@ FORMS = {
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("prefill_tokens", [7, 2048])
+@pytest.mark.parametrize("graphs", ["auto", True])
 @pytest.mark.covering(strength=1)
-def test_drafts_are_those_of_a_plain_implementation(tmp_path, served, form, page_size, overlap, prefill_tokens):
+def test_drafts_are_those_of_a_plain_implementation(tmp_path, served, form, page_size, overlap, prefill_tokens, graphs):
     written, computed = FORMS[form]
     head = write_tiny_eagle3(tmp_path / "head", **written)
     plain, plugin = PlainHead(served, head, **computed), recorder()
@@ -106,6 +107,7 @@ def test_drafts_are_those_of_a_plain_implementation(tmp_path, served, form, page
         "model": str(served),
         "cache": {"page_size": page_size},
         "scheduling": {"overlap": overlap, "prefill_tokens_per_step": prefill_tokens},
+        "execution": {"graphs": graphs},
         "debug": True,
     }
     with Engine(config) as engine:
@@ -119,6 +121,70 @@ def test_drafts_are_those_of_a_plain_implementation(tmp_path, served, form, page
     assert len(seen) > 5
     for text, drafted in seen[:8] + seen[-8:]:
         assert drafted == plain.draft(text, len(drafted)), f"after {len(text)} tokens"
+
+
+KINDS_OF_MEMORY = {
+    "sliding windows with their own memory": (
+        "gemma3_text",
+        {"cache": {"name": "swa_radix", "page_size": 4}, "memory": {"kv_tokens": 400, "window_tokens": 200}},
+    ),
+    "host memory": (
+        "qwen3",
+        {
+            "cache": {"name": "hicache", "page_size": 4, "options": {"host_tokens": 2048, "block_tokens": 8}},
+            "memory": {"kv_tokens": 96},
+            "scheduling": {"max_running_requests": 1},
+        },
+    ),
+    "retractions": ("qwen3", {"cache": {"page_size": 1}, "memory": {"kv_tokens": 100}}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_MEMORY)
+def test_keys_of_the_head_are_in_the_pages_of_every_cache(tmp_path, kind):
+    family, sections = KINDS_OF_MEMORY[kind]
+    served = write_tiny_checkpoint(tmp_path / "served", family, num_layers=3, tokenizer=True)
+    head = write_tiny_eagle3(tmp_path / "head", embedding=True)
+    plain, plugin = PlainHead(served, head), recorder()
+    prompts = [random.Random(n).choices(range(VOCAB), k=n) for n in (30, 35, 40)]
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    config = {"model": str(served), "debug": True, **sections}
+    with Engine(config) as engine:
+        expected = [output.token_ids for output in engine.generate(prompts, params)]
+    speculation = {"drafter": {"name": "recorded", "options": {"path": str(head), "max_drafts": 4}}}
+    with Engine({**config, "speculation": speculation}, plugins=[graftlm_speculation, plugin]) as engine:
+        assert [output.token_ids for output in engine.generate(prompts, params)] == expected
+        num_seen = len(plugin.drafter.seen)
+        longer = [[*prompt, *out, 7] for prompt, out in zip(prompts, expected, strict=True)]
+        outputs = engine.generate(longer, params)
+        assert sum(output.usage.cached_tokens for output in outputs) > 20
+        assert sum(output.usage.cached_host_tokens for output in outputs) > (20 if kind == "host memory" else -1)
+    seen = plugin.drafter.seen
+    assert 0 < num_seen < len(seen)
+    for text, drafted in seen[:6] + seen[num_seen : num_seen + 6] + seen[-4:]:
+        assert drafted == plain.draft(text, len(drafted)), f"after {len(text)} tokens"
+
+
+def test_the_head_reads_the_hidden_states_of_the_adapted_model(tmp_path, adapters):
+    head = write_tiny_eagle3(tmp_path / "head")
+    config = {
+        "model": str(adapters.base),
+        "lora": {"adapters": {"a": str(adapters.folders["attention"])}, "max_rank": 8},
+        "memory": {"kv_tokens": 2048},
+        "debug": True,
+    }
+    speculation = {"drafter": {"name": "recorded", "options": {"path": str(head)}}}
+    params, outputs, seen = SamplingParams(temperature=0, max_tokens=20), [], []
+    for drafter in (None, speculation):
+        plugin = recorder()
+        with Engine({**config, "speculation": drafter}, plugins=[graftlm_speculation, plugin]) as engine:
+            found = engine.generate([[5, 6, 7]] * 2, params, adapter=["a", None])
+        outputs.append([output.token_ids for output in found])
+        seen = [] if plugin.drafter is None else plugin.drafter.seen
+    assert outputs[0] == outputs[1]
+    first = [drafted for text, drafted in seen if len(text) == 4]
+    assert len(first) == 2
+    assert first[0] != first[1]
 
 
 def without(name):

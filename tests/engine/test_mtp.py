@@ -60,8 +60,9 @@ class Transformers:
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("prefill_tokens", [7, 2048])
+@pytest.mark.parametrize("graphs", ["auto", True])
 @pytest.mark.covering(strength=1)
-def test_drafts_are_those_of_transformers(served, page_size, overlap, prefill_tokens):
+def test_drafts_are_those_of_transformers(served, page_size, overlap, prefill_tokens, graphs):
     reference, plugin = Transformers(served), recorder()
     prompts = [random.Random(n).choices(range(VOCAB), k=n) for n in (3, 20, 33)]
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
@@ -69,6 +70,7 @@ def test_drafts_are_those_of_transformers(served, page_size, overlap, prefill_to
         "model": str(served),
         "cache": {"page_size": page_size},
         "scheduling": {"overlap": overlap, "prefill_tokens_per_step": prefill_tokens},
+        "execution": {"graphs": graphs},
         "debug": True,
     }
     with Engine(config) as engine:

@@ -48,7 +48,9 @@ CASES = [
     ("radix", 16, 7, False, "fast", 20_000),
     ("chunk", 4, 64, True, False, 20_000),
     ("radix", 4, 2048, True, "fast", 400),
+    ("hicache", 4, 64, True, "exact", 2000),
 ]
+CACHE_OPTIONS = {"hicache": {"host_tokens": 4096, "block_tokens": 8}}
 
 
 class NotTwice(LogitsProcessor):
@@ -81,8 +83,26 @@ class Replay(Drafter):
         return Draft(token_ids, 0.9)
 
 
+class Eager(Drafter):
+    """The drafter `eagle3`, which the engine calls for each step, because its costs are not declared."""
+
+    drafts_ahead = False
+    num_page_tokens = 4
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def propose(self, requests):
+        return self.inner.propose(requests)
+
+
+def create_eager(options, context):
+    (eagle3,) = [one for one in graftlm_speculation.provide_drafters() if one.name == "eagle3"]
+    return Eager(eagle3.create(eagle3.options(path="demo-eagle3", max_drafts=4), context))
+
+
 class Plugin:
-    """Provides the processor and the drafter; `texts` are what the drafter replays."""
+    """Provides the processor and the drafters; `texts` are what the drafter `replay` replays."""
 
     def __init__(self):
         self.texts = []
@@ -93,7 +113,7 @@ class Plugin:
 
     @hookimpl
     def provide_drafters(self):
-        return [provider("replay", lambda options, context: Replay(self.texts, 0))]
+        return [provider("replay", lambda options, context: Replay(self.texts, 0)), provider("eager", create_eager)]
 
 
 def provider(name, create):
@@ -140,16 +160,17 @@ def assert_same(drafter, prompts, params, rounds=1, **sections):
     for outputs in speculated:
         assert facts(outputs) == facts(plain)
         np.testing.assert_allclose(values_of(outputs), values_of(plain), atol=1e-4)
-    assert drafted > accepted > 15
+    # How many drafts of a head are verified depends on measured times.
+    assert drafted > accepted > (0 if drafter == "eager" else 15)
 
 
-@pytest.mark.parametrize("drafter", ["replay", "auto"])
+@pytest.mark.parametrize("drafter", ["replay", "auto", "eager"])
 @pytest.mark.parametrize(("cache", "page_size", "chunk", "overlap", "jump_forward", "kv_tokens"), CASES)
 @pytest.mark.covering(strength=1)
 def test_output_is_that_of_plain_decoding(drafter, cache, page_size, chunk, overlap, jump_forward, kv_tokens):
     sections = {
         "model": {"path": "demo", "dtype": "float32"},
-        "cache": {"name": cache, "page_size": page_size},
+        "cache": {"name": cache, "page_size": page_size, "options": CACHE_OPTIONS.get(cache, {})},
         "scheduling": {"prefill_tokens_per_step": chunk, "overlap": overlap},
         "grammar": {"jump_forward": jump_forward},
         "memory": {"kv_tokens": kv_tokens},

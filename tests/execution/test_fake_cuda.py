@@ -293,6 +293,16 @@ def test_a_draft_head_never_waits(device, attention, graph_sizes):
     assert any(plan.next_ids is not None for plan in engine.plans)
 
 
+@pytest.mark.parametrize("attention", ["triton", "flashinfer"])
+def test_steps_with_drafts_replay_the_captured_calls(device, attention):
+    asking = [request(f"r{i}", 3 + i, 12, first=40 * i) for i in range(3)]
+    engine = device.engine(attention, speculator=speculator(), graph_sizes=(1, 4, 12))
+    assert_all_end(engine.run(*asking))
+    replayed = [plan for plan in engine.plans if not plan.num_prefill_tokens]
+    assert any(plan.num_drafts is not None for plan in replayed)
+    assert engine.graphs.num_replays == len(replayed)
+
+
 def test_drafts_under_a_grammar_never_wait(device):
     asking = requests(SAMPLING["edits"])
     for each in asking[1:]:

@@ -97,6 +97,34 @@ def test_other_steps_run_without_a_graph(plan):
     assert graphs.num_replays == 0
 
 
+def test_a_step_with_drafts_runs_as_one_request_per_token():
+    batches = []
+
+    class Backend(Prepared):
+        def prepare(self, batch):
+            super().prepare(batch)
+            batches.append(batch)
+
+    plan = replace(
+        plan_of([7, 30, 31, 40], lens=[1, 3]),
+        rows=np.array([5, 2], dtype=np.int32),
+        positions=np.array([11, 4, 5, 6]),
+        seq_lens=np.array([12, 7], dtype=np.int32),
+        page_table=np.array([[1, 2], [3, 4]], dtype=np.int32),
+        device_idx=np.array([0]),
+        num_drafts=np.array([0, 2], dtype=np.int32),
+    )
+    graphs = make(backend=Backend())
+    graphs.last_tokens[5] = 70
+    hidden = graphs.replay(plan)
+    assert hidden.tolist() == [[70, 0], [30, 1], [31, 2], [40, 3]]
+    batch = batches[-1]
+    assert batch.num_decodes == batch.num_requests == 8
+    assert batch.seq_lens_cpu[:4].tolist() == batch.seq_lens[:4].tolist() == [12, 5, 6, 7]
+    assert batch.page_table_cpu[:4].tolist() == [[1, 2], [3, 4], [3, 4], [3, 4]]
+    assert batch.positions[:4].tolist() == [11, 4, 5, 6]
+
+
 def test_the_largest_size_is_captured_first():
     heard = []
     make(on_size=heard.append)

@@ -1,4 +1,13 @@
-"""The input tensors of captured decode steps. Their addresses are fixed, and one copy per step fills them."""
+"""The input tensors of captured decode steps. Their addresses are fixed, and one copy per step fills them.
+
+A captured batch consists of requests with one token. A request with drafts has several tokens in a step; it becomes one
+request per token, with the same pages and increasing context lengths:
+
+    request          tokens   positions        in the captured batch: pages, context length
+    t7 d8 d9         3        7 8 9            (pages, 8), (pages, 9), (pages, 10)
+
+All keys of a layer are written before attention begins, so each token attends to the drafts before it.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -107,7 +116,7 @@ class DecodeInputs:
         """Copy a step's inputs to the device tensors, with one asynchronous copy from the host.
 
         Args:
-            plan: plan of a decode step with at most `size` requests; None: all requests are padding.
+            plan: plan of a step without prefill and with at most `size` tokens; None: all requests are padding.
             size: number of requests in the padded batch, at most N.
 
         Returns: the padded batch. Its device tensors are the same in every step of this size; its host arrays are new.
@@ -127,7 +136,7 @@ class DecodeInputs:
     def _on_host(self, plan: StepPlan | None, size: int) -> _Host:
         num_columns = 1 if plan is None else plan.page_table.shape[1]
         host = _Host.empty(self._shape, size, num_columns, pinned=self._device.type == "cuda")
-        count = 0 if plan is None else len(plan.rows)
+        count = 0 if plan is None else plan.num_tokens
         if plan is not None:
             self._write(plan, host)
         spare_pages = np.array(self._shape.spare_pages)
@@ -138,17 +147,18 @@ class DecodeInputs:
         return host
 
     def _write(self, plan: StepPlan, host: _Host) -> None:
-        count = len(plan.rows)
+        count = plan.num_tokens
+        rows, seq_lens, tables = _by_token(plan)
         token_ids, sources, positions, *slots = host.fields[:, :count]
         token_ids[:] = plan.input_ids
         sources[:] = np.arange(self._shape.num_rows, self._shape.num_rows + count)
-        sources[plan.device_idx] = plan.rows[plan.device_idx]
+        sources[plan.device_idx] = rows[plan.device_idx]
         positions[:] = plan.positions if plan.rope_positions is None else plan.rope_positions
-        host.seq_lens[:count] = plan.seq_lens
+        host.seq_lens[:count] = seq_lens
         memories: list[StepPlan | WindowTables] = [plan] if plan.window is None else [plan, plan.window]
-        for memory, out_slots, table in zip(memories, slots, host.tables, strict=True):
+        for memory, own, out_slots, table in zip(memories, tables, slots, host.tables, strict=True):
             out_slots[:] = memory.out_slots
-            table[:count] = memory.page_table
+            table[:count] = own
 
     def _batch(self, host: _Host, size: int) -> ForwardBatch:
         batch = ForwardBatch(
@@ -174,3 +184,12 @@ class DecodeInputs:
             page_table_cpu=host.tables[1],
         )
         return replace(batch, window=window)
+
+
+def _by_token(plan: StepPlan) -> tuple[NDArray[np.int32], NDArray[np.int64], list[NDArray[np.int32]]]:
+    """Return the row, the context length and the page tables of each of a step's tokens."""
+    tables = [plan.page_table] if plan.window is None else [plan.page_table, plan.window.page_table]
+    if plan.num_tokens == len(plan.rows):
+        return plan.rows, plan.positions + 1, tables
+    rows = plan.rows.repeat(plan.query_lens)
+    return rows, plan.positions + 1, [table.repeat(plan.query_lens, axis=0) for table in tables]

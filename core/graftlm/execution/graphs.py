@@ -1,4 +1,4 @@
-"""CUDA graphs of decode steps. They are captured for some batch sizes; a step is padded to the next captured size."""
+"""CUDA graphs of steps without prefill. They are captured for some batch sizes; a step is padded to the next one."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -137,14 +137,16 @@ class CudaCapture:
 
 
 class DecodeGraphs:
-    """Replays a model's forward pass for decode steps up to the largest captured batch size.
+    """Replays a model's forward pass for steps without prefill, up to the largest captured number of tokens.
+
+    A step that verifies drafts is replayed as if each of its tokens were a request; see `DecodeInputs`.
 
     A step's inputs are padded to the next captured size and copied to the tensors that the graph reads; then the graph
     is replayed. Before every replay, the attention backend is prepared with a batch in these tensors.
 
     Args:
         inputs: the tensors that the graphs read.
-        sizes: batch sizes to capture, in requests; at most the largest batch of `inputs`.
+        sizes: batch sizes to capture, in requests or tokens; at most the largest batch of `inputs`.
         attention: the backend that `forward` calls.
         forward: the model's forward pass.
         capture: captures the graphs.
@@ -198,10 +200,12 @@ class DecodeGraphs:
     def replay(self, plan: StepPlan) -> Tensor | None:
         """Run a step's forward pass.
 
-        Returns: hidden states [T, hidden], valid until the next replay. None if no graph can run this step: a request
-            has more than one token or an adapter, the batch is too large, or the step has page copies.
+        Returns: hidden states [T, hidden], valid until the next replay. None if no graph can run this step: it has
+            prefill, too many tokens, an adapter or page copies, or verifies drafts with media.
         """
-        if plan.num_tokens != plan.num_decodes or plan.num_tokens > self._sizes[-1]:
+        if plan.num_prefill_tokens or plan.num_tokens > self._sizes[-1]:
+            return None
+        if plan.num_drafts is not None and (plan.state is not None or plan.rope_positions is not None):
             return None
         if plan.copies is not None or plan.adapter_slots is not None:
             return None
