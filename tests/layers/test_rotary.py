@@ -75,3 +75,16 @@ def test_positions_are_not_changed() -> None:
     positions = POSITIONS.clone()
     RotaryEmbedding(Frequencies(torch.ones(4)), device=CPU, dtype=torch.float32)(positions)
     assert torch.equal(positions, POSITIONS)
+
+
+def test_positions_of_three_axes_rotate_their_sections():
+    frequencies = Frequencies(torch.tensor([0.5, 0.25, 0.125]), axes=(0, 2, 1))
+    rotary = RotaryEmbedding(frequencies, device=torch.device("cpu"), dtype=torch.float32)
+    positions = torch.tensor([[3, 4], [5, 6], [7, 8]])
+    cos, sin = rotary(positions)
+    for token in range(2):
+        angles = positions[[0, 2, 1], token] * frequencies.inv_freq
+        torch.testing.assert_close(cos[token, 0], torch.cat([angles, angles]).cos())
+        torch.testing.assert_close(sin[token, 0], torch.cat([-angles.sin(), angles.sin()]))
+    same = rotary(torch.tensor([4, 9]))
+    torch.testing.assert_close(rotary(torch.tensor([[4, 9]] * 3)).cos, same.cos)

@@ -60,11 +60,11 @@ def _model_config(raw: Mapping[str, Any], eos: tuple[int, ...], file: Path) -> M
     if not isinstance(architectures, list) or not architectures:
         raise CheckpointError(f"{file}: architectures must have at least one class name, got {architectures!r}")
     whole = None
-    if "text_config" in raw:
+    if "text_config" in raw or "vision_config" in raw:
         from graftlm.checkpoint.text_part import text_config
 
         whole, (architectures, raw) = raw, text_config(raw, file)
-        stated = whole["text_config"]
+        stated = whole.get("text_config") or whole
         eos = (*eos, *_token_ids(stated if "eos_token_id" in stated or eos else raw, file))
     return ModelConfig(
         architectures=tuple(str(name) for name in architectures),

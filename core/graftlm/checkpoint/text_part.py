@@ -67,7 +67,8 @@ def text_config(raw: Mapping[str, Any], file: object) -> tuple[tuple[str, ...], 
 
     kind, entries = raw.get("model_type"), raw
     if kind not in CONFIG_MAPPING:  # a plugin's own class, whose text model Transformers may know
-        entries = raw["text_config"] if isinstance(raw["text_config"], Mapping) else {}
+        stated = raw.get("text_config")
+        entries = stated if isinstance(stated, Mapping) else {}
         kind = entries.get("model_type")
     if kind not in CONFIG_MAPPING:
         raise UnsupportedArchitectureError(f"{file}: the model type {kind!r} is unknown to Transformers")

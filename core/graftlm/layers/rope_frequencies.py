@@ -13,7 +13,7 @@ all lengths. Two rope types of Transformers change their frequencies with the le
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,10 +35,13 @@ class Frequencies:
     Attributes:
         inv_freq: float32 [R / 2], radians per position.
         scaling: factor of cosines and sines.
+        axes: the axis of positions [3, T] that rotates each pair of dimensions, R / 2 numbers from 0 to 2; None: all
+            axes have the same positions.
     """
 
     inv_freq: Tensor
     scaling: float = 1.0
+    axes: tuple[int, ...] | None = None
 
 
 def rope_frequencies(
@@ -76,7 +79,7 @@ def rope_frequencies(
     period = theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.int64).float() / rotary_dim)
     frequencies = _SCALINGS[rope_type](_Rope(rope, period, config, context_len or config.max_position_embeddings))
     _check_finite(frequencies, rope)
-    return frequencies
+    return replace(frequencies, axes=_axes(rope, len(period))) if rope.get("mrope_section") else frequencies
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +159,23 @@ def _with_type(rope: Mapping[str, Any]) -> dict[str, Any]:
     rope_type = rope.get("rope_type") or rope.get("type") or "default"
     if not isinstance(rope_type, str):
         raise CheckpointError(f"config.json needs rope_type as a text, got {rope_type!r}")
+    rope_type = "default" if rope_type == "mrope" else rope_type  # the name in Qwen2-VL's first files
     return {**rope, "rope_type": "longrope" if rope.get("long_factor") and rope_type in ("su", "yarn") else rope_type}
+
+
+def _axes(rope: Mapping[str, Any], num_pairs: int) -> tuple[int, ...]:
+    """Return the axis of each pair of dimensions: consecutive sections for time, height and width.
+
+    Raises:
+        CheckpointError: the sections do not have the size of a head.
+    """
+    sections = rope["mrope_section"]
+    is_list = isinstance(sections, Sequence) and all(isinstance(size, int) and size >= 0 for size in sections)
+    if not is_list or sum(sections) != num_pairs:
+        raise CheckpointError(
+            f"config.json needs mrope_section as whole numbers with sum {num_pairs}, got {sections!r}"
+        )
+    return tuple(i % 3 for i, size in enumerate(sections) for _ in range(size))
 
 
 def _number(rope: Mapping[str, Any], name: str, above: int = 0) -> float:

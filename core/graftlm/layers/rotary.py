@@ -58,6 +58,7 @@ class RotaryEmbedding(nn.Module):
 
     inv_freq: Tensor
     sign: Tensor
+    axes: Tensor
 
     def __init__(self, frequencies: Frequencies, *, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
@@ -68,14 +69,19 @@ class RotaryEmbedding(nn.Module):
         inv_freq = torch.cat([frequencies.inv_freq, frequencies.inv_freq]).to(device)
         self.register_buffer("inv_freq", inv_freq, persistent=False)
         self.register_buffer("sign", torch.cat([-ones, ones]).to(device), persistent=False)
+        axes = frequencies.axes or (0,) * len(ones)
+        self.register_buffer("axes", torch.tensor((*axes, *axes), device=device), persistent=False)
 
     def use_ops(self, ops: LayerOps) -> None:
         """Set the operations that rotate."""
         self.ops = ops
 
     def forward(self, positions: Tensor) -> Rotation:
-        """Return the rotation of positions, int64 [T]."""
-        angles = positions.view(-1, 1, 1) * self.inv_freq
+        """Return the rotation of positions, int64 [T]; or [3, T], if the frequencies have axes."""
+        if positions.ndim == 1:
+            angles = positions.view(-1, 1, 1) * self.inv_freq
+        else:
+            angles = positions.index_select(0, self.axes).T.unsqueeze(1) * self.inv_freq
         cos = angles.cos()
         if self._scaling != 1.0:
             cos *= self._scaling

@@ -12,7 +12,7 @@ from graftlm.testing.tiny_models import draw_weights, write_tokenizer
 
 __all__ = ["MediaKind", "MediaOracle", "random_picture", "write_media_checkpoint"]
 
-MediaKind: TypeAlias = Literal["llava", "idefics3", "smolvlm"]
+MediaKind: TypeAlias = Literal["llava", "llava_next", "idefics3", "smolvlm", "qwen2_vl", "qwen2_5_vl"]
 
 _VOCAB_SIZE = 384
 _TEXT: dict[str, Any] = {
@@ -41,6 +41,9 @@ _CLASSES: dict[str, str] = {
     "llava": "LlavaForConditionalGeneration",
     "idefics3": "Idefics3ForConditionalGeneration",
     "smolvlm": "SmolVLMForConditionalGeneration",
+    "llava_next": "LlavaNextForConditionalGeneration",
+    "qwen2_vl": "Qwen2VLForConditionalGeneration",
+    "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
 }
 _TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' }}{% if message['content'] is string %}"
@@ -69,7 +72,7 @@ def write_media_checkpoint(directory: Path, kind: MediaKind = "llava", seed: int
     tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]}, replace_extra_special_tokens=False)
     tokenizer.chat_template = _TEMPLATE
     processor = _PROCESSORS[kind](transformers, tokenizer)
-    image_token_id = processor.tokenizer.convert_tokens_to_ids("<image>")
+    image_token_id = tokenizer.convert_tokens_to_ids("<image>")
     config = _CONFIGS[kind](transformers, image_token_id)
     with torch.random.fork_rng(devices=[]):  # the constructor draws random weights, which are replaced below
         model = getattr(transformers, _CLASSES[kind])._from_config(config, dtype=torch.float32)
@@ -77,6 +80,8 @@ def write_media_checkpoint(directory: Path, kind: MediaKind = "llava", seed: int
     model.generation_config.eos_token_id = None
     model.save_pretrained(directory)
     processor.save_pretrained(directory)
+    if kind.startswith("qwen"):  # its processor is an image processor
+        tokenizer.save_pretrained(directory)
     return directory
 
 
@@ -98,7 +103,10 @@ class MediaOracle:
     def __init__(self, checkpoint: Path) -> None:
         import transformers
 
-        self.processor: Any = transformers.AutoProcessor.from_pretrained(checkpoint)
+        self._is_qwen = transformers.AutoConfig.from_pretrained(checkpoint).model_type.startswith("qwen")
+        auto = transformers.AutoImageProcessor if self._is_qwen else transformers.AutoProcessor
+        self.processor: Any = auto.from_pretrained(checkpoint)
+        self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(checkpoint)
         kind = transformers.AutoModelForImageTextToText
         self._model: Any = kind.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="eager").eval()
 
@@ -107,11 +115,23 @@ class MediaOracle:
         from PIL import Image
 
         images = [Image.fromarray(picture) for picture in pictures]
-        inputs = self.processor(text=text, images=images or None, return_tensors="pt")
+        inputs = self._qwen_inputs(text, images) if self._is_qwen else None
+        if inputs is None:
+            inputs = self.processor(text=text, images=images or None, return_tensors="pt")
         with torch.no_grad():
             output = self._model.generate(**inputs, max_new_tokens=max_tokens, do_sample=False, eos_token_id=None)
         generated: list[int] = output[0, inputs["input_ids"].shape[1] :].tolist()
         return generated
+
+    def _qwen_inputs(self, text: str, images: Sequence[Any]) -> dict[str, Any]:
+        """Return what Qwen's processor, which needs torchvision, would return."""
+        found = self.processor(images, return_tensors="pt") if images else {}
+        sizes = (found["image_grid_thw"].prod(dim=1) // self.processor.merge_size**2).tolist() if images else []
+        first, *rest = text.split("<image>")
+        whole = first + "".join("<image>" * size + piece for size, piece in zip(sizes, rest, strict=True))
+        ids = torch.tensor([self._tokenizer(whole)["input_ids"]])
+        kinds = (ids == self._tokenizer.convert_tokens_to_ids("<image>")).int()
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "mm_token_type_ids": kinds, **found}
 
 
 def _llava_config(transformers: Any, image_token_id: int) -> Any:
@@ -155,5 +175,66 @@ def _smolvlm_config(transformers: Any, image_token_id: int) -> Any:
     )
 
 
+def _llava_next_config(transformers: Any, image_token_id: int) -> Any:
+    vision = _VISION | {"model_type": "clip_vision_model", "image_size": 28, "patch_size": 7, "projection_dim": 32}
+    return transformers.LlavaNextConfig(
+        text_config=_TEXT,
+        vision_config=vision,
+        image_token_index=image_token_id,
+        image_grid_pinpoints=_PINPOINTS,
+    )
+
+
+def _llava_next_processor(transformers: Any, tokenizer: Any) -> Any:
+    return transformers.LlavaNextProcessor(
+        image_processor=transformers.LlavaNextImageProcessor(
+            size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28}, image_grid_pinpoints=_PINPOINTS
+        ),
+        tokenizer=tokenizer,
+        patch_size=7,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        chat_template=_TEMPLATE,
+    )
+
+
+def _qwen_text(model_type: str) -> dict[str, Any]:
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+    return {name: value for name, value in _TEXT.items() if name != "head_dim"} | {
+        "model_type": model_type,
+        "rope_parameters": rope,
+    }
+
+
+def _qwen2_vl_config(transformers: Any, image_token_id: int) -> Any:
+    vision = {"depth": 3, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "mlp_ratio": 2, "patch_size": 7}
+    return transformers.Qwen2VLConfig(
+        text_config=_qwen_text("qwen2_vl_text"), vision_config=vision, image_token_id=image_token_id
+    )
+
+
+def _qwen2_5_vl_config(transformers: Any, image_token_id: int) -> Any:
+    vision = {
+        "depth": 3,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_heads": 2,
+        "patch_size": 7,
+        "out_hidden_size": 64,
+        "window_size": 28,
+        "fullatt_block_indexes": [2],
+    }
+    return transformers.Qwen2_5_VLConfig(
+        text_config=_qwen_text("qwen2_5_vl_text"), vision_config=vision, image_token_id=image_token_id
+    )
+
+
+def _qwen_processor(transformers: Any, tokenizer: Any) -> Any:
+    return transformers.Qwen2VLImageProcessor(patch_size=7, min_pixels=28 * 28, max_pixels=28 * 28 * 6)
+
+
+_PINPOINTS = [[28, 56], [56, 28], [56, 56]]
 _CONFIGS = {"llava": _llava_config, "idefics3": _idefics3_config, "smolvlm": _smolvlm_config}
+_CONFIGS |= {"llava_next": _llava_next_config, "qwen2_vl": _qwen2_vl_config, "qwen2_5_vl": _qwen2_5_vl_config}
 _PROCESSORS = {"llava": _llava_processor, "idefics3": _idefics3_processor, "smolvlm": _idefics3_processor}
+_PROCESSORS |= {"llava_next": _llava_next_processor, "qwen2_vl": _qwen_processor, "qwen2_5_vl": _qwen_processor}

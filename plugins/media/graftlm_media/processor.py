@@ -2,8 +2,8 @@
 
 import inspect
 import json
-import logging
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,7 @@ from torch import Tensor
 from graftlm.contracts import MediaContext, MediaProcessor, MediaTower, Picture, PreparedMedia
 from graftlm.errors import CheckpointError
 
-__all__ = ["TransformersMedia"]
-
-#: Logs of the libraries that the processors use; they warn of missing optional packages.
-_LOGGER = logging.getLogger(__name__)
+__all__ = ["TransformersMedia", "arrays_of", "input_names", "load_error", "settings_of"]
 
 
 class TransformersMedia(MediaProcessor):
@@ -41,11 +38,11 @@ class TransformersMedia(MediaProcessor):
             )
             kind = AutoModel._model_mapping[type(self._config)]
         except Exception as error:  # the loaders may raise any exception of their parsers
-            raise CheckpointError(f"cannot load the processor of {context.path}: {_one_line(error)}") from error
-        names = inspect.signature(kind.get_image_features).parameters
-        self._input_names = [name for name, one in names.items() if one.kind is not one.VAR_KEYWORD and name != "self"]
+            raise load_error(context.path, error) from error
+        self._input_names = input_names(kind)
         self._options = dict(getattr(type(self._processor), "images_kwargs", None) or {})
-        self._settings = _settings(self._processor)
+        entries = {"image_seq_len": getattr(self._processor, "image_seq_len", None)}
+        self._settings = settings_of(self._processor.image_processor, entries)
 
     @property
     def marker(self) -> str:
@@ -77,7 +74,7 @@ class TransformersMedia(MediaProcessor):
         found = processor.image_processor(images, **self._options, return_tensors="pt")
         text: str = processor.replace_image_token(found, image_idx=0)
         image_token = processor.tokenizer.convert_ids_to_tokens(self.feature_token_id)
-        return PreparedMedia(text, text.count(image_token), _arrays(found, self._input_names))
+        return PreparedMedia(text, text.count(image_token), arrays_of(found, self._input_names))
 
     def load_tower(self, weights: Iterable[tuple[str, Tensor]], device: torch.device, dtype: torch.dtype) -> MediaTower:
         """Load the tower and the projector."""
@@ -86,16 +83,23 @@ class TransformersMedia(MediaProcessor):
         return TransformersTower(self._config, weights, device, dtype)
 
 
-def _arrays(found: Mapping[str, Any], names: Iterable[str]) -> dict[str, NDArray[Any]]:
+def input_names(kind: type[Any]) -> list[str]:
+    """Return the names of the inputs of a model class's `get_image_features`."""
+    names = inspect.signature(kind.get_image_features).parameters
+    return [name for name, one in names.items() if one.kind is not one.VAR_KEYWORD and name != "self"]
+
+
+def arrays_of(found: Mapping[str, Any], names: Iterable[str]) -> dict[str, NDArray[Any]]:
     """Return the tower's inputs among the image processor's results."""
     return {name: np.ascontiguousarray(torch.as_tensor(found[name]).numpy()) for name in names if name in found}
 
 
-def _settings(processor: Any) -> bytes:
-    image_processor = processor.image_processor
-    entries = image_processor.to_dict() | {"image_seq_len": getattr(processor, "image_seq_len", None)}
+def settings_of(image_processor: Any, entries: Mapping[str, Any]) -> bytes:
+    """Return the class and the entries of an image processor, and other entries, as bytes."""
+    entries = image_processor.to_dict() | dict(entries)
     return f"{type(image_processor).__name__} {json.dumps(entries, sort_keys=True, default=str)}".encode()
 
 
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
+def load_error(path: Path, error: Exception) -> CheckpointError:
+    """Return the error for a processor that Transformers cannot load."""
+    return CheckpointError(f"cannot load the processor of {path}: {' '.join(str(error).split())[:300]}")
