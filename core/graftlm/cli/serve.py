@@ -1,11 +1,13 @@
 """`graftlm serve`: the HTTP server."""
 
+import gc
 import sys
 from typing import Annotated, Any
 
 import typer
 
 from graftlm.cli.options import SetOption, TargetArgument, load_config, split_target
+from graftlm.runtime.garbage import collection_paused
 
 __all__ = ["serve"]
 
@@ -33,9 +35,10 @@ def serve(
     Exits with 2 before it listens if the configuration, a plugin or the checkpoint is wrong. Exits with 1 if a process
     died and was not restarted.
     """
-    from graftlm.errors import EngineError
-    from graftlm.server.serve import dry_run
-    from graftlm.server.serve import serve as run
+    with collection_paused():
+        from graftlm.errors import EngineError
+        from graftlm.server.serve import dry_run
+        from graftlm.server.serve import serve as run
 
     given: dict[str, Any] = {"host": host, "port": port, "log_format": log_format, "log_level": log_level}
     fields: dict[str, Any] = {"server": {key: value for key, value in given.items() if value is not None}}
@@ -47,8 +50,18 @@ def serve(
         print("\n".join(dry_run(config)))
         return
     try:
-        status = run(config, on_ready=lambda url: print(f"serving on {url}", flush=True))
+        status = run(config, on_ready=_announce)
     except EngineError as error:  # the error does not concern the configuration, so the status is not 2
         print(f"error: {error}", file=sys.stderr)
         status = 1
     raise typer.Exit(status)
+
+
+def _announce(url: str) -> None:
+    """Print the URL of the server, and exempt the objects that exist from garbage collection.
+
+    They live until the process ends. Without the exemption, each full collection would stop the event loop for 0.1 s,
+    and the last one would take 0.2 s at the end of the process.
+    """
+    gc.freeze()
+    print(f"serving on {url}", flush=True)

@@ -19,6 +19,7 @@ from graftlm.logs import configure_logging
 from graftlm.processes.channels import Inbox, Outbox, deliver_all
 from graftlm.processes.messages import AnyMessage, Failed, LoadTokenizer, Progress, Ready
 from graftlm.processes.names import DETOKENIZER, scheduler_index
+from graftlm.runtime.garbage import collection_paused
 
 __all__ = ["ChildSetup", "end_with_main", "main", "write_stacks_on_signals"]
 
@@ -135,18 +136,19 @@ def _run_scheduler(setup: ChildSetup, to_main: Outbox) -> None:
         to_main.send(Progress(process=setup.name, stage=stage))
 
     on_stage("loading libraries")
-    import torch
+    with collection_paused():
+        import torch
 
-    from graftlm.assembly.assemble import assemble
-    from graftlm.assembly.target import detect_platform
-    from graftlm.config import EngineConfig, KVEventSettings
-    from graftlm.lora.adapters import adapter_name
-    from graftlm.processes.kv_publishing import make_publisher
-    from graftlm.processes.routing import CacheReporter
-    from graftlm.processes.scheduler_process import SchedulerProcess
-    from graftlm.processes.step_metrics import StepMetrics
-    from graftlm.registry import Registry
-    from graftlm.tokenization import Tokenizer
+        from graftlm.assembly.assemble import assemble
+        from graftlm.assembly.target import detect_platform
+        from graftlm.config import EngineConfig, KVEventSettings
+        from graftlm.lora.adapters import adapter_name
+        from graftlm.processes.kv_publishing import make_publisher
+        from graftlm.processes.routing import CacheReporter
+        from graftlm.processes.scheduler_process import SchedulerProcess
+        from graftlm.processes.step_metrics import StepMetrics
+        from graftlm.registry import Registry
+        from graftlm.tokenization import Tokenizer
 
     early: list[AnyMessage] = []
 
