@@ -38,12 +38,19 @@ def server():
 
 
 @pytest.fixture
-def client(server):
+def restored(server):
+    """Return a client, and restore the weights after the test."""
     with httpx2.Client(base_url=server.url, timeout=120) as client:
         yield client
         restored = {"model_path": "demo", "weight_version": "default"}
         assert client.post("/update_weights_from_disk", json=restored).status_code == 200
-        assert receivers(server) == []
+
+
+@pytest.fixture
+def client(restored, server):
+    """Return a client of a server that is in no group."""
+    yield restored
+    assert receivers(server) == []
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +129,7 @@ def message(answer):
     return answer.json()["error"]["message"]
 
 
+@pytest.mark.full
 def test_a_trainer_updates_every_replica(tmp_path, weights):
     changed = {name: tensor * 0.5 if "layers.0" in name else tensor for name, tensor in weights.items()}
     save_file(changed, tmp_path / "changed.safetensors")
@@ -149,14 +157,6 @@ def test_a_trainer_updates_every_replica(tmp_path, weights):
         assert receivers(server) == []
 
 
-def test_tensors_arrive_in_the_dtype_in_which_they_are_sent(client, weights):
-    with joined(client) as trainer:
-        trainer.send([NORM], dtype="bfloat16")
-        assert update(client, weights, [NORM], dtype="torch.bfloat16").status_code == 200
-    shown = client.post("/get_weights_by_name", json={"name": NORM}).json()
-    assert shown == weights[NORM][:100].bfloat16().float().tolist()
-
-
 @pytest.mark.full
 def test_requests_run_while_tensors_are_received(client, server, weights):
     with joined(client) as trainer, ThreadPoolExecutor(1) as threads:
@@ -166,37 +166,6 @@ def test_requests_run_while_tensors_are_received(client, server, weights):
         assert not updating.done()
         trainer.send([NORM])
         assert updating.result().status_code == 200
-
-
-def test_tensors_that_do_not_fit_are_refused_and_the_group_stays_usable(client, weights):
-    before = ask(client)["output_ids"]
-    with joined(client) as trainer:
-        trainer.send([NORM])
-        body = {"names": ["nonsense"], "dtypes": ["float32"], "shapes": [list(weights[NORM].shape)]}
-        refused = client.post("/update_weights_from_distributed", json=body)
-        assert "'nonsense', which this model does not use" in message(refused)
-        assert client.post("/sleep", params={"level": 1}).status_code == 200
-        trainer.send([NORM])
-        assert "the memory of the weights is released" in message(update(client, weights, [NORM]))
-        assert client.post("/wake_up").status_code == 200
-        trainer.send([NORM])
-        assert update(client, weights, [NORM]).status_code == 200
-    assert ask(client)["output_ids"] == before
-
-
-def test_after_level_2_a_trainer_sends_all_weights(client, weights):
-    before = ask(client)["output_ids"]
-    names = list(weights)
-    with joined(client) as trainer:
-        assert client.post("/sleep", params={"level": 2}).status_code == 200
-        assert client.post("/wake_up", params={"tags": "weights"}).status_code == 200
-        for bucket in (names[::2], names[1::2]):
-            assert client.get("/health").status_code == 503
-            trainer.send(bucket)
-            answer = update(client, weights, bucket)
-            assert answer.status_code == 200, answer.text
-        assert client.post("/wake_up").status_code == 200
-    assert ask(client)["output_ids"] == before
 
 
 @pytest.mark.full
@@ -259,11 +228,84 @@ def test_a_group_that_cannot_be_joined_is_refused(client, fields, expected):
     assert expected in message(client.post("/init_weights_update_group", json=group | fields))
 
 
-def test_a_group_has_a_name_that_only_one_group_has(client, weights):
-    assert "there is no group 'other'" in message(update(client, weights, [NORM], group_name="other"))
-    assert "there is no group" in message(client.post("/destroy_weights_update_group", json={}))
-    empty = {"names": [], "dtypes": [], "shapes": []}
-    with joined(client) as trainer:
+class TestOneGroup:
+    """Updates by one trainer, in one group."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def trainer(cls, server):
+        with httpx2.Client(base_url=server.url, timeout=120) as client:
+            with joined(client) as trainer:
+                yield trainer
+            assert receivers(server) == []
+
+    @pytest.fixture
+    def client(self, restored, trainer):
+        return restored
+
+    def test_the_weights_are_replaced_and_no_cached_prefix_is_used(self, client, trainer, weights, tmp_path):
+        changed = {name: tensor * 0.5 if "layers.0" in name else tensor for name, tensor in weights.items()}
+        save_file(changed, tmp_path / "changed.safetensors")
+        before = ask(client)["output_ids"]
+        names = list(weights)
+        for bucket in (names[::2], names[1::2]):
+            trainer.send(bucket, tmp_path / "changed.safetensors")
+            answer = update(client, weights, bucket, weight_version="step-1")
+            assert answer.json() == {"success": True, "message": answer.json()["message"], "num_paused_requests": 0}
+            trainer.wait("sent")
+        shown = [client.post("/get_weights_by_name", json={"name": name}).json() for name in (NORM, names[3])]
+        assert shown == [changed[name][:100].float().tolist() for name in (NORM, names[3])]
+        answer = ask(client)
+        assert answer["meta_info"]["weight_version"] == "step-1"
+        assert answer["output_ids"] != before
+        assert answer["meta_info"]["cached_tokens"] == 0
+        trainer.send(names)
+        assert update(client, weights, names, flush_cache=True).status_code == 200
+        trainer.wait("sent")
+        assert ask(client)["output_ids"] == before
+
+    def test_tensors_arrive_in_the_dtype_in_which_they_are_sent(self, client, trainer, weights):
+        trainer.send([NORM], dtype="bfloat16")
+        assert update(client, weights, [NORM], dtype="torch.bfloat16").status_code == 200
+        trainer.wait("sent")
+        shown = client.post("/get_weights_by_name", json={"name": NORM}).json()
+        assert shown == weights[NORM][:100].bfloat16().float().tolist()
+
+    def test_tensors_that_do_not_fit_are_refused_and_the_group_stays_usable(self, client, trainer, weights):
+        before = ask(client)["output_ids"]
+        trainer.send([NORM])
+        body = {"names": ["nonsense"], "dtypes": ["float32"], "shapes": [list(weights[NORM].shape)]}
+        refused = client.post("/update_weights_from_distributed", json=body)
+        assert "'nonsense', which this model does not use" in message(refused)
+        assert client.post("/sleep", params={"level": 1}).status_code == 200
+        trainer.send([NORM])
+        assert "the memory of the weights is released" in message(update(client, weights, [NORM]))
+        assert client.post("/wake_up").status_code == 200
+        trainer.send([NORM])
+        assert update(client, weights, [NORM]).status_code == 200
+        for _ in range(3):
+            trainer.wait("sent")
+        assert ask(client)["output_ids"] == before
+
+    def test_after_level_2_a_trainer_sends_all_weights(self, client, trainer, weights):
+        before = ask(client)["output_ids"]
+        names = list(weights)
+        assert client.post("/sleep", params={"level": 2}).status_code == 200
+        assert client.post("/wake_up", params={"tags": "weights"}).status_code == 200
+        for bucket in (names[::2], names[1::2]):
+            assert client.get("/health").status_code == 503
+            trainer.send(bucket)
+            answer = update(client, weights, bucket)
+            assert answer.status_code == 200, answer.text
+            trainer.wait("sent")
+        assert client.post("/wake_up").status_code == 200
+        assert ask(client)["output_ids"] == before
+
+    def test_a_group_has_a_name_that_only_one_group_has(self, client, trainer, weights):
+        assert "there is no group 'other'" in message(update(client, weights, [NORM], group_name="other"))
+        destroyed = client.post("/destroy_weights_update_group", json={"group_name": "other"})
+        assert "there is no group" in message(destroyed)
+        empty = {"names": [], "dtypes": [], "shapes": []}
         again = client.post("/init_weights_update_group", json=trainer.group)
         assert "the group 'weight_update_group' exists; destroy it first" in message(again)
         assert "no weights are given" in message(client.post("/update_weights_from_distributed", json=empty))
