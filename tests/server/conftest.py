@@ -60,3 +60,30 @@ def keyed_server(tmp_path_factory):
     with ServerProcess(config, arguments, environment={"OMP_NUM_THREADS": "1"}) as it:
         it.profile_dir, it.config = profile_dir, config
         yield it
+
+
+@pytest.fixture(scope="session")
+def drafting_server():
+    """Run a server that drafts tokens, exposes aliases of its metrics and often logs its load. It writes JSON lines."""
+    from graftlm.testing.server_process import ServerProcess
+
+    config = {
+        "model": "demo",
+        "cache": {"page_size": 4},
+        "memory": {"kv_tokens": 8192},
+        "speculation": "auto",
+        "server": {"metrics_aliases": ["vllm", "sglang"], "log_interval_s": 0.2, "log_format": "json"},
+    }
+    with ServerProcess(config, environment={"OMP_NUM_THREADS": "1"}) as it:
+        yield it
+
+
+@pytest.fixture(scope="session")
+def weights_server():
+    """Run a server whose weights and memory may change. Each test restores them."""
+    from graftlm.testing.server_process import ServerProcess
+
+    settings = {"open_admin": True, "restart": True, "trainer_timeout_s": 5.0}
+    config = {"model": "demo", "memory": {"kv_tokens": 8192}, "server": settings}
+    with ServerProcess(config, environment={"OMP_NUM_THREADS": "1"}) as it:
+        yield it

@@ -102,24 +102,29 @@ def test_a_replica_that_dies_or_restarts_lowers_no_rate(lines, replicas):
     assert lines()[0].decode_tokens_per_s == 2.0
 
 
-@pytest.mark.few(interval_s=1)
-@pytest.mark.parametrize("interval_s", [0.2, 0])
-def test_a_server_writes_the_line_only_if_it_has_an_interval(interval_s):
-    config = {"memory": {"kv_tokens": 4096}, "server": {"log_interval_s": interval_s, "log_format": "json"}}
+def load_records(server):
+    return [json.loads(line) for line in server.log.splitlines() if '"graftlm.server.load_log"' in line]
+
+
+def complete(server):
     body = {"prompt": "One, two, three,", "max_tokens": 40, "temperature": 0, "ignore_eos": True}
+    assert requests.post(server.url + "/v1/completions", json=body, timeout=60).status_code == 200
+
+
+def test_a_server_writes_the_line(drafting_server):
+    def work_done():
+        """Send a request; return whether the lines have counted its tokens."""
+        complete(drafting_server)
+        records = load_records(drafting_server)
+        return any(record["prefill_tokens_per_s"] > 0 < record["decode_tokens_per_s"] for record in records)
+
+    wait_until(work_done, 30, "a line with tokens")
+
+
+@pytest.mark.full
+def test_a_server_without_an_interval_writes_no_line():
+    config = {"memory": {"kv_tokens": 4096}, "server": {"log_interval_s": 0, "log_format": "json"}}
     with ServerProcess(config, environment={"OMP_NUM_THREADS": "1"}) as server:
-
-        def records():
-            return [json.loads(line) for line in server.log.splitlines() if '"graftlm.server.load_log"' in line]
-
-        def work_done():
-            """Send a request; return whether the lines have counted its tokens."""
-            assert requests.post(server.url + "/v1/completions", json=body, timeout=60).status_code == 200
-            return any(record["prefill_tokens_per_s"] > 0 < record["decode_tokens_per_s"] for record in records())
-
-        if interval_s:
-            wait_until(work_done, 30, "a line with tokens")
-        else:
-            work_done()
-            with pytest.raises(TimeoutError):
-                wait_until(lambda: bool(records()), 1.0, "no line")
+        complete(server)
+        with pytest.raises(TimeoutError):
+            wait_until(lambda: bool(load_records(server)), 1.0, "no line")

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from graftlm.outputs import GatheredOutput
 from graftlm.server.metrics_aliases import AliasSource, add_aliases
-from graftlm.testing.server_process import ServerProcess, wait_until
+from graftlm.testing.server_process import wait_until
 from graftlm.types import Completion, FinishReason, Timings, Usage
 
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
@@ -24,19 +24,6 @@ LABELS = {
     "vllm": {("model_name", "demo"), ("engine", "0")},
     "sglang": {("model_name", "demo"), ("dp_rank", "0")},
 }
-
-
-@pytest.fixture(scope="module")
-def aliased():
-    config = {
-        "model": "demo",
-        "cache": {"page_size": 4},
-        "memory": {"kv_tokens": 8192},
-        "speculation": "auto",
-        "server": {"metrics_aliases": ["vllm", "sglang"]},
-    }
-    with ServerProcess(config, environment={"OMP_NUM_THREADS": "1"}) as server:
-        yield server
 
 
 def scrape(server):
@@ -65,22 +52,22 @@ def complete(server, **fields):
 
 
 @pytest.fixture(scope="module")
-def families(aliased):
+def families(drafting_server):
     """All families, after traffic of every kind and while the server is idle."""
     for fields in ({}, {}, {}, {"n": 2, "seed": 1}, {"choice": ["yes", "no"]}, {"choice": ["yes", "no"]}):
-        complete(aliased, **fields)
+        complete(drafting_server, **fields)
     body = {"prompt": "One, two,", "max_tokens": 1900, "ignore_eos": True, "stream": True}
-    with requests.post(aliased.url + "/v1/completions", json=body, stream=True, timeout=60) as answer:
+    with requests.post(drafting_server.url + "/v1/completions", json=body, stream=True, timeout=60) as answer:
         lines = answer.iter_lines()  # with a name, since the connection is closed when the iterator is freed
         assert next(lines).startswith(b"data:")
 
     def settled():
-        found = scrape(aliased)
+        found = scrape(drafting_server)
         ended = total(found, "graftlm_requests_finished_total", reason="abort")
         return ended == 1 and total(found, "graftlm_running_requests") == 0 and set(found) >= RECENT
 
     wait_until(settled, 30, "an idle server")
-    return scrape(aliased)
+    return scrape(drafting_server)
 
 
 def pages(families, *states):
@@ -195,9 +182,9 @@ def test_the_table_of_values_covers_every_alias_without_a_definition_of_its_own(
     assert ours <= {name for names in VALUES for name in names} | {n for names in HISTOGRAMS.values() for n in names}
 
 
-def test_openmetrics_has_the_aliases_too(aliased):
+def test_openmetrics_has_the_aliases_too(drafting_server):
     headers = {"Accept": "application/openmetrics-text; version=1.0.0"}
-    text = requests.get(aliased.url + "/metrics", headers=headers, timeout=10).text
+    text = requests.get(drafting_server.url + "/metrics", headers=headers, timeout=10).text
     families = {family.name: family for family in parse_openmetrics(text)}
     assert {name for name, family in families.items() if family.type == "unknown"} == set()
     for name in ("vllm:num_requests_running", "sglang:prompt_tokens"):

@@ -28,15 +28,9 @@ def serve(**config):
     )
 
 
-@pytest.fixture(scope="module")
-def sleeper():
-    with serve() as server:
-        yield server
-
-
 @pytest.fixture
-def client(sleeper):
-    with httpx2.Client(base_url=sleeper.url, timeout=60) as client:
+def client(weights_server):
+    with httpx2.Client(base_url=weights_server.url, timeout=60) as client:
         yield client
         client.post("/wake_up")
         restored = {"model_path": "demo", "weight_version": "default"}
@@ -328,7 +322,20 @@ def test_host_memory_of_the_cache_is_released_and_blocks_in_storage_are_found_ag
         assert again["meta_info"]["cached_tokens"] > 1000
 
 
-def test_a_scheduler_that_dies_during_the_sleep_comes_back_asleep(weights):
+def test_a_scheduler_that_dies_during_the_sleep_comes_back_asleep(client, weights_server):
+    before = tokens(client)
+    assert client.post("/sleep", params={"level": 2}).status_code == 200
+    kill(weights_server, client, "scheduler-0")
+    assert ask(client).status_code == 503
+    assert client.get("/is_sleeping").json() == {"is_sleeping": True}
+    assert client.post("/wake_up").status_code == 200
+    assert "the weights were dropped" in ask(client).json()["error"]["message"]
+    assert client.post("/update_weights_from_disk", json={"model_path": "demo"}).status_code == 200
+    assert tokens(client) == before
+
+
+@pytest.mark.full
+def test_schedulers_that_die_during_the_sleep_lack_the_weights_that_were_sent_before(weights):
     with (
         serve(parallel={"data": 2}, server={"restart": True}) as server,
         httpx2.Client(base_url=server.url, timeout=120) as client,

@@ -6,7 +6,7 @@ import re
 import pytest
 import requests
 
-from graftlm.testing.server_process import ServerProcess, wait_until
+from graftlm.testing.server_process import wait_until
 
 CHAT = [{"role": "user", "content": "What is the capital of France?"}]
 FIELDS = {"max_tokens": 60, "temperature": 0, "ignore_eos": True}
@@ -14,10 +14,8 @@ SPECULATION = {"drafted_tokens", "accepted_draft_tokens"}
 
 
 @pytest.fixture(scope="module")
-def server():
-    config = {"speculation": "auto", "memory": {"kv_tokens": 4096}}
-    with ServerProcess(config, environment={"OMP_NUM_THREADS": "1"}) as it:
-        yield it
+def server(drafting_server):
+    return drafting_server
 
 
 def post(server, path, **fields):

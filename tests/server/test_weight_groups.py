@@ -32,9 +32,8 @@ def serve(**config):
 
 
 @pytest.fixture(scope="module")
-def server():
-    with serve() as it:
-        yield it
+def server(weights_server):
+    return weights_server
 
 
 @pytest.fixture
