@@ -55,7 +55,7 @@ def test_each_replica_has_a_receiver(monkeypatch):
     monkeypatch.setattr(weight_groups.ChildProcess, "start", start)
     address = GroupAddress(master_address="127.0.0.1", master_port=1, rank_offset=1, world_size=3, backend="gloo")
     groups = WeightGroups(EngineConfig.load({"parallel": {"data": 2}}), None)
-    with pytest.raises(EngineError, match="^receiver-1 cannot be started: no more processes$"):
+    with pytest.raises(EngineError, match=r"^receiver-1 cannot be started: no more processes$"):
         asyncio.run(groups.join("g", address))
     assert [(setup["name"], setup["index"]) for setup in setups] == [("receiver-0", 0), ("receiver-1", 1)]
 
