@@ -70,15 +70,21 @@ def test_an_interrupted_download_is_completed(run, hub):
     assert "Paris" in out
 
 
+SERVE = ("-c", "from graftlm.cli import main; main()", "serve", "--set", "model.download=true", "--port", "0")
+
+
 def test_a_dry_run_downloads_nothing_and_a_missing_model_is_reported(run, hub):
-    serve = ("-c", "from graftlm.cli import main; main()", "serve", "--set", "model.download=true", "--port", "0")
-    status, out, err = run(*serve, NAME, "--dry-run")
+    status, out, err = run(*SERVE, NAME, "--dry-run")
     assert status == 0, err
     assert f"model: {NAME} is not in the local cache; the start downloads it" in out
     assert hub.gets_of("config.json") == 0
-    status, _, err = run(*serve, "someone/missing")
+    status, _, err = run(*SERVE, "someone/missing")
     assert status == 2
     assert "model.path 'someone/missing' cannot be downloaded" in err
-    status, _, err = run(*serve, NAME, url="http://127.0.0.1:9")
+
+
+@pytest.mark.full
+def test_a_hub_that_cannot_be_reached_is_reported(run):
+    status, _, err = run(*SERVE, NAME, url="http://127.0.0.1:9")
     assert status == 2
     assert f"model.path '{NAME}' cannot be downloaded" in err

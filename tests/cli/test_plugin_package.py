@@ -180,6 +180,7 @@ def merged(packages, families):
     return config
 
 
+@pytest.mark.full  # in the quick set, each package's tests run, and the engine selects each plugin of the repository
 def test_a_server_runs_with_all_packages_together(packages, site, tmp_path):
     families = [family for family in FAMILIES if family != "storage"]  # the storage needs another cache
     config = merged(packages, families)

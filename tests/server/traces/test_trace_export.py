@@ -11,6 +11,9 @@ from contextlib import contextmanager
 import httpx2
 import pytest
 
+from graftlm.config import EngineConfig
+from graftlm.errors import ConfigError
+from graftlm.server.traces import open_traces
 from graftlm.testing.server_process import ServerProcess, wait_until
 from graftlm.testing.trace_collector import TraceCollector
 
@@ -133,8 +136,18 @@ def test_a_collector_that_does_not_answer_delays_neither_requests_nor_the_end():
                 assert stop_s(server) < STOP_S
 
 
-def test_an_invalid_environment_variable_is_a_configuration_error():
+INVALID_SIZE = "traces cannot be exported: max_queue_size must be a positive integer.* environment variables OTEL_"
+
+
+def test_an_invalid_environment_variable_is_a_configuration_error(monkeypatch):
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "0")
+    settings = EngineConfig.load({"server": {"traces": "http://127.0.0.1:1"}}).server.traces
+    with pytest.raises(ConfigError, match=INVALID_SIZE):
+        open_traces(settings, os.environ)
+
+
+@pytest.mark.full
+def test_a_server_with_an_invalid_environment_variable_does_not_start():
     config = {"model": "demo", "server": {"traces": "http://127.0.0.1:1"}}
-    message = "traces cannot be exported: max_queue_size must be a positive integer.* environment variables OTEL_"
-    with pytest.raises(RuntimeError, match=message):
+    with pytest.raises(RuntimeError, match=INVALID_SIZE):
         ServerProcess(config, environment={"OTEL_BSP_MAX_QUEUE_SIZE": "0"})
