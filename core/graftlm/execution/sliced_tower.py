@@ -38,6 +38,7 @@ class SlicedTower:
         self._is_computing = False
         self._is_cancelled = False
         self._end_s = self._stage_start_s = 0.0
+        self._has_stage = False  # whether the current slice has computed a stage
         for stage in tower.stages:
             stage.register_forward_pre_hook(self._between_stages)
 
@@ -58,6 +59,7 @@ class SlicedTower:
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="graftlm-tower", daemon=True)
             self._thread.start()
+        self._has_stage = False
         self._stage_start_s = self._clock()
         self._end_s = self._stage_start_s + max_s
         self._may_run.release()
@@ -110,8 +112,9 @@ class SlicedTower:
         now = self._clock()
         stage_s = now - self._stage_start_s
         self._stage_start_s = now
-        if now + stage_s >= self._end_s:
+        if self._has_stage and now + stage_s > self._end_s:
             self._has_stopped.release()
             self._may_run.acquire()
             if self._is_cancelled:
                 raise _ClosedError
+        self._has_stage = True
