@@ -172,3 +172,26 @@ def test_the_meter_counts_memory_that_is_already_freed():
         return kept
 
     assert 8 << 20 <= CudaMeter(device).peak_bytes(allocate) < 20 << 20
+
+
+@pytest.mark.parametrize(("num_drafted", "num_sampled"), [(0, 8), (50, 58), (300, 308)])
+def test_a_token_is_sampled_after_each_drafted_token(num_drafted, num_sampled):
+    _, model, _ = measured(num_drafted=num_drafted)
+    assert model.rows == [num_sampled]
+
+
+def test_the_keys_of_a_draft_head_are_computed_for_all_tokens():
+    class Head:
+        hidden_layers = ()
+
+        def features(self, hidden):
+            self.hidden = hidden
+            return hidden[:, :2]
+
+        def keys_and_values(self, features, token_ids, positions):
+            self.sizes = len(features), len(token_ids), len(positions)
+
+    head, model = Head(), RecordingModel()
+    steps = LargestSteps(num_rows=2, prefill_tokens=8, context_len=20, page_size=1, graph_sizes=())
+    measure_steps(steps, model, model.attention_layers, lambda kv: model, torch.float32, CPU, Meter(), head)
+    assert head.sizes == (10, 10, 10)

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftlm.speculation.draft_budget import DraftBudget
+from graftlm.speculation.draft_budget import MAX_DRAFTED_TOKENS, DraftBudget
 from graftlm.speculation.step_costs import StepCosts
 
 
@@ -109,3 +109,20 @@ def test_what_may_not_pay_is_not_taken(steps, num_rows, rate, limit):
     budget = DraftBudget(costs_of(steps), 15)
     lengths = budget.lengths(num_rows, [rate] * num_rows, [limit] * num_rows)
     assert budget.may_pay(num_rows) or not any(lengths)
+
+
+class Free(StepCosts):
+    """Costs of steps that take the same time with any number of tokens."""
+
+    def estimate(self, num_rows, max_drafts):
+        return np.ones(max_drafts + 1)
+
+    optimistic = estimate
+
+    def is_better(self, num_rows, gain):
+        return True
+
+
+def test_a_step_has_a_maximum_number_of_drafted_tokens():
+    assert sum(DraftBudget(Free(), 64).lengths(64, [0.999] * 64, [64] * 64)) == MAX_DRAFTED_TOKENS == 512
+    assert DraftBudget(Free(), 64).lengths(2, [0.999] * 2, [64] * 2) == [64, 64]

@@ -17,6 +17,7 @@ from graftlm.execution.kv_store import KVStore
 from graftlm.execution.state_store import StateStore
 from graftlm.memory import WindowPages
 from graftlm.registry import Registry
+from graftlm.speculation import MAX_DRAFTED_TOKENS
 
 __all__ = ["AllocatedKV", "allocate_kv"]
 
@@ -102,6 +103,7 @@ def _measure_steps(
         context_len=target.context_len,
         page_size=config.cache.page_size,
         graph_sizes=captured_sizes(config) if has_graphs else (),
+        num_drafted=_num_drafted(config),
     )
     return measure_steps(
         steps,
@@ -111,7 +113,15 @@ def _measure_steps(
         target.dtype,
         target.device,
         meter,
+        chosen.head,
     )
+
+
+def _num_drafted(config: EngineConfig) -> int:
+    """Return the maximum number of drafted tokens in a step."""
+    if config.speculation.drafter.name is None and config.grammar.jump_forward != "exact":
+        return 0
+    return min(MAX_DRAFTED_TOKENS, config.scheduling.max_running_requests * config.speculation.max_drafts)
 
 
 def _allocate(

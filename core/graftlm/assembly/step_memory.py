@@ -9,9 +9,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from graftlm.contracts import AttentionBackend, AttentionLayer, ForwardBatch, Model, StateBatch, StateSegments
+from graftlm.contracts import (
+    AttentionBackend,
+    AttentionLayer,
+    DraftHead,
+    ForwardBatch,
+    Model,
+    StateBatch,
+    StateSegments,
+)
 from graftlm.errors import InvariantError
 from graftlm.execution.batch import to_device
+from graftlm.execution.hidden_capture import HiddenCapture
 from graftlm.execution.kv_store import KVStore
 from graftlm.execution.sampling_filters import keep_min_p, keep_top_k, keep_top_p
 from graftlm.execution.state_store import StateStore
@@ -52,6 +61,7 @@ class LargestSteps:
         context_len: maximum number of tokens of a request.
         page_size: number of tokens in a page.
         graph_sizes: numbers of requests for which a step is captured; empty without graphs.
+        num_drafted: maximum number of drafted tokens in a step; a token is also sampled after each of them.
     """
 
     num_rows: int
@@ -59,6 +69,7 @@ class LargestSteps:
     context_len: int
     page_size: int
     graph_sizes: tuple[int, ...]
+    num_drafted: int = 0
 
     def prompt_lens(self) -> list[int]:
         """Return the number of tokens of each request in the largest step, in ascending order."""
@@ -104,6 +115,7 @@ def measure_steps(
     dtype: torch.dtype,
     device: torch.device,
     meter: MemoryMeter,
+    head: DraftHead | None = None,
 ) -> StepMemory:
     """Run the largest step and the largest captured step on a temporary KV memory, and measure the memory they need.
 
@@ -115,6 +127,7 @@ def measure_steps(
         make_attention: function that creates the attention backend for a KV memory.
         dtype: dtype of the temporary KV memory.
         meter: measures the device's memory.
+        head: the draft head, whose keys each step computes; None: no head.
 
     Effects: the model must be bound to another backend, and to other states, before it runs again.
     """
@@ -127,7 +140,7 @@ def measure_steps(
         model.bind_states(StateStore(model.state_layers, 1 + most_requests, device).tensors)
     try:
         with torch.inference_mode():
-            return _measure(steps, prompt_lens, model, attention, device, meter)
+            return _measure(steps, prompt_lens, model, attention, device, meter, head)
     finally:
         attention.release()
         if model.state_layers:
@@ -141,14 +154,22 @@ def _measure(
     attention: AttentionBackend,
     device: torch.device,
     meter: MemoryMeter,
+    head: DraftHead | None,
 ) -> StepMemory:
+    capture = HiddenCapture(model, () if head is None else head.hidden_layers)
+
     def forward(query_lens: list[int]) -> Tensor:
         batch = _batch(query_lens, steps.page_size, device)
         attention.prepare(batch)
-        return model.forward(batch)
+        return capture.forward(batch)
 
     def step() -> None:
-        _sample(model.logits(forward(prompt_lens)[: steps.num_rows]))
+        states = forward(prompt_lens)
+        sampled = torch.arange(steps.num_rows + steps.num_drafted, device=device) % len(states)
+        _sample(model.logits(capture.final(states)[sampled]))
+        if head is not None:
+            tokens = torch.zeros(len(states), dtype=torch.int64, device=device)
+            head.keys_and_values(head.features(states), tokens, tokens)
 
     activation_bytes = meter.peak_bytes(step)
     if not steps.graph_sizes:

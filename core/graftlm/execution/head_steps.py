@@ -156,7 +156,7 @@ class HeadSteps:
         next_ids = np.zeros(plan.num_tokens, dtype=np.int64)
         next_ids[:-1] = plan.input_ids[1:]
         next_ids[plan.query_lens.cumsum() - 1] = 0 if plan.next_ids is None else plan.next_ids
-        on_device = to_device(next_ids, self._device)
+        on_device = to_device(np.maximum(next_ids, 0), self._device)  # the ids of media are negative
         if sampled is not None:
             on_device.index_copy_(0, to_device(plan.sample_token_idx, self._device), sampled)
         return on_device

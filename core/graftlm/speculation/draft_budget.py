@@ -8,8 +8,10 @@ from numpy.typing import NDArray
 
 from graftlm.speculation.step_costs import StepCosts
 
-__all__ = ["DraftBudget"]
+__all__ = ["MAX_DRAFTED_TOKENS", "DraftBudget"]
 
+#: Maximum number of drafted tokens in one step. Their logits need memory, which is reserved on a GPU.
+MAX_DRAFTED_TOKENS: Final = 512
 #: Minimum expected gain in tokens per second for which tokens are drafted; the estimates are not more exact.
 _MIN_GAIN: Final = 1.03
 #: Maximum expected time of a step that is tried although no gain is expected, relative to the step without drafts.
@@ -51,7 +53,7 @@ class DraftBudget:
         survival[places > np.asarray(limits)[:, None]] = 0.0
         flat = survival.ravel()
         order = np.argsort(-flat, kind="stable")
-        order = order[: np.count_nonzero(flat)]
+        order = order[: min(np.count_nonzero(flat), MAX_DRAFTED_TOKENS)]
         num_taken = self._best(num_rows, flat[order])
         lengths = np.bincount(order[:num_taken] // max_len, minlength=len(limits))
         return [int(length) for length in lengths]

@@ -8,7 +8,7 @@ The draft model computes the keys and values of a request's tokens, and stores t
     computed by this call                 t4 t5 d6 d7   the last drafted token, d8, is only sampled
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,14 +28,20 @@ class _Row:
     """The draft model's state of one request.
 
     Attributes:
-        computed: int32 [n], the tokens whose keys and values are in the row's pages.
-        known: int32 [m], the request's tokens before `draft`.
+        token_ids: int32 [n], the request's tokens at the latest call, followed by `draft`.
+        num_computed: number of leading tokens whose keys and values are in the row's pages.
         draft: the latest draft, or None.
     """
 
-    computed: TokenIds
-    known: TokenIds
+    token_ids: TokenIds
+    num_computed: int = 0
     draft: Draft | None = None
+
+    def num_shared(self, token_ids: TokenIds) -> int:
+        """Return the number of leading tokens that this row and a request have in common."""
+        most = min(len(self.token_ids), len(token_ids))
+        differs = self.token_ids[:most] != token_ids[:most]
+        return int(differs.argmax()) if differs.any() else most
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +97,18 @@ class DraftModelDrafter(Drafter):
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft | None]:
         """Return the draft model's greedy continuation of each request; None for a request without a draft."""
-        drafts = {request.row: self._kept_draft(request) for request in requests}
+        drafts: dict[int, Draft | None] = {}
+        num_shared: dict[int, int] = {}
         asked: list[DraftRequest] = []
         for request in requests:
-            if not self._can_compute(request):
+            row = self._rows.get(request.row)
+            num_shared[request.row] = shared = 0 if row is None else row.num_shared(request.token_ids)
+            drafts[request.row] = None if row is None else self._kept_draft(request, row, shared)
+            if not self._can_compute(request, shared):
                 self.close(request.row)  # later calls cannot compute it either, and other requests need its pages
             elif drafts[request.row] is None:
                 asked.append(request)
-        tasks = self._tasks(self._placed(asked))
+        tasks = self._tasks(self._placed(asked), num_shared)
         for at in range(0, len(tasks), self._model.max_rows):
             self._run(tasks[at : at + self._model.max_rows], drafts)
         return [drafts[request.row] for request in requests]
@@ -108,27 +118,24 @@ class DraftModelDrafter(Drafter):
         self._pages.release(row)
         self._rows.pop(row, None)
 
-    def _kept_draft(self, request: DraftRequest) -> Draft | None:
+    def _kept_draft(self, request: DraftRequest, row: _Row, num_shared: int) -> Draft | None:
         """Return the remaining tokens of the latest draft if the request's new tokens are its first tokens, else None.
 
         The result may be one token shorter than a new draft. With overlap, the engine first requests a draft that
         starts with the token in flight, and later a draft after this token.
         """
-        row = self._rows.get(request.row)
-        if row is None or row.draft is None:
+        if row.draft is None or num_shared < len(request.token_ids):
             return None
-        num_new = len(request.token_ids) - len(row.known)
+        num_new = len(request.token_ids) - (len(row.token_ids) - len(row.draft.token_ids))
         rest = row.draft.token_ids[max(0, num_new) :]
         if num_new < 0 or len(rest) < max(1, min(request.limit, self._max_drafts) - 1):
             return None
-        followed = np.concatenate([row.known, row.draft.token_ids[:num_new]])
-        if not np.array_equal(request.token_ids, followed):
-            return None
         return Draft(rest[: request.limit], row.draft.confidence)
 
-    def _can_compute(self, request: DraftRequest) -> bool:
+    def _can_compute(self, request: DraftRequest, num_shared: int) -> bool:
+        """Return whether the draft model can compute a request, whose first `num_shared` tokens it has seen before."""
         token_ids = request.token_ids
-        return len(token_ids) < self._max_len and bool((token_ids < self._model.vocab_size).all())
+        return len(token_ids) < self._max_len and bool((token_ids[num_shared:] < self._model.vocab_size).all())
 
     def _limit(self, request: DraftRequest) -> int:
         """Return the maximum length of the draft. Its last token is not computed, so it needs no slot in the memory."""
@@ -156,11 +163,15 @@ class DraftModelDrafter(Drafter):
                 placed[request.row] = request
         return list(placed.values())
 
-    def _tasks(self, requests: Sequence[DraftRequest]) -> list[_Task]:
-        """Return this call's tasks, at most `prefill_tokens` tokens in total. Fewest missing tokens come first."""
+    def _tasks(self, requests: Sequence[DraftRequest], num_shared: Mapping[int, int]) -> list[_Task]:
+        """Return this call's tasks, at most `prefill_tokens` tokens in total. Fewest missing tokens come first.
+
+        Args:
+            num_shared: row -> number of leading tokens that are the same as in the latest call.
+        """
         missing = []
         for request in requests:
-            num_computed = self._truncate(request)
+            num_computed = self._truncate(request, num_shared[request.row])
             missing.append((len(request.token_ids) - num_computed, num_computed, request))
         missing.sort(key=lambda entry: entry[0])
         budget, tasks = self._prefill_tokens, []
@@ -172,17 +183,15 @@ class DraftModelDrafter(Drafter):
                 budget -= num_tokens
         return tasks
 
-    def _truncate(self, request: DraftRequest) -> int:
-        """Drop the computed tokens that do not match the request's tokens. Return the number of remaining ones.
+    def _truncate(self, request: DraftRequest, num_shared: int) -> int:
+        """Drop the computed tokens that are not the request's. Return the number of remaining ones.
 
         At least the request's last token is computed again, because the draft is sampled after it.
         """
-        row = self._rows.setdefault(request.row, _Row(_NO_TOKENS, _NO_TOKENS))
-        most = min(len(row.computed), len(request.token_ids) - 1)
-        (differing,) = np.nonzero(row.computed[:most] != request.token_ids[:most])
-        num_computed = int(differing[0]) if len(differing) else most
-        row.computed, row.draft = row.computed[:num_computed], None
-        return num_computed
+        row = self._rows.setdefault(request.row, _Row(_NO_TOKENS))  # new if the row has lost its pages
+        row.num_computed = min(row.num_computed, num_shared, len(request.token_ids) - 1)
+        row.draft = None
+        return row.num_computed
 
     def _run(self, tasks: Sequence[_Task], drafts: dict[int, Draft | None]) -> None:
         """Compute one batch, and add its drafts by row."""
@@ -213,11 +222,10 @@ class DraftModelDrafter(Drafter):
         row, request = self._rows[task.request.row], task.request
         end = task.num_computed + task.num_tokens
         if not task.limit:
-            row.computed = request.token_ids[:end].copy()
+            row.token_ids, row.num_computed = request.token_ids[:end].copy(), end
             return None
         token_ids = found.token_ids[i, : task.limit]
-        row.known = request.token_ids.copy()
-        row.computed = np.concatenate([row.known, token_ids[:-1]])
+        row.token_ids, row.num_computed = np.concatenate([request.token_ids, token_ids]), end + len(token_ids) - 1
         probability = float(found.probabilities[i, : task.limit].mean())
         row.draft = Draft(token_ids, min(1.0, max(0.0, probability)))
         return row.draft
