@@ -21,7 +21,7 @@ def study(registry, *policies, replicas=(4,), capacity="6000", **values):
     )
 
 
-SMALL = Choice("cache_aware", {"block_tokens": 16, "slack_tokens": 2000})
+SMALL = Choice("cache_aware", {"block_tokens": 16})
 
 
 def test_one_idle_replica_has_the_hits_of_one_cache(registry, chats):

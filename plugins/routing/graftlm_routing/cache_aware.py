@@ -6,14 +6,15 @@ The cost of a replica for a request is measured in tokens. It has three terms:
 - `uncached_weight` times the request's own uncached tokens: their computation delays later requests too, and evicts
   other prefixes;
 - `uncached_weight` times `balance_weight` times the mean number of uncached tokens of a request, times the replica's
-  work divided by the mean work of all replicas. Without this term, a short prefix that all requests share would attract
-  all of them.
+  work divided by the mean work of all replicas plus the slack. Without this term, a short prefix that all requests
+  share would attract all of them.
 
 The replica with the lowest cost is chosen, subject to two bounds:
 
 - Imbalance. The work of a replica is the number of tokens that it was given to compute, where older work counts less.
-  A replica whose work exceeds (1 + imbalance) * mean + slack gets no request. The work of a replica therefore never
-  exceeds this limit by more than one request.
+  The slack is `slack_requests` times the mean number of uncached tokens of a request. A replica whose work exceeds
+  (1 + imbalance) * mean + slack gets no request. The work of a replica therefore never exceeds this limit by more than
+  one request.
 - Staleness. Blocks of requests that have no token yet are assumed to be cached where the requests are. All other blocks
   are known from cache events, in their order. The blocks of a replica with requests whose latest message is older than
   `max_staleness_s` are ignored.
@@ -67,9 +68,10 @@ class CacheAware(RoutingPolicy):
         options, ready, work = self._options, replicas.ready, self._work
         num_ready = int(np.count_nonzero(ready))
         mean = (self._total_work if num_ready == len(ready) else float(work @ ready)) / num_ready
-        limit = (1 + options.imbalance) * mean + options.slack_tokens * self._unit
+        slack = options.slack_requests * self._mean_uncached * self._unit
+        limit = (1 + options.imbalance) * mean + slack
         weight = options.uncached_weight
-        costs = work * (weight * options.balance_weight * self._mean_uncached / mean if mean else 0.0)
+        costs = work * (weight * options.balance_weight * self._mean_uncached / ((mean + slack) or 1.0))
         costs += self._queued
         costs = np.where(ready & (work <= limit), costs, np.inf)
         best = int(costs.argmin())

@@ -90,10 +90,13 @@ class CacheAwareOptions(Options):
         default=0.2,
         ge=0,
         description="Bound on imbalance: a replica gets a request only while its recent work is at most 1 + this "
-        "number times the mean of the ready replicas, plus `slack_tokens`.",
+        "number times the mean of the ready replicas, plus `slack_requests`.",
     )
-    slack_tokens: int = Field(
-        default=16_384, ge=0, description="Tokens of work that each replica may have in addition to this bound."
+    slack_requests: float = Field(
+        default=8.0,
+        ge=0,
+        description="Difference in work that is not significant, in requests with the mean number of uncached tokens. "
+        "Each replica may have this work in addition to the bound.",
     )
     window_s: float = Field(
         default=1800.0,

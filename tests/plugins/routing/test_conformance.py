@@ -46,7 +46,7 @@ class TestApproximateTree(kit_of("approximate_tree", max_blocks=20, balance_abs_
     pass
 
 
-class TestCacheAware(kit_of("cache_aware", block_tokens=16, slack_tokens=100, max_staleness_s=2.0, window_s=1.0)):
+class TestCacheAware(kit_of("cache_aware", block_tokens=16, slack_requests=1.0, max_staleness_s=2.0, window_s=1.0)):
     pass
 
 
