@@ -77,11 +77,12 @@ def start_ranks(
     check_sizes(target.model_config, target.path)
     check_split(config, registry, target, model_provider, config.parallel.tensor)
     groups: list[RankGroup] = []
-    folder = Path(tempfile.mkdtemp(prefix="graftlm-", dir="/tmp"))
+    shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else "/tmp"  # memory, not a disk
+    folder = Path(tempfile.mkdtemp(prefix="graftlm-", dir=shared))
     try:
         executor = _create_executor(config, registry, target, provider, on_stage, folder, groups)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)  # all processes have opened their sockets and met
+        shutil.rmtree(folder, ignore_errors=True)  # all processes have opened their sockets and files
     if not groups:
         raise InvariantError(f"the executor {provider.name!r} has not started the ranks")
     return _device_side(config, registry, target, model_provider, provider, executor, groups[0], on_stage, watcher)

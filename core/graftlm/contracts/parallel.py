@@ -39,6 +39,11 @@ class Communicator(ABC):
     size: int
     timeout_s: float
 
+    @property
+    def repeats_calls(self) -> bool:
+        """Whether `all_reduce` is a call of a kernel through `graftlm.layers.call_native` that may be repeated."""
+        return False
+
     @abstractmethod
     def all_reduce(self, tensor: Tensor, operation: Literal["sum", "min", "max"] = "sum") -> Tensor:
         """Replace a tensor by the sum, minimum or maximum over all ranks, in place, and return it.
@@ -95,6 +100,11 @@ class ParallelContext:
     rank: int = 0
     size: int = 1
     communicator: Communicator | None = None
+
+    @property
+    def repeats_calls(self) -> bool:
+        """Whether the exchange between ranks can be repeated without Python code; see `Model.repeats_calls`."""
+        return self.size == 1 or (self.communicator is not None and self.communicator.repeats_calls)
 
     def shard(self, size: int, name: str) -> Shard:
         """Return this rank's part of a dimension.

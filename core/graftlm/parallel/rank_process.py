@@ -85,10 +85,18 @@ def _run(setup: RankSetup, mailbox: "_Mailbox") -> None:
 def _communicator(setup: RankSetup) -> Communicator:
     import torch
 
+    from graftlm.layers.kernel_build import user_cache_dir
+    from graftlm.parallel.shared_communicator import join_shared_memory
     from graftlm.parallel.torch_communicator import TorchCommunicator, file_store
 
-    store = file_store(Path(setup.store), setup.size)
-    return TorchCommunicator(store, setup.rank, setup.size, torch.device(setup.device), setup.start_timeout_s)
+    path = Path(setup.store)
+    device = torch.device(setup.device)
+    communicator = TorchCommunicator(
+        file_store(path, setup.size), setup.rank, setup.size, device, setup.start_timeout_s
+    )
+    if device.type != "cpu":
+        return communicator
+    return join_shared_memory(communicator, path.with_name("shared"), "g++", user_cache_dir(os.environ))
 
 
 def _create_worker(setup: RankSetup, communicator: Communicator | None, on_stage: Callable[[str], None]) -> RankWorker:

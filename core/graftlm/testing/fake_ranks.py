@@ -73,13 +73,15 @@ class FakeRank:
         self._step_ids.append(plan.step_id)
         if len(plan.positions) and plan.positions[0] == self._rank:
             _fail(int(plan.input_ids[0]))
-        total = torch.tensor([int(plan.input_ids.sum())])
+        total = torch.tensor([float(plan.input_ids.sum())])
         if self._communicator is not None:
             self._communicator.all_reduce(total)
         mask = None if plan.token_mask is None else plan.token_mask.wait()
         if mask is not None:
             total += int(mask.bits.sum())
-        return _Done(StepResult(total.numpy(), {}, None, (), 0.5, pooled=(np.array(self._step_ids, dtype=np.float32),)))
+        return _Done(
+            StepResult(total.long().numpy(), {}, None, (), 0.5, pooled=(np.array(self._step_ids, dtype=np.float32),))
+        )
 
 
 class _Done:

@@ -45,16 +45,20 @@ def run_ranks(
     """
     results: dict[int, T] = {}
     errors: list[BaseException] = []
+    all_created = threading.Barrier(size)
 
     def run(rank: int, folder: Path) -> None:
         try:
             communicator = create(folder, rank, size, timeout_s)
             try:
+                all_created.wait(timeout_s)  # a rank that ends earlier would break the connections of the others
                 results[rank] = function(communicator)
             finally:
                 communicator.close()
         except BaseException as error:
-            errors.append(error)
+            all_created.abort()
+            if not isinstance(error, threading.BrokenBarrierError):
+                errors.append(error)
 
     with tempfile.TemporaryDirectory() as folder:
         threads = [threading.Thread(target=run, args=(rank, Path(folder))) for rank in range(size)]

@@ -142,15 +142,15 @@ class GemmaForCausalLM(DecoderModel):
         super().__init__(shape, context, layers, GemmaRMSNorm(shape.hidden_size, shape.eps, device=device))
         self._embed_scale = _rounded(shape.hidden_size**0.5, dtype)
         self._logit_soft_cap = variant.logit_soft_cap
-        self._is_whole = context.parallel.size == 1
+        self._repeats_calls = context.parallel.repeats_calls
         self.rotaries = nn.ModuleDict(
             {name: RotaryEmbedding(rope, device=device, dtype=dtype) for name, rope in variant.ropes.items()}
         )
 
     @property
     def repeats_calls(self) -> bool:
-        """True if one rank holds the whole model, because the exchange between ranks is not recorded."""
-        return self._is_whole
+        """True if the exchange between ranks can be repeated."""
+        return self._repeats_calls
 
     @property
     def selects_tokens(self) -> bool:

@@ -55,12 +55,12 @@ class MistralForCausalLM(DecoderModel):
             default_theta=1e6 if _is_mixtral(context.config) else 1e4,
         )
         self.rotary = RotaryEmbedding(rope, device=device, dtype=dtype)
-        self._is_whole = context.parallel.size == 1
+        self._repeats_calls = context.parallel.repeats_calls
 
     @property
     def repeats_calls(self) -> bool:
-        """True if the model has no experts, and one rank holds the whole model."""
-        return not routes_tokens(self) and self._is_whole
+        """True if the model has no experts, and the exchange between ranks can be repeated."""
+        return not routes_tokens(self) and self._repeats_calls
 
     @property
     def selects_tokens(self) -> bool:

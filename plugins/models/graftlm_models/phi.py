@@ -41,12 +41,12 @@ class PhiForCausalLM(DecoderModel):
         super().__init__(shape, context, layers, norm)
         rope = rope_frequencies(context.config, shape.head_dim, partial=True, context_len=context.context_len)
         self.rotary = RotaryEmbedding(rope, device=device, dtype=dtype)
-        self._is_whole = context.parallel.size == 1
+        self._repeats_calls = context.parallel.repeats_calls
 
     @property
     def repeats_calls(self) -> bool:
-        """True if one rank holds the whole model, because the exchange between ranks is not recorded."""
-        return self._is_whole
+        """True if the exchange between ranks can be repeated."""
+        return self._repeats_calls
 
     @property
     def selects_tokens(self) -> bool:

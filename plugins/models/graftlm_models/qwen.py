@@ -125,12 +125,12 @@ class QwenForCausalLM(DecoderModel):
         super().__init__(shape, context, layers, norm)
         rope = rope_frequencies(context.config, shape.head_dim, context_len=context.context_len)
         self.rotary = RotaryEmbedding(rope, device=device, dtype=dtype)
-        self._is_whole = context.parallel.size == 1
+        self._repeats_calls = context.parallel.repeats_calls
 
     @property
     def repeats_calls(self) -> bool:
-        """True if the model has no experts, and one rank holds the whole model."""
-        return not routes_tokens(self) and self._is_whole
+        """True if the model has no experts, and the exchange between ranks can be repeated."""
+        return not routes_tokens(self) and self._repeats_calls
 
     @property
     def selects_tokens(self) -> bool:

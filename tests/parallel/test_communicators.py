@@ -1,18 +1,55 @@
-"""The communicator over gloo keeps the contract, and the kit finds broken communicators."""
+"""The communicators over gloo and shared memory keep the contract, and the kit finds broken communicators."""
 
+import os
 from types import MappingProxyType
 
 import pytest
 import torch
 
+from graftlm.layers.kernel_build import user_cache_dir
+from graftlm.parallel.shared_communicator import SharedCommunicator, join_shared_memory
 from graftlm.testing import CommunicatorConformance, run_conformance
-from graftlm.testing.rank_threads import gloo_communicator
+from graftlm.testing.rank_threads import gloo_communicator, run_ranks
+
+DTYPES = (torch.float32, torch.bfloat16)
 
 
 @pytest.mark.full
 class TestGloo(CommunicatorConformance):
     def create(self, folder, rank, size, timeout_s):
         return gloo_communicator(folder, rank, size, timeout_s)
+
+
+@pytest.mark.full
+class TestSharedMemory(CommunicatorConformance):
+    def create(self, folder, rank, size, timeout_s):
+        others = gloo_communicator(folder, rank, size, 30.0)
+        found = join_shared_memory(others, folder / "shared", "g++", user_cache_dir(os.environ))
+        assert isinstance(found, SharedCommunicator)
+        found.timeout_s = timeout_s
+        return found
+
+
+def test_sums_through_shared_memory_are_added_in_the_order_of_the_ranks(tmp_path):
+    path = tmp_path / "shared"
+
+    def add(it):
+        shared = join_shared_memory(it, path, "g++", user_cache_dir(os.environ))
+        parts = [torch.randn(700_000, generator=torch.Generator().manual_seed(rank)) for rank in range(3)]
+        found = [shared.all_reduce(parts[it.rank].to(dtype, copy=True)) for dtype in DTYPES]
+        wide = [sum((part.to(dtype).float() for part in parts[1:]), parts[0].to(dtype).float()) for dtype in DTYPES]
+        shared.close()
+        return [torch.equal(one, two.to(one.dtype)) for one, two in zip(found, wide, strict=True)]
+
+    assert run_ranks(3, add) == [[True, True]] * 3
+    assert not path.exists()
+
+
+def test_without_shared_memory_the_other_communicator_is_used(tmp_path):
+    def join(it):
+        return join_shared_memory(it, tmp_path / "missing" / "shared", "g++", user_cache_dir(os.environ)) is it
+
+    assert run_ranks(2, join) == [True, True]
 
 
 class Broken:
