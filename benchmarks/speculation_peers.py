@@ -51,7 +51,7 @@ VLLM_DRAFTERS: dict[str, dict[str, Any]] = {
 FIRST_TOKEN, NUM_TOKENS = 100, 30_000
 #: Logit of a token's successor; the logits of other tokens are between -2 and 2.
 PEAK = 12.0
-SAMPLED_TEMPERATURE = 4.0
+SAMPLED_TEMPERATURE = 2.0  # the maximum in vLLM
 
 #: A prompt, the number of output tokens, and the expected output; None: tokens are sampled.
 Job = tuple[list[int], int, list[int] | None]
@@ -236,6 +236,7 @@ class Worker:
 
     def __init__(self, python: str, name: str, model: Path) -> None:
         command = [python, __file__, "--worker", name, "--model", str(model)]
+        self._name = name
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._read()
 
@@ -254,7 +255,7 @@ class Worker:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"the engine ended: {' '.join(map(str, self._process.args))}")
+            raise RuntimeError(f"the engine {self._name} ended")
         result: dict[str, Any] = json.loads(line)
         return result
 
