@@ -141,12 +141,16 @@ def values_of(outputs):
     return np.array([one.logprob for o in outputs for c in o.completions for one in c.logprobs or ()])
 
 
+def verifying_all(config, plugins=(graftlm_speculation,)):
+    """Return an engine that verifies all drafts, so that the number of drafts does not depend on measured times."""
+    with mock.patch("graftlm.speculation.speculator.DraftBudget", lambda costs, max_drafts: AllDrafts(max_drafts)):
+        return Engine(config, plugins=list(plugins))
+
+
 def run(plugin, drafter, prompts, params, rounds=1, **sections):
     """Return the outputs of each round, and the numbers of drafted and accepted tokens. All drafts are verified."""
     plugins = [plugin, graftlm_speculation]
-    with mock.patch("graftlm.speculation.speculator.DraftBudget", lambda costs, max_drafts: AllDrafts(max_drafts)):
-        engine = Engine({"speculation": drafter, "debug": True, **sections}, plugins=plugins)
-    with engine:
+    with verifying_all({"speculation": drafter, "debug": True, **sections}, plugins) as engine:
         outputs = [engine.generate(prompts, params) for _ in range(rounds)]
         drafts = engine.stats().drafts.values()
         return outputs, sum(drafted for drafted, _ in drafts), sum(accepted for _, accepted in drafts)
@@ -221,7 +225,7 @@ def test_an_answer_is_drafted_from_another_conversation_of_the_namespace():
     questions = [PROMPTS[0], [{"role": "user", "content": "Hello. What is the capital of France?"}]]
     speculation = {"drafter": {"name": "suffix", "options": {"min_match_tokens": 16}}}
     accepted = {}
-    with Engine({"speculation": speculation, "model": "demo"}, plugins=[graftlm_speculation]) as engine:
+    with verifying_all({"speculation": speculation, "model": "demo"}) as engine:
         for salt, question in ((salt, question) for salt in ("", "another tenant") for question in questions):
             (output,) = engine.generate([question], params, cache_salt=salt)
             accepted.setdefault(salt, []).append((output.token_ids, output.usage.accepted_draft_tokens))
@@ -234,7 +238,7 @@ def test_an_answer_is_drafted_from_another_conversation_of_the_namespace():
 def test_a_regenerated_answer_is_drafted_from_the_prefix_cache(overlap):
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
     sections = {"model": "demo", "scheduling": {"overlap": overlap}}
-    with Engine({"speculation": "radix", **sections}, plugins=[graftlm_speculation]) as engine:
+    with verifying_all({"speculation": "radix", **sections}) as engine:
         first = engine.generate(PROMPTS[:1], params)[0]
         num_steps = engine.stats().steps
         second = engine.generate(PROMPTS[:1], params)[0]
