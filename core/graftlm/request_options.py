@@ -23,6 +23,7 @@ class RequestOptions:
         cache_salt: text; requests share cached prefixes only if they have the same salt and the same adapter.
         adapter: name of a loaded LoRA adapter; None: no adapter.
         pooling: how the prompt's vector is computed; None: the request generates tokens instead of a vector.
+        routing_key: the client's name for requests that belong together, for routing policies; None without a name.
 
     Raises:
         RequestError: a value is of the wrong type or out of range.
@@ -33,6 +34,7 @@ class RequestOptions:
     cache_salt: str = ""
     adapter: str | None = None
     pooling: Pooling | None = None
+    routing_key: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.priority, int) or isinstance(self.priority, bool):

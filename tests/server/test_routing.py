@@ -1,6 +1,7 @@
 """A server with two replicas finds as many cached tokens as the simulation of its recorded requests."""
 
 import random
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
@@ -69,3 +70,36 @@ def test_two_replicas_agree_with_the_simulation_within_two_points(tmp_path):
     assert trace.prompt_tokens == num_prompt
     assert simulated > 0.9 * fleet.one_cache_hit_tokens / num_prompt
     assert num_cached / num_prompt == pytest.approx(simulated, abs=0.02)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+def test_requests_with_the_same_key_reach_the_same_replica(two_replicas, path):
+    client, counts = two_replicas
+    before = counts()
+    for number in range(6):
+        field = {"messages": [{"role": "user", "content": f"{number}"}], "max_completion_tokens": 1}
+        if path == "/v1/responses":
+            field = {"input": f"{number} {number}", "max_output_tokens": 1}
+        answer = client.post(path, json={"model": "demo", "prompt_cache_key": "user 1", **field})
+        assert answer.status_code == 200, answer.text
+    wait_until(lambda: sum(counts()) == sum(before) + 6, what="the reports of the replicas")
+    assert sorted(new - old for old, new in zip(before, counts(), strict=True)) == [0, 6]
+
+
+@pytest.fixture(scope="module")
+def two_replicas():
+    """A client of a server with `consistent_hash`, and a function that counts the tokens of each replica."""
+    config = {"memory": {"kv_tokens": 2048}, "parallel": {"data": 2, "routing": "consistent_hash"}}
+    with ServerProcess(config) as server, httpx2.Client(base_url=server.url, timeout=60) as client:
+
+        def counts():
+            found = re.findall(
+                r'^graftlm_generated_tokens_total{replica="scheduler-(\d)"} (\S+)$', metrics(), re.MULTILINE
+            )
+            return [float(dict(found).get(number, 0)) for number in "01"]
+
+        def metrics():
+            return client.get("/metrics").text
+
+        yield client, counts

@@ -189,8 +189,9 @@ class TokenizerManager:
         """
         self._check_number(request.params.n)
         arrived_s = self._clock()
-        route = self.replicas.router.route(request.key_token_ids, self._namespace(request.options))
-        replica = await self.replicas.take(request.options.timeout_s, route)
+        options = request.options
+        route = self.replicas.router.route(request.key_token_ids, self._namespace(options), options.routing_key)
+        replica = await self.replicas.take(options.timeout_s, route)
         self._check_id(request.request_id)
         prompt_id = PromptId(f"{request.request_id}:{next(self._counter)}")
         generation = Generation(request, prompt_id, self._abort, self.weights.version)

@@ -395,7 +395,9 @@ class ChatRequest(SamplingFields):
     service_tier: Text | None = Field(default=None, description="Accepted without effect.")
     safety_identifier: Text | None = Field(default=None, description="Accepted without effect.")
     prompt_cache_key: Text | None = Field(
-        default=None, description="Accepted without effect: cached prefixes are found by their content."
+        default=None,
+        description="The routing policy `consistent_hash` sends requests with the same key to the same replica. Cached "
+        "prefixes are found by their content.",
     )
     prompt_cache_retention: Text | None = Field(default=None, description="Accepted without effect.")
     reasoning_effort: Text | None = Field(

@@ -88,6 +88,7 @@ async def start_chat(
         timeout_s=body.timeout_s,
         cache_salt=namespace_of(body.cache_salt, body.extra_key),
         adapter=adapter,
+        routing_key=body.prompt_cache_key,
     )
     grammar_field = plan.field
     with grammar_of(grammar_field):

@@ -51,6 +51,7 @@ _SAME: Final = (
     "stream",
     "logit_bias",
     "cache_salt",
+    "prompt_cache_key",
     "priority",
     "timeout_s",
     "request_id",
