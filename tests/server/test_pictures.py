@@ -1,6 +1,7 @@
 """Pictures in requests to a real server, in each of its APIs; hostile ones are refused while others continue."""
 
 import base64
+import contextlib
 import io
 import os
 import time
@@ -12,6 +13,7 @@ import psutil
 import pytest
 from PIL import Image
 
+import graftlm
 from graftlm.testing.server_process import ServerProcess
 from graftlm.testing.tiny_media import MediaOracle, random_picture, write_media_checkpoint
 
@@ -131,6 +133,20 @@ def test_messages_of_anthropic(server, oracle):
         counted = client.messages.count_tokens(model="tiny", messages=messages)
     assert answer.content[0].text == expected(oracle, "<|user|><image>What?<|end|><|assistant|>", PICTURES[:1])
     assert counted.input_tokens == answer.usage.input_tokens + (answer.usage.cache_read_input_tokens or 0)
+
+
+def test_programs_of_the_language(server, oracle, tmp_path):
+    file = tmp_path / "picture.png"
+    file.write_bytes(base64.b64decode(URLS[0].partition(",")[2]))
+
+    @graftlm.function
+    def ask(s):
+        s += graftlm.user("See " + graftlm.image(file) + "what?")
+        s += graftlm.assistant(graftlm.gen("answer", max_tokens=NUM_TOKENS, ignore_eos=True))
+
+    wanted = expected(oracle, "<|user|>See <image>what?<|end|><|assistant|>", PICTURES[:1])
+    with contextlib.closing(graftlm.RuntimeEndpoint(server.url)) as backend:
+        assert ask.run(backend=backend, temperature=0)["answer"] == wanted
 
 
 @pytest.mark.parametrize(

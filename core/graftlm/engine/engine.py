@@ -91,6 +91,11 @@ class Engine:
         return self._parts.tokenizer
 
     @property
+    def image_marker(self) -> str | None:
+        """The text that stands for a picture in a prompt, such as "<image>"; None if the model cannot use pictures."""
+        return None if self._parts.media is None else self._parts.media.processor.marker
+
+    @property
     def weight_version(self) -> str:
         """The version that `update_weights` set last; "default" if none was set."""
         return self._weight_version

@@ -15,7 +15,7 @@ from graftlm.lang.choices import ChoiceScore
 from graftlm.lang.sampling import Sampling
 from graftlm.types import Message
 
-__all__ = ["Backend", "Generation", "GenerationRequest", "SpeculatingBackend"]
+__all__ = ["Backend", "Generation", "GenerationRequest", "PictureBackend", "SpeculatingBackend"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +28,13 @@ class GenerationRequest:
         sampling: sampling parameters; `dtype` is None, because it has been replaced by a `regex`.
         messages: the messages of the chat in the prompt, oldest first, for backends with a chat API. The last message
             is open: its content is the text so far. Empty if the prompt has no open chat message.
+        images: the contents of the pictures in the prompt, in the order of their markers; only for a `PictureBackend`.
     """
 
     prompt: str
     sampling: Sampling
     messages: tuple[Message, ...] = ()
+    images: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,18 @@ class Backend(Protocol):
 
         Raises:
             UnsupportedFeatureError: the backend has no access to its cache.
+        """
+
+
+@runtime_checkable
+class PictureBackend(Protocol):
+    """A Backend whose `generate` and `stream` accept pictures."""
+
+    async def image_marker(self) -> str:
+        """Return the text that stands for a picture in a prompt.
+
+        Raises:
+            UnsupportedFeatureError: the model cannot use pictures.
         """
 
 

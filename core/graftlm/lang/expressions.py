@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from graftlm.errors import InvalidPromptError, ProgramError
@@ -12,6 +13,7 @@ from graftlm.lang.sampling import Sampling
 __all__ = [
     "Expr",
     "Gen",
+    "Image",
     "RoleBegin",
     "RoleEnd",
     "ScopeBegin",
@@ -56,11 +58,19 @@ class Text(Expr):
 
 
 @dataclass(frozen=True, slots=True)
+class Image(Expr):
+    """A picture: the path of a file, or the content of one."""
+
+    source: str | bytes | os.PathLike[str]
+
+
+@dataclass(frozen=True, slots=True)
 class Written(Expr):
-    """Everything that a fork has appended: text, and the chat messages in this text."""
+    """Everything that a fork has appended: text, and the chat messages and the pictures in this text."""
 
     text: str
     messages: tuple[dict[str, str], ...] = ()
+    images: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

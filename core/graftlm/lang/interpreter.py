@@ -2,12 +2,14 @@
 
 import asyncio
 import logging
+import os
 import threading
 import weakref
 from collections import deque
 from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from graftlm.errors import (
     GraftlmError,
@@ -17,10 +19,11 @@ from graftlm.errors import (
     RequestError,
     RequestFailedError,
     RequestTimeoutError,
+    UnsupportedFeatureError,
 )
-from graftlm.lang.backend import Backend, Generation, GenerationRequest, SpeculatingBackend
+from graftlm.lang.backend import Backend, Generation, GenerationRequest, PictureBackend, SpeculatingBackend
 from graftlm.lang.call_site import CallSite, error_at
-from graftlm.lang.expressions import Gen, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Select, Text, Written
+from graftlm.lang.expressions import Gen, Image, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Select, Text, Written
 from graftlm.lang.reasoning import ReasoningFilter
 from graftlm.lang.sampling import Sampling
 from graftlm.lang.steps import Action, End, Later, Snapshot, Step, Take, TakeWritten
@@ -88,6 +91,7 @@ class Interpreter:
         self._has_ended = False
         self._error: ProgramError | None = None
         self._messages: list[dict[str, str]] = []
+        self._images: list[bytes] = []
         self._role: str | None = None
         self._scopes: dict[str, list[_Scope]] = {}
         self._cached_len = 0
@@ -166,6 +170,7 @@ class Interpreter:
         self._began_as = snapshot
         self._messages = [dict(message) for message in snapshot.messages]
         self._role, self._cached_len = snapshot.role, snapshot.cached_len
+        self._images = list(snapshot.images)
         self.feed.append(snapshot.text)
 
     def _fail_now(self, error: ProgramError) -> None:
@@ -200,6 +205,8 @@ class Interpreter:
         match step.action:
             case Text(text):
                 self._append(text)
+            case Image(source):
+                await self._append_image(source)
             case Written() as written:
                 self._append_written(written)
             case Gen() as gen:
@@ -233,15 +240,28 @@ class Interpreter:
             self._messages[-1]["content"] += text
         self.feed.append(text)
 
+    async def _append_image(self, source: str | bytes | os.PathLike[str]) -> None:
+        """Append the backend's marker of a picture, and store the picture.
+
+        Raises:
+            UnsupportedFeatureError: the backend or its model does not take pictures.
+            RequestError: the file cannot be read.
+        """
+        if not isinstance(self._backend, PictureBackend):
+            raise UnsupportedFeatureError(f"image: {type(self._backend).__name__} does not take pictures")
+        self._images.append(source if isinstance(source, bytes) else await asyncio.to_thread(_read_image, source))
+        self._append(await self._backend.image_marker())
+
     def _append_written(self, written: Written) -> None:
         if self._role is not None and written.messages:
             raise RequestError(f"a message of {self._role} is open; end it before a fork's messages are appended")
         self._append(written.text)
         self._messages += [dict(message) for message in written.messages]
+        self._images += written.images
 
     async def _generate(self, gen: Gen, cell: Cell) -> None:
         sampling = gen.sampling.over(self._context.defaults).resolved()
-        request = GenerationRequest(self._prompt(), sampling, self._open_chat())
+        request = GenerationRequest(self._prompt(), sampling, self._open_chat(), tuple(self._images))
         if self._context.streams and (sampling.n or 1) == 1:
             value = await self._stream(request, gen, cell)
         else:
@@ -307,6 +327,8 @@ class Interpreter:
 
     async def _select(self, select: Select, cell: Cell) -> None:
         method = select.method
+        if self._images:
+            raise UnsupportedFeatureError("select is not supported after a picture; use gen(regex=...)")
         scores = await self._backend.score(
             self._prompt(), select.choices, unconditional=method.unconditional, messages=self._open_chat()
         )
@@ -344,13 +366,13 @@ class Interpreter:
 
     async def _take(self, taken: "Future[Snapshot]", shared: bool) -> None:
         text = self.feed.text
-        if shared and len(text) - self._cached_len >= _MIN_HINT_CHARACTERS:
+        if shared and not self._images and len(text) - self._cached_len >= _MIN_HINT_CHARACTERS:
             await self._hint(text)
         taken.set_result(self._snapshot())
 
     def _snapshot(self) -> Snapshot:
         messages = tuple([dict(message) for message in self._messages])
-        return Snapshot(self.feed.text, messages, self._role, self._cached_len)
+        return Snapshot(self.feed.text, messages, self._role, self._cached_len, tuple(self._images))
 
     async def _hint(self, text: str) -> None:
         """Let the backend cache the text. A refusal is not an error: the next request will report the cause."""
@@ -359,6 +381,13 @@ class Interpreter:
         except GraftlmError as error:
             logger.debug("a prefix of %d characters was not cached before a fork: %s", len(text), error)
         self._cached_len = len(text)  # also after a refusal: the next fork's hint would be refused too
+
+
+def _read_image(path: str | os.PathLike[str]) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise RequestError(f"image: cannot read {str(path)!r}: {error.strerror or error}") from error
 
 
 def _reasoning_of(value: Value) -> Value:

@@ -1,13 +1,14 @@
 """The functions of the language that make expressions: `gen`, `select`, roles."""
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NoReturn
 
 from graftlm.errors import RequestError, SamplingParamsError, UnsupportedFeatureError
 from graftlm.lang.choices import CHOICES_METHODS, CallableMethod, ChoicesMethod, token_length_normalized
-from graftlm.lang.expressions import Expr, Gen, RoleBegin, RoleEnd, Select, as_expr
+from graftlm.lang.expressions import Expr, Gen, Image, RoleBegin, RoleEnd, Select, as_expr
 from graftlm.lang.expressions import Sequence as ExprSequence
 from graftlm.lang.placeholder import Placeholder
 from graftlm.lang.reasoning import check_model_type
@@ -218,13 +219,18 @@ def assistant_end() -> Expr:
     return RoleEnd("assistant")
 
 
-def image(expr: object) -> NoReturn:
-    """Refuse an image.
+def image(expr: str | bytes | os.PathLike[str]) -> Expr:
+    """Append a picture, for models with a tower on an `EngineBackend` or a `RuntimeEndpoint`.
+
+    Args:
+        expr: the path of a file, or the content of one. The file is read when the program appends the picture.
 
     Raises:
-        UnsupportedFeatureError: always: no backend accepts images.
+        RequestError: the value is neither a path nor bytes.
     """
-    raise UnsupportedFeatureError("image: no backend of graftlm.lang takes images; describe it in text")
+    if not isinstance(expr, str | bytes | os.PathLike):
+        raise RequestError(f"image takes the path or the bytes of a file, got {type(expr).__name__}")
+    return Image(expr)
 
 
 def video(path: object, num_frames: int = 0) -> NoReturn:

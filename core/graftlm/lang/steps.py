@@ -19,12 +19,14 @@ class Snapshot:
     Attributes:
         role: role of the open message; None if no message is open.
         cached_len: number of leading characters of `text` that the backend has already computed.
+        images: the contents of the pictures in `text`, in order.
     """
 
     text: str = ""
     messages: tuple[dict[str, str], ...] = ()
     role: str | None = None
     cached_len: int = 0
+    images: tuple[bytes, ...] = ()
 
     def since(self, start: "Snapshot") -> Written:
         """Return everything that was appended since the snapshot `start`.
@@ -38,7 +40,8 @@ class Snapshot:
                 f"a fork began in {_place(start.role)} and is joined in {_place(self.role)}; a fork that is appended "
                 "to its parent must end each message that it begins, and no other message"
             )
-        return Written(self.text[len(start.text) :], self.messages[len(start.messages) :])
+        new_images = self.images[len(start.images) :]
+        return Written(self.text[len(start.text) :], self.messages[len(start.messages) :], new_images)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,8 @@ async def assemble_manager(
     resolved = infos[0]["resolved"] | resolve_plugins(config, registry, formats, chat_template=tokenizer.chat_template)
     logger.info("%s", resolved_line(resolved))
     model = _served_model(config, model_config, path, infos[0] | {"resolved": resolved}, limits, tokenizer)
+    if media is not None:
+        model = replace(model, image_token=media[1].marker)
     manager = TokenizerManager(
         config,
         model,

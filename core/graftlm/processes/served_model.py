@@ -31,6 +31,7 @@ class ServedModel:
         embedding: the checkpoint's settings for embeddings.
         resolved: family -> the chosen provider and the reason.
         aliases: further names of the model in the API.
+        image_token: the marker of a picture in a prompt; None if the model cannot use pictures.
     """
 
     name: str
@@ -49,6 +50,7 @@ class ServedModel:
     embedding: EmbeddingDefaults = field(default_factory=EmbeddingDefaults)
     resolved: ResolvedPlugins = field(default_factory=dict)
     aliases: tuple[str, ...] = ()
+    image_token: str | None = None
 
     def has_name(self, name: str | None) -> bool:
         """Return whether this name in a request means the model. This is also true for a missing name (None or "")."""

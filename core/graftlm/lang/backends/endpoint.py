@@ -1,5 +1,6 @@
 """The backend for a graftlm or SGLang server, by its native API."""
 
+import base64
 import reprlib
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import aclosing
@@ -29,6 +30,8 @@ from graftlm.types import Message
 __all__ = ["RuntimeEndpoint"]
 
 #: Field of Sampling -> its name in the body's `sampling_params`, if it differs.
+#: The marker of a picture if a server does not report it, such as SGLang's.
+_IMAGE_TOKEN: Final = "<image>"
 _RENAMED: Final = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
 #: Fields of Sampling that are fields of the body itself.
 _TOP_LEVEL: Final = ("return_logprob", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs")
@@ -159,6 +162,14 @@ class RuntimeEndpoint:
             self._chat_template = _template_of(info, self._template_name, self._source("/get_model_info"))
         return self._chat_template
 
+    async def image_marker(self) -> str:
+        """Return the marker that the server reports, or that of most models; see PictureBackend."""
+        info = await self._model_info()
+        marker = info.get("image_token", _IMAGE_TOKEN)
+        if not marker:
+            raise UnsupportedFeatureError(f"image: the model of {self._http.url} cannot use pictures")
+        return str(marker)
+
     def flush_cache(self) -> Coroutine[Any, Any, None]:
         """Remove cached prefixes; see Backend. A program may call this without await; the call then blocks."""
         return run_unless_in_loop(self._http.call("POST", "/flush_cache"))
@@ -264,7 +275,8 @@ def _body(request: GenerationRequest) -> dict[str, Any]:
     sampling = {_RENAMED.get(name, name): value for name, value in given.items()}
     if request.sampling.stop_regex:
         sampling["no_stop_trim"] = True  # the language keeps the match
-    return {"text": request.prompt, "sampling_params": sampling, **top_level}
+    images = {"image_data": [base64.b64encode(one).decode() for one in request.images]} if request.images else {}
+    return {"text": request.prompt, "sampling_params": sampling, **top_level, **images}
 
 
 def _hint(base_url: str) -> str:

@@ -64,11 +64,13 @@ class InProcessEngine(Protocol):
     def tokenizer(self) -> Any:
         """The engine's tokenizer, an EngineTokenizer."""
 
-    async def agenerate(self, prompts: Any, sampling_params: Any = None, *, adapter: Any = None) -> list[RequestOutput]:
+    async def agenerate(
+        self, prompts: Any, sampling_params: Any = None, *, image_data: Any = None, adapter: Any = None
+    ) -> list[RequestOutput]:
         """Complete prompts. If the coroutine is cancelled, the prompts are aborted."""
 
     def astream(
-        self, prompt: Any, sampling_params: Any = None, *, adapter: str | None = None
+        self, prompt: Any, sampling_params: Any = None, *, image_data: Any = None, adapter: str | None = None
     ) -> AsyncGenerator[RequestOutput, None]:
         """Complete one prompt, and yield growing outputs. If the generator is closed, the prompt is aborted."""
 
@@ -107,7 +109,7 @@ class EngineBackend:
                 f"n={n}: this engine's queue has room for {self._max_requests} completions; lower n, or raise "
                 "scheduling.max_queued_requests"
             )
-        (output,) = await self._outputs([request.prompt], params)
+        (output,) = await self._outputs([request.prompt], params, request.images)
         return [self._generation(output, completion, request.sampling) for completion in output.completions]
 
     async def stream(self, request: GenerationRequest) -> AsyncGenerator[Generation, None]:
@@ -120,7 +122,11 @@ class EngineBackend:
         params = _params(request.sampling)
         async with self._limit.permit():
             output, rest = await self._limit.retry(
-                lambda: _started(self._engine.astream(request.prompt, params, adapter=self._adapter))
+                lambda: _started(
+                    self._engine.astream(
+                        request.prompt, params, adapter=self._adapter, **_image_data(list(request.images))
+                    )
+                )
             )
             async with aclosing(rest):
                 yield self._generation(output, output.completions[0], request.sampling)
@@ -162,6 +168,13 @@ class EngineBackend:
             self._chat_template = ChatTemplate(self._render, added_prefix=self._tokenizer.prompt_prefix)
         return self._chat_template
 
+    async def image_marker(self) -> str:
+        """Return the model's marker; see PictureBackend."""
+        marker = getattr(self._engine, "image_marker", None)
+        if not isinstance(marker, str):
+            raise UnsupportedFeatureError("image: the engine's model cannot use pictures")
+        return marker
+
     def get_server_info(self) -> dict[str, Any]:
         """Return the engine's configuration and its statistics."""
         return {"config": self._engine.config.model_dump(mode="json"), "stats": asdict(self._engine.stats())}
@@ -188,15 +201,25 @@ class EngineBackend:
         return self._tokenizer.decode([token_id], skip_special_tokens=False)
 
     async def _outputs(
-        self, prompts: Sequence[str | list[int]], params: SamplingParams | list[SamplingParams]
+        self,
+        prompts: Sequence[str | list[int]],
+        params: SamplingParams | list[SamplingParams],
+        images: Sequence[bytes] = (),
     ) -> list[RequestOutput]:
         async with self._limit.permit():
             outputs = await self._limit.retry(
-                lambda: self._engine.agenerate(list(prompts), params, adapter=self._adapter)
+                lambda: self._engine.agenerate(
+                    list(prompts), params, adapter=self._adapter, **_image_data([list(images)] if images else [])
+                )
             )
         for completion in (completion for output in outputs for completion in output.completions):
             _check_ended_well(completion)
         return outputs
+
+
+def _image_data(images: list[Any]) -> dict[str, Any]:
+    """Return the engine's argument for pictures; none without pictures."""
+    return {"image_data": images} if images else {}
 
 
 async def _started(

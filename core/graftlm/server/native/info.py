@@ -109,6 +109,8 @@ def _model_info(manager: TokenizerManager) -> ModelInfo:
         weight_version=manager.weights.version,
         is_generation=model.generates,
         labels=list(model.labels),
+        has_image_understanding=model.image_token is not None,
+        image_token=model.image_token,
     )
 
 

@@ -150,6 +150,9 @@ class ModelInfo(_Body):
     )
     preferred_sampling_params: dict[str, Any] | None = None
     has_image_understanding: bool = False
+    image_token: str | None = Field(
+        default=None, description="The marker of a picture in a prompt; null if the model cannot use pictures."
+    )
     has_audio_understanding: bool = False
     weight_version: str = "default"
     labels: list[str] = Field(
