@@ -141,6 +141,7 @@ class SchedulerProcess:
                 self._send(self._loop.expire())
             elif self._loop.scheduler.has_work:
                 updates = self._loop.step()
+                self._loop.check_executor()  # the main process fails all requests of a replica whose ranks have ended
                 self._report_cache()  # before the tokens, so that the router knows what their prompts have cached
                 self._send(updates)
                 self._profiler.step_done()

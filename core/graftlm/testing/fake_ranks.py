@@ -25,11 +25,14 @@ FAULTS: Final[Mapping[str, int]] = {"raises": 1001, "is killed": 1002, "hangs": 
 
 
 def create(setup: RankSetup, communicator: Communicator | None, on_stage: Callable[[str], None]) -> "FakeRank":
-    """Return the fake worker of a rank. The argument `refuse` is a message with which rank 1 refuses to start."""
+    """Return the fake worker of a rank.
+
+    The argument `refuse` is a message with which rank 1 refuses to start; with `is_idle`, steps compute nothing.
+    """
     on_stage("pretending")
     if setup.rank == 1 and setup.arguments.get("refuse"):
         raise ConfigError(setup.arguments["refuse"])
-    return FakeRank(setup.rank, communicator)
+    return FakeRank(setup.rank, communicator, is_idle=bool(setup.arguments.get("is_idle")))
 
 
 class FakeRank:
@@ -39,8 +42,9 @@ class FakeRank:
     rank has run.
     """
 
-    def __init__(self, rank: int, communicator: Communicator | None) -> None:
+    def __init__(self, rank: int, communicator: Communicator | None, *, is_idle: bool = False) -> None:
         self._rank = rank
+        self._is_idle = is_idle
         self._communicator = communicator
         self._step_ids: list[int] = []
 
@@ -70,6 +74,8 @@ class FakeRank:
 
     def launch(self, plan: StepPlan) -> Launched:
         """Run a step; its result is known at once."""
+        if self._is_idle:
+            return _Done(StepResult(plan.input_ids[plan.sample_idx], {}, None, (), 0.0))
         self._step_ids.append(plan.step_id)
         if len(plan.positions) and plan.positions[0] == self._rank:
             _fail(int(plan.input_ids[0]))
@@ -130,7 +136,12 @@ def fake_plan(step_id: int, token_id: int = 1, rank: int = -1, *, num_masks: int
 
 
 def fake_executor(
-    num_ranks: int, create: Callable[[ExecutorContext], StepExecutor], *, timeout_s: float = 20.0, refuse: str = ""
+    num_ranks: int,
+    create: Callable[[ExecutorContext], StepExecutor],
+    *,
+    timeout_s: float = 20.0,
+    refuse: str = "",
+    is_idle: bool = False,
 ) -> StepExecutor:
     """Return an executor that runs fake ranks.
 
@@ -138,6 +149,7 @@ def fake_executor(
         create: function that creates the executor.
         timeout_s: deadline of steps.
         refuse: message with which rank 1 refuses to start; empty: all ranks start.
+        is_idle: whether steps compute nothing, so that only the plans' way is measured.
     """
 
     def run_here() -> StepExecutor:
@@ -148,7 +160,7 @@ def fake_executor(
             num_ranks,
             Path(folder),
             f"{__name__}:create",
-            {"refuse": refuse},
+            {"refuse": refuse, "is_idle": is_idle},
             options=RankOptions(timeout_s=timeout_s, start_timeout_s=60.0),
             device="cpu",
             num_threads=1,
