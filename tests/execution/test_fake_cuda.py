@@ -30,6 +30,7 @@ from graftlm.execution.runner import ModelRunner
 from graftlm.execution.sampler import Sampler
 from graftlm.layers.low_rank import LowRankFactors
 from graftlm.layers.ops import bind_ops, fused_ops
+from graftlm.layers.state_ops import bind_state_ops, choose_state_ops
 from graftlm.lora.adapters import LoadedAdapter
 from graftlm.memory import StatePool, WindowPages, WindowSpan
 from graftlm.pooling.pooling import Pooling
@@ -358,7 +359,9 @@ STATE_MODELS = {
 @pytest.mark.parametrize("architecture", STATE_MODELS)
 def test_recurrent_states_never_wait(device, architecture):
     states = StatePool(FakeCudaEngine.num_rows, 4, FakeCudaEngine.num_pages)
-    engine = device.engine("triton", device.model(architecture, **STATE_MODELS[architecture]), states=states)
+    model = device.model(architecture, **STATE_MODELS[architecture])
+    bind_state_ops(model, choose_state_ops(device.cuda.device, Path()))
+    engine = device.engine("triton", model, states=states)
     assert_all_end(engine.run(*requests(SAMPLING["filters"])))
     assert_all_end(engine.run(request("again", 40, 2)))
     assert all(plan.state is not None for plan in engine.plans)

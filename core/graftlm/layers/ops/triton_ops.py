@@ -29,16 +29,16 @@ _FP_FUSION: Final = True
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _rms_norm_kernel(
-    x: Any,
-    residual: Any,
-    weight: Any,
-    out: Any,
-    total: Any,
-    token_stride: Any,
-    head_stride: Any,
-    num_heads: Any,
-    size: Any,
-    eps: Any,
+    x: tl.tensor,
+    residual: tl.tensor,
+    weight: tl.tensor,
+    out: tl.tensor,
+    total: tl.tensor,
+    token_stride: tl.tensor,
+    head_stride: tl.tensor,
+    num_heads: tl.tensor,
+    size: tl.tensor,
+    eps: tl.tensor,
     HAS_RESIDUAL: tl.constexpr,  # noqa: N803  # Triton's convention for what is known when compiling
     WEIGHT_LAST: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
@@ -64,14 +64,14 @@ def _rms_norm_kernel(
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _rotate_kernel(
-    heads: Any,
-    cos: Any,
-    sin: Any,
-    out: Any,
-    token_stride: Any,
-    head_stride: Any,
-    num_heads: Any,
-    head_dim: Any,
+    heads: tl.tensor,
+    cos: tl.tensor,
+    sin: tl.tensor,
+    out: tl.tensor,
+    token_stride: tl.tensor,
+    head_stride: tl.tensor,
+    num_heads: tl.tensor,
+    head_dim: tl.tensor,
     BLOCK: tl.constexpr,  # noqa: N803
 ) -> None:
     """Rotate one head; program r rotates head r % H of token r // H. The result is contiguous."""
@@ -92,9 +92,9 @@ def _rotate_kernel(
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _act_and_mul_kernel(
-    gate_up: Any,
-    out: Any,
-    size: Any,
+    gate_up: tl.tensor,
+    out: tl.tensor,
+    size: tl.tensor,
     ACT: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
 ) -> None:

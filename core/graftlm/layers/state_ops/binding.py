@@ -25,7 +25,7 @@ def bind_state_ops(model: object, ops: StateOps) -> None:
 
 
 def choose_state_ops(device: torch.device, cache_dir: Path, compiler: str = "g++") -> StateOps:
-    """Return compiled kernels on a CPU, or PyTorch's operations if there are none, and log the reason.
+    """Return the kernels for a device, or PyTorch's operations if there are none, and log the reason.
 
     Args:
         cache_dir: folder of compiled kernels.
@@ -33,11 +33,26 @@ def choose_state_ops(device: torch.device, cache_dir: Path, compiler: str = "g++
 
     Effects: on a CPU, may compile the kernels, once per machine (a few seconds).
     """
-    if device.type != "cpu":
-        _logger.info("recurrent states use PyTorch's operations: there are no kernels for a %s device", device.type)
-        return TorchStateOps()
     try:
-        return NativeStateOps.load(compiler, cache_dir)
+        return _kernels(device, cache_dir, compiler)
     except ProviderUnavailableError as error:
         _logger.info("recurrent states use PyTorch's operations instead of compiled kernels: %s", error)
         return TorchStateOps()
+
+
+def _kernels(device: torch.device, cache_dir: Path, compiler: str) -> StateOps:
+    """Return the kernels for a device.
+
+    Raises:
+        ProviderUnavailableError: there are no kernels for the device, or a requirement is missing.
+    """
+    if device.type == "cpu":
+        return NativeStateOps.load(compiler, cache_dir)
+    if device.type != "cuda":
+        raise ProviderUnavailableError(f"there are no kernels for a {device.type} device")
+    try:
+        # Imported here, because only CUDA devices need Triton; it may be missing on other machines.
+        from graftlm.layers.state_ops.triton_state_ops import TritonStateOps
+    except ImportError as error:
+        raise ProviderUnavailableError(f"Triton cannot be imported ({error}). Install graftlm[cuda].") from error
+    return TritonStateOps()

@@ -14,16 +14,17 @@ from torch import Tensor
 
 from graftlm.contracts import StateBatch
 
-__all__ = ["gated_delta_rule", "iter_chunks", "ssd_scan"]
+__all__ = ["delta_chunks", "delta_steps", "iter_chunks", "ssd_chunks", "ssd_steps"]
 
 #: Number of tokens that are computed together; the cost of the products within a chunk grows with its square.
 _CHUNK: Final = 64
 
 
-def ssd_scan(x: Tensor, log_decay: Tensor, b: Tensor, c: Tensor, state: Tensor, batch: StateBatch) -> Tensor:
-    """Compute the scan of Mamba 2; see `StateOps.ssd_scan`."""
+def ssd_steps(
+    x: Tensor, log_decay: Tensor, b: Tensor, c: Tensor, state: Tensor, batch: StateBatch, out: Tensor
+) -> None:
+    """Compute the decode segments of `StateOps.ssd_scan`, and write them to `out`."""
     num_decodes, group = batch.segments.num_decodes, x.shape[1] // b.shape[1]
-    out = torch.empty_like(x)
     if num_decodes:
         states = state[batch.sources[:num_decodes]] * log_decay[:num_decodes, :, None, None].exp()
         b_heads = b[:num_decodes].repeat_interleave(group, 1)
@@ -31,13 +32,18 @@ def ssd_scan(x: Tensor, log_decay: Tensor, b: Tensor, c: Tensor, state: Tensor, 
         states.addcmul_(x[:num_decodes, :, :, None], b_heads[:, :, None])
         out[:num_decodes] = torch.matmul(states, c_heads[..., None])[..., 0]
         state.index_copy_(0, batch.targets[:num_decodes], states)
+
+
+def ssd_chunks(
+    x: Tensor, log_decay: Tensor, b: Tensor, c: Tensor, state: Tensor, batch: StateBatch, out: Tensor
+) -> None:
+    """Compute the other segments of `StateOps.ssd_scan`, and write them to `out`."""
     for start, num_tokens, source, target in iter_chunks(batch):
         current = state[source]
         for first in range(start, start + num_tokens, _CHUNK):
             part = slice(first, min(first + _CHUNK, start + num_tokens))
             out[part], current = _ssd_chunk(x[part], log_decay[part], b[part], c[part], current)
         state[target] = current
-    return out
 
 
 def _ssd_chunk(x: Tensor, log_decay: Tensor, b: Tensor, c: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -53,12 +59,11 @@ def _ssd_chunk(x: Tensor, log_decay: Tensor, b: Tensor, c: Tensor, state: Tensor
     return out.transpose(0, 1), state
 
 
-def gated_delta_rule(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor, batch: StateBatch
-) -> Tensor:
-    """Compute the gated delta rule; see `StateOps.gated_delta_rule`."""
+def delta_steps(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor, batch: StateBatch, out: Tensor
+) -> None:
+    """Compute the decode segments of `StateOps.gated_delta_rule`, and write them to `out`."""
     num_decodes, group = batch.segments.num_decodes, v.shape[1] // k.shape[1]
-    out = torch.empty_like(v)
     if num_decodes:
         q_heads = q[:num_decodes].repeat_interleave(group, 1)
         k_heads = k[:num_decodes].repeat_interleave(group, 1)
@@ -67,6 +72,13 @@ def gated_delta_rule(
         states.addcmul_(k_heads[..., None], ((v[:num_decodes] - known) * beta[:num_decodes, :, None])[:, :, None])
         out[:num_decodes] = torch.matmul(q_heads[:, :, None], states)[:, :, 0]
         state.index_copy_(0, batch.targets[:num_decodes], states)
+
+
+def delta_chunks(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor, batch: StateBatch, out: Tensor
+) -> None:
+    """Compute the other segments of `StateOps.gated_delta_rule`, and write them to `out`."""
+    group = v.shape[1] // k.shape[1]
     for start, num_tokens, source, target in iter_chunks(batch):
         current = state[source]
         for first in range(start, start + num_tokens, _CHUNK):
@@ -76,7 +88,6 @@ def gated_delta_rule(
             y, current = _delta_chunk(q_heads, k_heads, v[part].transpose(0, 1), log_decay[part], beta[part], current)
             out[part] = y.transpose(0, 1)
         state[target] = current
-    return out
 
 
 def _delta_chunk(

@@ -5,9 +5,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from graftlm.contracts import StateBatch
-from graftlm.layers.state_ops.torch_scans import gated_delta_rule, iter_chunks, ssd_scan
+from graftlm.layers.state_ops.torch_scans import delta_chunks, delta_steps, iter_chunks, ssd_chunks, ssd_steps
 
-__all__ = ["TorchStateOps"]
+__all__ = ["TorchStateOps", "conv_chunks"]
 
 
 class TorchStateOps:
@@ -23,21 +23,34 @@ class TorchStateOps:
             window = torch.cat((state[batch.sources[:num_decodes]], x[:num_decodes, None]), 1)
             out[:num_decodes] = _convolve(window, weight, bias, silu)[:, 0]
             state.index_copy_(0, batch.targets[:num_decodes], window[:, 1:])
-        for start, num_tokens, source, target in iter_chunks(batch):
-            window = torch.cat((state[source], x[start : start + num_tokens]))
-            out[start : start + num_tokens] = _convolve(window[None], weight, bias, silu)[0]
-            state[target] = window[num_tokens:]
+        conv_chunks(x, weight, bias, state, batch, out, silu=silu)
         return out
 
     def ssd_scan(self, x: Tensor, log_decay: Tensor, b: Tensor, c: Tensor, state: Tensor, batch: StateBatch) -> Tensor:
         """Compute the scan of Mamba 2; see `StateOps`."""
-        return ssd_scan(x, log_decay, b, c, state, batch)
+        out = torch.empty_like(x)
+        ssd_steps(x, log_decay, b, c, state, batch, out)
+        ssd_chunks(x, log_decay, b, c, state, batch, out)
+        return out
 
     def gated_delta_rule(
         self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor, batch: StateBatch
     ) -> Tensor:
         """Compute the gated delta rule; see `StateOps`."""
-        return gated_delta_rule(q, k, v, log_decay, beta, state, batch)
+        out = torch.empty_like(v)
+        delta_steps(q, k, v, log_decay, beta, state, batch, out)
+        delta_chunks(q, k, v, log_decay, beta, state, batch, out)
+        return out
+
+
+def conv_chunks(
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, batch: StateBatch, out: Tensor, *, silu: bool
+) -> None:
+    """Compute the segments of `StateOps.causal_conv` after the decode segments, and write them to `out`."""
+    for start, num_tokens, source, target in iter_chunks(batch):
+        window = torch.cat((state[source], x[start : start + num_tokens]))
+        out[start : start + num_tokens] = _convolve(window[None], weight, bias, silu)[0]
+        state[target] = window[num_tokens:]
 
 
 def _convolve(window: Tensor, weight: Tensor, bias: Tensor | None, silu: bool) -> Tensor:
