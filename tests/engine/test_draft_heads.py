@@ -11,11 +11,19 @@ from transformers import AutoModelForCausalLM
 import graftlm_speculation
 from graftlm import Engine, SamplingParams
 from graftlm.errors import ConfigError
+from graftlm.testing.drafter import AllDrafts
 from graftlm.testing.recorded_drafter import RecordedDrafters
 from graftlm.testing.tiny_heads import write_tiny_eagle3
 from graftlm.testing.tiny_models import write_tiny_checkpoint
 
 VOCAB = 320
+
+
+@pytest.fixture(autouse=True)
+def every_draft_is_verified(monkeypatch):
+    """Choose no lengths of drafts by measured times, so that no test depends on the speed of the machine."""
+    budget = "graftlm.speculation.speculator.DraftBudget"
+    monkeypatch.setattr(budget, lambda costs, max_drafts: AllDrafts(max_drafts))
 
 
 def recorder():
@@ -118,7 +126,7 @@ def test_drafts_are_those_of_a_plain_implementation(tmp_path, served, form, page
         longer = [[*prompt, *out, 7] for prompt, out in zip(prompts, expected, strict=True)]
         engine.generate(longer, params)  # most of each prompt is in the cache
     seen = plugin.drafter.seen
-    assert len(seen) > 5
+    assert len(seen) > 20
     for text, drafted in seen[:8] + seen[-8:]:
         assert drafted == plain.draft(text, len(drafted)), f"after {len(text)} tokens"
 
@@ -148,7 +156,8 @@ def test_keys_of_the_head_are_in_the_pages_of_every_cache(tmp_path, kind):
     plain, plugin = PlainHead(served, head), recorder()
     prompts = [random.Random(n).choices(range(VOCAB), k=n) for n in (30, 35, 40)]
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
-    config = {"model": str(served), "debug": True, **sections}
+    scheduling = {"overlap": False, **sections.get("scheduling", {})}
+    config = {"model": str(served), "debug": True, **sections, "scheduling": scheduling}
     with Engine(config) as engine:
         expected = [output.token_ids for output in engine.generate(prompts, params)]
     speculation = {"drafter": {"name": "recorded", "options": {"path": str(head), "max_drafts": 4}}}
@@ -160,7 +169,7 @@ def test_keys_of_the_head_are_in_the_pages_of_every_cache(tmp_path, kind):
         assert sum(output.usage.cached_tokens for output in outputs) > 20
         assert sum(output.usage.cached_host_tokens for output in outputs) > (20 if kind == "host memory" else -1)
     seen = plugin.drafter.seen
-    assert 0 < num_seen < len(seen)
+    assert 20 < num_seen < len(seen) - 20
     for text, drafted in seen[:6] + seen[num_seen : num_seen + 6] + seen[-4:]:
         assert drafted == plain.draft(text, len(drafted)), f"after {len(text)} tokens"
 
@@ -171,6 +180,7 @@ def test_the_head_reads_the_hidden_states_of_the_adapted_model(tmp_path, adapter
         "model": str(adapters.base),
         "lora": {"adapters": {"a": str(adapters.folders["attention"])}, "max_rank": 8},
         "memory": {"kv_tokens": 2048},
+        "scheduling": {"overlap": False},
         "debug": True,
     }
     speculation = {"drafter": {"name": "recorded", "options": {"path": str(head)}}}

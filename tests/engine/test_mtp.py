@@ -12,11 +12,19 @@ from transformers.modeling_layers import MtpModel
 import graftlm_speculation
 from graftlm import Engine, SamplingParams
 from graftlm.errors import ConfigError
+from graftlm.testing.drafter import AllDrafts
 from graftlm.testing.recorded_drafter import RecordedDrafters
 from graftlm.testing.tiny_heads import add_tiny_mtp
 from graftlm.testing.tiny_models import write_tiny_checkpoint
 
 VOCAB = 320
+
+
+@pytest.fixture(autouse=True)
+def every_draft_is_verified(monkeypatch):
+    """Choose no lengths of drafts by measured times, so that no test depends on the speed of the machine."""
+    budget = "graftlm.speculation.speculator.DraftBudget"
+    monkeypatch.setattr(budget, lambda costs, max_drafts: AllDrafts(max_drafts))
 
 
 def recorder():
@@ -79,7 +87,7 @@ def test_drafts_are_those_of_transformers(served, page_size, overlap, prefill_to
         assert [output.token_ids for output in engine.generate(prompts, params)] == expected
         engine.generate([[*prompt, *out, 7] for prompt, out in zip(prompts, expected, strict=True)], params)
     seen = plugin.drafter.seen
-    assert len(seen) > 5
+    assert len(seen) > 20
     for text, drafted in seen[:8] + seen[-8:]:
         assert drafted == reference.draft(text, len(drafted)), f"after {len(text)} tokens"
 

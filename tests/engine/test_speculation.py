@@ -164,14 +164,18 @@ def assert_same(drafter, prompts, params, rounds=1, **sections):
     for outputs in speculated:
         assert facts(outputs) == facts(plain)
         np.testing.assert_allclose(values_of(outputs), values_of(plain), atol=1e-4)
-    # How many drafts of a head are verified depends on measured times.
-    assert drafted > accepted > (0 if drafter == "eager" else 15)
+    assert drafted > accepted > (8 if drafter == "eager" else 15)
 
 
 @pytest.mark.parametrize("drafter", ["replay", "auto", "eager"])
 @pytest.mark.parametrize(("cache", "page_size", "chunk", "overlap", "jump_forward", "kv_tokens"), CASES)
 @pytest.mark.covering(strength=1)
-def test_output_is_that_of_plain_decoding(drafter, cache, page_size, chunk, overlap, jump_forward, kv_tokens):
+def test_output_is_that_of_plain_decoding(
+    monkeypatch, drafter, cache, page_size, chunk, overlap, jump_forward, kv_tokens
+):
+    if drafter == "eager":  # verify every draft of the head, whatever the measured times are
+        budget = "graftlm.speculation.speculator.DraftBudget"
+        monkeypatch.setattr(budget, lambda costs, max_drafts: AllDrafts(max_drafts))
     sections = {
         "model": {"path": "demo", "dtype": "float32"},
         "cache": {"name": cache, "page_size": page_size, "options": CACHE_OPTIONS.get(cache, {})},

@@ -12,7 +12,7 @@ __all__ = ["RecordedDrafter", "RecordedDrafters"]
 
 
 class RecordedDrafter(Drafter):
-    """A wrapper of a drafter.
+    """A wrapper of a drafter. It does not declare costs, so the number of its calls hardly depends on measured times.
 
     Attributes:
         seen: token ids of each request with a draft, and the draft's token ids, in order.
@@ -21,11 +21,6 @@ class RecordedDrafter(Drafter):
     def __init__(self, inner: Drafter) -> None:
         self.seen: list[tuple[list[int], list[int]]] = []
         self._inner = inner
-
-    @property
-    def is_expensive(self) -> bool:
-        """That of the wrapped drafter."""
-        return self._inner.is_expensive
 
     @property
     def drafts_ahead(self) -> bool:
