@@ -141,6 +141,27 @@ def test_chat_continues_after_a_refused_request(capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO(f"/help\n{'x ' * 300}\nWhat is 3 + 4?\n"))
     code, out, err = run(capsys, "chat", "--set", "model.context_len=64")
     assert code == 0
-    assert "error: unknown command /help; use /reset for a new conversation, /exit to exit" in err
+    assert "error: unknown command /help; use /image FILE for a picture, /reset for a new conversation" in err
     assert "error: this model's maximum context length" in err
     assert out.splitlines() == ["3 + 4 = 7."]
+
+
+@pytest.mark.full
+def test_chat_takes_pictures(capsys, monkeypatch, tmp_path):
+    from PIL import Image
+
+    from graftlm.testing.tiny_media import random_picture, write_media_checkpoint
+
+    path = write_media_checkpoint(tmp_path / "llava", "llava")
+    file = tmp_path / "a picture.png"
+    Image.fromarray(random_picture(20, 20)).save(file)
+    lines = f"/image {file}\nWhat?\nAnd now?\n/image missing.png\nWhat?\n/reset\n/image '{file}'\nWhat?\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+    settings = ("--set", "memory.kv_tokens=1024", "--max-tokens", "4")
+    code, _, err = run(capsys, "chat", "--model", str(path), *settings)
+    assert code == 0
+    reports = [int(number) for number in re.findall(r"\[(\d+) prompt tokens", err)]
+    assert len(reports) == 3
+    assert reports[0] == reports[2] < reports[1]
+    assert reports[0] > 16
+    assert "missing.png" in err

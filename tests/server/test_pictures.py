@@ -4,6 +4,7 @@ import base64
 import contextlib
 import io
 import os
+import shutil
 import time
 
 import anthropic
@@ -12,6 +13,7 @@ import openai
 import psutil
 import pytest
 from PIL import Image
+from playwright.sync_api import expect, sync_playwright
 
 import graftlm
 from graftlm.testing.server_process import ServerProcess
@@ -188,3 +190,42 @@ def test_prompts_that_contradict_their_pictures_are_refused(server, body, messag
     answer = generate(server, **body)
     assert answer.status_code == 400
     assert message in answer.text
+
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+#: Drops a file with the given bytes, in base64, on an element.
+DROP = """(target, content) => {
+  const bytes = Uint8Array.from(atob(content), (c) => c.charCodeAt(0));
+  const data = new DataTransfer();
+  data.items.add(new File([bytes], "picture.png", { type: "image/png" }));
+  target.dispatchEvent(new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true }));
+}"""
+
+
+def test_a_picture_is_dropped_on_the_dashboard(server):
+    if CHROMIUM is None:
+        pytest.skip("no Chromium is installed")
+    with (
+        sync_playwright() as playwright,
+        contextlib.closing(
+            playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        ) as browser,
+    ):
+        page = browser.new_page()
+        complaints = []
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.goto(server.url)
+        expect(page.locator("#health")).to_have_text("ready")
+        page.locator("#chat").evaluate(DROP, URLS[0].partition(",")[2])
+        expect(page.locator("#chat-pictures img")).to_have_count(1)
+        with page.expect_request("**/v1/chat/completions") as sent:
+            page.get_by_label("Message", exact=True).fill("What?")
+            page.keyboard.press("Enter")
+        content = sent.value.post_data_json["messages"][0]["content"]
+        assert content == [{"type": "image_url", "image_url": {"url": URLS[0]}}, {"type": "text", "text": "What?"}]
+        expect(page.locator(".user img")).to_have_count(1)
+        expect(page.locator("#chat-pictures img")).to_have_count(0)
+        expect(page.locator(".assistant")).to_have_attribute("aria-busy", "false")
+        assert page.locator(".assistant .error").count() == 0
+        assert complaints == []

@@ -5,6 +5,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -116,7 +117,10 @@ def chat(
     top_k: TopKOption = None,
     seed: SeedOption = None,
 ) -> None:
-    """Chat with a model. /reset begins a new conversation, /exit or the end of input exits, Ctrl-C stops an answer."""
+    """Chat with a model. /image FILE adds a picture to the next message, and /reset begins a new conversation.
+
+    /exit or the end of input exits, Ctrl-C stops an answer.
+    """
     from graftlm.types import SamplingParams
 
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)
@@ -124,21 +128,36 @@ def chat(
     if file is not None and config is not None:
         fail([f"two configurations are given: {file} and --config {config}"])
     with _engine(model, config or file, set_) as engine:
-        messages = _opening(system)
+        messages, pictures = _opening(system), list[Path]()
         for line in _lines():
             if line == "/exit":
                 return
             if line == "/reset":
-                messages = _opening(system)
+                messages, pictures = _opening(system), []
+                continue
+            command, _, rest = line.partition(" ")
+            if command == "/image" and rest:
+                pictures.append(Path(rest.strip().strip("'\"")).expanduser())
                 continue
             if line.startswith("/"):
-                message = f"error: unknown command {line.split()[0]}; use /reset for a new conversation, /exit to exit"
+                message = (
+                    f"error: unknown command {command}; use /image FILE for a picture, /reset for a new conversation, "
+                    "/exit to exit"
+                )
                 print(message, file=sys.stderr)
                 continue
-            question: Message = {"role": "user", "content": line}
+            question: Message = {"role": "user", "content": _content(line, pictures)}
+            pictures = []
             answer = _answer(engine, [*messages, question], params)
             if answer is not None:
                 messages += [question, {"role": "assistant", "content": answer}]
+
+
+def _content(text: str, pictures: list[Path]) -> Any:
+    """Return the content of a message: its text, or parts if it has pictures."""
+    if not pictures:
+        return text
+    return [*[{"type": "image", "image": picture} for picture in pictures], {"type": "text", "text": text}]
 
 
 @contextmanager

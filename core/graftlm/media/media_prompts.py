@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from graftlm.contracts import MediaProcessor, PreparedMedia
 from graftlm.errors import InvalidPromptError, MediaError
 from graftlm.media.chats import split_media
-from graftlm.media.downloads import Downloads
 from graftlm.media.limits import MediaLimits
 from graftlm.media.picture_store import PictureStore
 from graftlm.media.placeholders import placeholder_ids
@@ -63,6 +62,8 @@ class MediaPrompts:
         self._processor = processor
         self._tokenizer = tokenizer
         self._max_features = max_features
+        from graftlm.media.downloads import Downloads  # http and ssl, which only servers of pictures need
+
         read: Callable[..., Any] = read_local if is_local else read_remote
         downloads = Downloads(limits)
         self._read: Callable[[MediaSource], Any] = lambda source: read(source, limits, downloads)

@@ -7,6 +7,7 @@ export class Chat {
   constructor() {
     this.model = null;
     this.history = [];
+    this.pictures = []; // data URLs of the next message
     this.running = null; // an AbortController
     this.list = byId("messages");
     this.input = byId("chat-input");
@@ -19,6 +20,13 @@ export class Chat {
       event.preventDefault();
       this.send();
     });
+    const area = byId("chat");
+    area.addEventListener("dragover", (event) => event.preventDefault());
+    area.addEventListener("drop", (event) => {
+      event.preventDefault();
+      this.attach(event.dataTransfer.files);
+    });
+    this.input.addEventListener("paste", (event) => this.attach(event.clipboardData.files));
     byId("chat-stop").addEventListener("click", () => this.running?.abort());
     byId("chat-clear").addEventListener("click", () => this.clear());
   }
@@ -33,17 +41,32 @@ export class Chat {
   clear() {
     this.running?.abort();
     this.history = [];
+    this.pictures = [];
+    byId("chat-pictures").replaceChildren();
     this.list.replaceChildren();
     this.input.focus();
+  }
+
+  /** Add picture files to the next message. */
+  async attach(files) {
+    for (const file of [...files].filter((one) => one.type.startsWith("image/"))) {
+      const url = await dataUrl(file);
+      this.pictures.push(url);
+      byId("chat-pictures").append(element("img", { src: url, alt: file.name }));
+    }
   }
 
   async send() {
     const text = this.input.value.trim();
     if (!text || this.running || this.model === null) return;
     this.input.value = "";
+    const pictures = this.pictures;
+    this.pictures = [];
+    byId("chat-pictures").replaceChildren();
     const history = this.history;
-    history.push({ role: "user", content: text });
-    this.show(element("div", { class: "message user" }, text));
+    history.push({ role: "user", content: contentOf(text, pictures) });
+    const shown = pictures.map((url) => element("img", { src: url, alt: "picture" }));
+    this.show(element("div", { class: "message user" }, ...shown, text));
     const answer = new Answer();
     this.show(answer.element);
     this.busy(new AbortController());
@@ -88,6 +111,21 @@ export class Chat {
   scroll() {
     this.list.scrollTop = this.list.scrollHeight;
   }
+}
+
+/** Return the content of a message: its text, or parts if it has pictures. */
+function contentOf(text, pictures) {
+  if (!pictures.length) return text;
+  return [...pictures.map((url) => ({ type: "image_url", image_url: { url } })), { type: "text", text }];
+}
+
+function dataUrl(file) {
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.addEventListener("load", () => resolve(reader.result));
+    reader.addEventListener("error", () => reject(reader.error));
+    reader.readAsDataURL(file);
+  });
 }
 
 /** One streamed answer with its figures. */
