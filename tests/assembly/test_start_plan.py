@@ -1,5 +1,7 @@
 """The memory estimate of `serve --dry-run`, which refuses nothing."""
 
+import re
+
 import pytest
 
 from graftlm.assembly.device_memory import DeviceMemory, gib
@@ -9,6 +11,7 @@ from graftlm.config import EngineConfig
 from graftlm.errors import ConfigError
 from graftlm.registry import Registry
 from graftlm.testing.sparse_checkpoint import LlamaShape, write_sparse_checkpoint
+from graftlm.testing.tiny_heads import write_tiny_eagle3
 from graftlm.testing.tiny_models import write_tiny_checkpoint
 
 GIB = 1 << 30
@@ -95,3 +98,19 @@ def test_a_draft_model_that_cannot_generate_is_refused(tmp_path):
 def test_a_memory_of_the_draft_model_above_the_total_is_refused(checkpoint):
     with pytest.raises(ConfigError, match=r"speculation.drafter.options.kv_tokens: 1,0[0,]+ tokens of the draft"):
         plan(checkpoint, DeviceMemory(64 * GIB, 0, None), speculation=draft_model(checkpoint, kv_tokens=10**12))
+
+
+def test_the_plan_counts_a_draft_head_and_its_layer(tmp_path):
+    served = write_tiny_checkpoint(tmp_path / "served", tokenizer=True)
+    head = write_tiny_eagle3(tmp_path / "head", hidden_layers=(0, 1, 2))
+    device_memory = DeviceMemory(64 * GIB, 32 * GIB, None)
+    plain = plan(served, device_memory)
+    lines = plan(served, device_memory, speculation={"drafter": {"name": "eagle3", "options": {"path": str(head)}}})
+    assert lines[2].startswith("draft head: Eagle3Head, ")
+    token_bytes = [
+        int(re.search(r"tokens of ([0-9,]+) bytes", line)[1].replace(",", "")) for line in (plain[2], lines[3])
+    ]
+    assert token_bytes[1] == token_bytes[0] * 3 // 2  # two layers, and a head of the same shape
+    write_tiny_eagle3(head, served_size=32)
+    with pytest.raises(ConfigError, match=r"options.path: the draft head cannot be used: .* hidden_size 32, but"):
+        plan(served, device_memory, speculation={"drafter": {"name": "eagle3", "options": {"path": str(head)}}})
