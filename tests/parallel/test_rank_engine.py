@@ -7,7 +7,8 @@ import psutil
 import pytest
 
 from graftlm import Engine, SamplingParams
-from graftlm.errors import ConfigError, EngineClosedError
+from graftlm.errors import AdapterError, ConfigError, EngineClosedError
+from graftlm.testing.tiny_adapters import write_tiny_adapter
 from graftlm.testing.tiny_models import write_tiny_checkpoint
 
 pytestmark = pytest.mark.full
@@ -117,12 +118,38 @@ def test_weights_are_read_replaced_and_released(checkpoint, prompts, expected, t
         assert outputs(ranks, prompts) == expected
 
 
+def test_adapters_are_split_and_loaded_while_the_engine_runs(checkpoint, prompts, tmp_path):
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    folders = []
+    for seed in range(2):
+        folders.append(tmp_path / f"adapter-{seed}")
+        write_tiny_adapter(folders[-1], checkpoint, seed=seed, r=3, lora_alpha=6, target_modules=targets)
+    adapters = ["first", None, "second", "first", None, "second"]
+
+    def run(one):
+        one.load_adapter("second", str(folders[1]))
+        mixed = [list(output.token_ids) for output in one.generate(prompts, GREEDY, adapter=adapters)]
+        one.unload_adapter("first")
+        one.load_adapter("third", str(folders[0]))
+        others = [list(output.token_ids) for output in one.generate(prompts, GREEDY, adapter="third")]
+        with pytest.raises(AdapterError, match="No adapter at"):
+            one.load_adapter("fourth", str(tmp_path / "missing"))
+        return mixed, others
+
+    lora = {"adapters": {"first": str(folders[0])}, "max_loaded": 2}
+    with engine(checkpoint, {}, lora=lora) as one:
+        expected = run(one)
+    with engine(checkpoint, {"tensor": 2}, lora=lora) as ranks:
+        assert run(ranks) == expected
+    assert expected[0][0] == expected[1][0]
+    assert expected[0][1] != expected[1][1]
+
+
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
         ({"parallel": {"tensor": 3}}, "cannot share num_attention_heads 8 and num_key_value_heads 2 equally"),
         ({"parallel": {"tensor": 2, "executor": "local"}}, "'local' cannot be used: it runs 1 rank, but"),
-        ({"parallel": {"tensor": 2}, "lora": {"enabled": True}}, "lora: adapters are not supported"),
         ({"parallel": {"tensor": 2}, "cache": "hicache"}, "'hicache' has lower tiers, which are not supported"),
     ],
 )

@@ -2,17 +2,30 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from typing import Protocol
 
-from graftlm.execution.adapter_layers import AdapterLayers
+from graftlm.layers.low_rank import LowRankFactors
 from graftlm.lora.adapters import AdapterCatalog, LoadedAdapter
 from graftlm.lora.peft_adapter import AdapterWeights
 from graftlm.step_loop import StepLoop
 
-__all__ = ["AdapterLoader"]
+__all__ = ["AdapterLoader", "AdapterSlots"]
 
 _logger = logging.getLogger(__name__)
+
+
+class AdapterSlots(Protocol):
+    """The slots of adapters on the device; see `AdapterLayers`."""
+
+    def set(self, slot: int, factors: Mapping[str, LowRankFactors]) -> None:
+        """Store an adapter in a slot."""
+        ...
+
+    def clear(self, slots: Collection[int]) -> None:
+        """Clear slots."""
+        ...
 
 
 class AdapterLoader:
@@ -29,7 +42,7 @@ class AdapterLoader:
         self,
         loop: StepLoop,
         catalog: AdapterCatalog,
-        layers: AdapterLayers,
+        layers: AdapterSlots,
         read: Callable[[Path], AdapterWeights],
     ) -> None:
         self._loop = loop

@@ -1,7 +1,7 @@
 """Creates the layers and the memory for LoRA adapters from the configuration."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,11 +34,13 @@ class AdapterParts:
         catalog: the adapters by name.
         layers: the layers that store the adapters' weights.
         read: function that reads the adapter in a folder; raises AdapterError if it does not fit the model.
+        targets: projection that adapters may change, as name in the checkpoint -> (out, in) of the whole model.
     """
 
     catalog: AdapterCatalog
     layers: AdapterLayers
     read: Callable[[Path], AdapterWeights]
+    targets: Mapping[str, tuple[int, int]]
 
 
 def make_adapters(config: EngineConfig, model: Model, num_replicas: int = 1) -> AdapterParts | None:
@@ -83,7 +85,7 @@ def make_adapters(config: EngineConfig, model: Model, num_replicas: int = 1) -> 
     def read(folder: Path) -> AdapterWeights:
         return read_peft_adapter(folder, targets, settings.max_rank, layers.dtype)
 
-    parts = AdapterParts(catalog, layers, read)
+    parts = AdapterParts(catalog, layers, read, targets)
     for slot, (name, path) in enumerate(settings.adapters.items(), start=1):
         catalog.check_new(name)
         weights = parts.read(Path(path))
@@ -113,8 +115,8 @@ def _check_room(config: EngineConfig, layers: list[Linear], num_replicas: int) -
 
 def _targets(layers: list[Linear], names: set[str]) -> dict[str, tuple[int, int]]:
     return {
-        f"{layer.prefix}{name}": (size, layer.in_features)
+        f"{layer.prefix}{name}": (shard.size, layer.inputs.size)
         for layer in layers
-        for name, size in layer.parts.items()
+        for name, shard in layer.outputs.items()
         if name in names
     }

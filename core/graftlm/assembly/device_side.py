@@ -13,7 +13,7 @@ from graftlm.assembly.kv_allocation import allocate_kv
 from graftlm.assembly.kv_memory import KVMemory
 from graftlm.assembly.media import MediaParts, make_media
 from graftlm.assembly.plugin_choices import ChosenPlugins
-from graftlm.assembly.rank_controls import RankKV, RankWeights
+from graftlm.assembly.rank_controls import RankAdapterParts, RankKV, RankWeights
 from graftlm.assembly.resolved_plugins import ResolvedPlugins
 from graftlm.assembly.served_weights import ServedWeights
 from graftlm.assembly.target import Target
@@ -60,7 +60,7 @@ class DeviceSide:
     weights: ServedWeights | RankWeights
     drafters: AssembledDrafters
     tiers: TierParts | None
-    adapters: AdapterParts | None
+    adapters: AdapterParts | RankAdapterParts | None
     device_parts: DeviceParts | None
     resolved: ResolvedPlugins
     spare_core: SpareCore

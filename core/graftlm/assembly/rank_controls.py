@@ -1,6 +1,7 @@
 """The weights and the KV memory of several ranks, with the methods that a single rank's have."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,50 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from graftlm.assembly.served_weights import NewWeights, ServedWeights
-from graftlm.errors import UnsupportedFeatureError
+from graftlm.errors import AdapterError, UnsupportedFeatureError
 from graftlm.execution.graphs import HeldGraphs
+from graftlm.layers.low_rank import LowRankFactors
+from graftlm.lora.adapters import AdapterCatalog
+from graftlm.lora.peft_adapter import AdapterWeights
 from graftlm.parallel.rank_group import RankGroup
 
-__all__ = ["RankKV", "RankWeights"]
+__all__ = ["RankAdapterParts", "RankAdapters", "RankKV", "RankWeights"]
 
 #: Deadline in seconds of operations that read or write all weights.
 _WEIGHTS_TIMEOUT_S = 3600.0
+
+
+class RankAdapters:
+    """The slots of adapters on all ranks; each rank stores its part of an adapter."""
+
+    def __init__(self, group: RankGroup) -> None:
+        self._group = group
+
+    def set(self, slot: int, factors: Mapping[str, LowRankFactors]) -> None:
+        """Store an adapter in a slot.
+
+        Raises:
+            AdapterError: a rank refuses the factors; the slot is then empty on all ranks.
+        """
+        tensors = {f"{name}.{part}": getattr(pair, part) for name, pair in factors.items() for part in ("down", "up")}
+        try:
+            self._group.request("set_adapter", {"slot": slot, "factors": save(tensors)})
+        except AdapterError:
+            self.clear({slot})
+            raise
+
+    def clear(self, slots: Collection[int]) -> None:
+        """Clear slots."""
+        self._group.request("clear_adapters", {"slots": list(slots)})
+
+
+@dataclass(frozen=True, slots=True)
+class RankAdapterParts:
+    """The parts for adapters on the scheduler's side; see `AdapterParts`."""
+
+    catalog: AdapterCatalog
+    layers: RankAdapters
+    read: Callable[[Path], AdapterWeights]
 
 
 class RankKV:

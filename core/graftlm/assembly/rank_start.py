@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,7 +15,7 @@ from graftlm.assembly.device_side import DeviceSide
 from graftlm.assembly.drafters import make_drafters
 from graftlm.assembly.kv_memory import KVMemory
 from graftlm.assembly.plugin_choices import create_model
-from graftlm.assembly.rank_controls import RankKV, RankWeights
+from graftlm.assembly.rank_controls import RankAdapterParts, RankAdapters, RankKV, RankWeights
 from graftlm.assembly.rank_worker import WORKER
 from graftlm.assembly.resolved_plugins import resolve_plugins
 from graftlm.assembly.served_weights import ServedWeights
@@ -29,6 +30,8 @@ from graftlm.contracts import (
     StepExecutor,
 )
 from graftlm.errors import ConfigError, InvariantError
+from graftlm.lora.adapters import AdapterCatalog, LoadedAdapter
+from graftlm.lora.peft_adapter import AdapterWeights, read_peft_adapter
 from graftlm.memory import WindowPages, WindowSpan
 from graftlm.parallel.launch import rank_context
 from graftlm.parallel.rank_group import RankGroup
@@ -99,8 +102,6 @@ def _check_features(config: EngineConfig, registry: Registry, target: Target) ->
         raise ConfigError(f"parallel: {target.path} has a tower for pictures, which is {where}")
     if registry.provider("cache", config.cache.name).capabilities.tiers:
         raise ConfigError(f"cache.name: {config.cache.name!r} has lower tiers, which are {where}")
-    if config.lora.takes_adapters:
-        raise ConfigError(f"lora: adapters are {where}")
 
 
 def _create_executor(
@@ -194,8 +195,22 @@ def _device_side(
         weights=RankWeights(group, checks),
         drafters=make_drafters(config, registry, target, None, on_stage, watcher),
         tiers=None,
-        adapters=None,
+        adapters=None if info["adapters"] is None else _adapters(config, group, info["adapters"]),
         device_parts=None,
         resolved=resolve_plugins(config, registry, chosen, device=device),
         spare_core=SpareCore(time.monotonic, config.grammar.timeout_s),
     )
+
+
+def _adapters(config: EngineConfig, group: RankGroup, info: Mapping[str, Any]) -> RankAdapterParts:
+    """Return the adapters' parts on the scheduler's side, from the properties of a rank."""
+    targets = {name: (rows, columns) for name, (rows, columns) in info["targets"].items()}
+    dtype: torch.dtype = getattr(torch, info["dtype"])
+    catalog = AdapterCatalog(config.lora.max_loaded)
+    for name, path, slot, digest in info["loaded"]:
+        catalog.add(LoadedAdapter(name, path, slot, digest))
+
+    def read(folder: Path) -> AdapterWeights:
+        return read_peft_adapter(folder, targets, config.lora.max_rank, dtype)
+
+    return RankAdapterParts(catalog, RankAdapters(group), read)

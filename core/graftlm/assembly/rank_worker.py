@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from safetensors.torch import load, save
 
+from graftlm.assembly.adapters import AdapterParts
 from graftlm.assembly.device_memory import gib
 from graftlm.assembly.device_side import LoadedDevice, load_rank
 from graftlm.assembly.plugin_choices import choose_plugins
@@ -16,8 +17,10 @@ from graftlm.checkpoint import load_model_config, resolve_checkpoint
 from graftlm.config import EngineConfig
 from graftlm.contracts import Communicator, Model, ParallelContext
 from graftlm.errors import EngineError
+from graftlm.execution.adapter_layers import AdapterLayers
 from graftlm.execution.executor import Runner
 from graftlm.layers.kernel_choice import choosing_kernels
+from graftlm.layers.low_rank import LowRankFactors
 from graftlm.parallel.protocol import RankSetup
 from graftlm.registry import Registry
 
@@ -57,6 +60,15 @@ def _size_of(model: Model) -> int:
     return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
 
 
+def _adapters_info(adapters: AdapterParts) -> dict[str, Any]:
+    loaded = adapters.catalog.loaded.values()
+    return {
+        "loaded": [[one.name, one.path, one.slot, one.digest] for one in loaded],
+        "targets": {name: list(shape) for name, shape in adapters.targets.items()},
+        "dtype": str(adapters.layers.dtype).removeprefix("torch."),
+    }
+
+
 class AssembledWorker:
     """Runs plans and operations on a rank's parts; implements `RankWorker`.
 
@@ -77,6 +89,8 @@ class AssembledWorker:
             "check_release": self._check_release,
             "release_weights": self._release_weights,
             "resume_weights": self._resume_weights,
+            "set_adapter": self._set_adapter,
+            "clear_adapters": self._clear_adapters,
         }
 
     @property
@@ -98,6 +112,7 @@ class AssembledWorker:
             "window": None
             if window is None or span is None
             else [window.num_window_pages, span.window_tokens, span.page_size, span.spare_tokens],
+            "adapters": None if loaded.adapters is None else _adapters_info(loaded.adapters),
             "kv_dtype": str(loaded.memory.dtype).removeprefix("torch."),
             "generates": model.generates,
             "num_labels": model.num_labels,
@@ -147,6 +162,20 @@ class AssembledWorker:
     def _resume_weights(self) -> list[Any]:
         self._loaded.weights.resume()
         return self._state()
+
+    def _set_adapter(self, slot: int, factors: bytes) -> None:
+        tensors = load(factors)
+        names = {name.rpartition(".")[0] for name in tensors}
+        pairs = {name: LowRankFactors(tensors[f"{name}.down"], tensors[f"{name}.up"]) for name in names}
+        self._adapters().set(slot, pairs)
+
+    def _clear_adapters(self, slots: list[int]) -> None:
+        self._adapters().clear(slots)
+
+    def _adapters(self) -> AdapterLayers:
+        if self._loaded.adapters is None:
+            raise EngineError("this engine has no slots for adapters")
+        return self._loaded.adapters.layers
 
     def _state(self) -> list[Any]:
         return [self._loaded.weights.is_released, self._loaded.weights.lacking]

@@ -92,6 +92,16 @@ class Linear(nn.Module):
         return self._parts
 
     @property
+    def inputs(self) -> Shard:
+        """The rank's part of the input."""
+        return self._input
+
+    @property
+    def outputs(self) -> Mapping[str, Shard]:
+        """The name in the checkpoint of each projection, and the rank's part of its output."""
+        return self._outputs
+
+    @property
     def prefix(self) -> str | None:
         """The prefix of the projections' names in the checkpoint; None before weights have been loaded."""
         return self._prefix

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from graftlm.errors import AdapterError, InvariantError
 from graftlm.layers.linear import Linear
+from graftlm.layers.weights import part_of
 
 __all__ = ["AdapterGroups", "AdapterMask", "AdapterRoute", "LowRankFactors", "LowRankLayer", "low_rank_bytes"]
 
@@ -106,7 +107,8 @@ class LowRankLayer:
         change the outputs of tokens with other adapters.
 
         Args:
-            factors: name of a projection -> its factors; the adapter does not change projections without factors.
+            factors: name of a projection -> its whole factors, of which a rank stores its part. The adapter does not
+                change projections without factors.
 
         Raises:
             AdapterError: a factor is not finite in the layer's dtype; the slot is then empty.
@@ -116,8 +118,10 @@ class LowRankLayer:
         for part, name in enumerate(self._layer.parts):
             if name in factors:
                 rank = factors[name].down.shape[0]
-                self._down[at, :rank, part].copy_(factors[name].down)
-                self._up[part][at, :rank].copy_(factors[name].up.T)
+                down = part_of(factors[name].down, 1, self._layer.inputs)
+                up = part_of(factors[name].up, 0, self._layer.outputs[name])
+                self._down[at, :rank, part].copy_(down)
+                self._up[part][at, :rank].copy_(up.T)
                 self._ranks[at][part] = rank
         if factors and not self._is_finite(slot):
             self.clear(slot)

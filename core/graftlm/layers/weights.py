@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from graftlm.contracts import Shard
 from graftlm.errors import RequestError, WeightError
 
-__all__ = ["WeightSlot", "copy_weights", "cuts", "empty_parameter", "read_weight"]
+__all__ = ["WeightSlot", "copy_weights", "cuts", "empty_parameter", "part_of", "read_weight"]
 
 #: Suffixes of the names of tensors that are ignored: old checkpoints contain them, but graftlm computes them.
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
@@ -56,14 +56,19 @@ class WeightSlot:
     def part_of(self, tensor: Tensor) -> Tensor:
         """Return the rank's part of a checkpoint's tensor: a view if the part is one interval."""
         for dim, shard in self.shards:
-            pieces = [tensor.narrow(dim, start, stop - start) for start, stop, _ in shard.pieces]
-            tensor = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)
+            tensor = part_of(tensor, dim, shard)
         return tensor
 
 
 def cuts(*dims: Shard | None) -> tuple[tuple[int, Shard], ...]:
     """Return `WeightSlot.shards` for the first dimensions of a tensor; None for a dimension that is not split."""
     return tuple((dim, shard) for dim, shard in enumerate(dims) if shard is not None and not shard.is_whole)
+
+
+def part_of(tensor: Tensor, dim: int, shard: Shard) -> Tensor:
+    """Return the rank's part of a dimension: a view if the part is one interval."""
+    pieces = [tensor.narrow(dim, start, stop - start) for start, stop, _ in shard.pieces]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim)
 
 
 def empty_parameter(*shape: int, device: torch.device, dtype: torch.dtype) -> nn.Parameter:
