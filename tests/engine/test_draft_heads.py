@@ -148,6 +148,7 @@ KINDS_OF_MEMORY = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS_OF_MEMORY)
 def test_keys_of_the_head_are_in_the_pages_of_every_cache(tmp_path, kind):
     family, sections = KINDS_OF_MEMORY[kind]
@@ -174,6 +175,7 @@ def test_keys_of_the_head_are_in_the_pages_of_every_cache(tmp_path, kind):
         assert drafted == plain.draft(text, len(drafted)), f"after {len(text)} tokens"
 
 
+@pytest.mark.full
 def test_the_head_reads_the_hidden_states_of_the_adapted_model(tmp_path, adapters):
     head = write_tiny_eagle3(tmp_path / "head")
     config = {

@@ -48,9 +48,7 @@ CASES = [
     ("radix", 16, 7, False, "fast", 20_000),
     ("chunk", 4, 64, True, False, 20_000),
     ("radix", 4, 2048, True, "fast", 400),
-    ("hicache", 4, 64, True, "exact", 2000),
 ]
-CACHE_OPTIONS = {"hicache": {"host_tokens": 4096, "block_tokens": 8}}
 
 
 class NotTwice(LogitsProcessor):
@@ -178,7 +176,7 @@ def test_output_is_that_of_plain_decoding(
         monkeypatch.setattr(budget, lambda costs, max_drafts: AllDrafts(max_drafts))
     sections = {
         "model": {"path": "demo", "dtype": "float32"},
-        "cache": {"name": cache, "page_size": page_size, "options": CACHE_OPTIONS.get(cache, {})},
+        "cache": {"name": cache, "page_size": page_size},
         "scheduling": {"prefill_tokens_per_step": chunk, "overlap": overlap},
         "grammar": {"jump_forward": jump_forward},
         "memory": {"kv_tokens": kv_tokens},

@@ -274,7 +274,10 @@ EAGLE3 = {
 }
 
 
-@pytest.mark.parametrize(("attention", "graph_sizes"), [("triton", (1, 2, 4)), ("flashinfer", ()), ("torch", ())])
+@pytest.mark.parametrize(
+    ("attention", "graph_sizes"),
+    [("triton", (1, 2, 4)), ("flashinfer", ()), pytest.param("torch", (), marks=pytest.mark.full)],
+)
 def test_a_draft_head_never_waits(device, attention, graph_sizes):
     model, handle = device.model(), EngineHead()
     with device.cuda.blocking("the head is created"):
