@@ -16,21 +16,21 @@
 //
 // The interface is plain C, for ctypes.
 
+#include <sched.h>
+#include <unistd.h>
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <ctime>
-#include <sched.h>
-#include <unistd.h>
 
 namespace {
 
 constexpr int64_t kLine = 64;
-constexpr int64_t kSpins = 4000;            // about 20 us
-constexpr int64_t kYieldNs = 200'000;       // then the core is yielded
-constexpr int64_t kSleepNs = 50'000;        // then the thread sleeps between looks
+constexpr int64_t kSpins = 4000;             // about 20 us
+constexpr int64_t kYieldNs = 200'000;        // then the core is yielded
+constexpr int64_t kSleepNs = 50'000;         // then the thread sleeps between looks
 constexpr int64_t kLivenessNs = 20'000'000;  // time between two looks at the other processes
 
 enum Status : int64_t { kDone = 0, kTimeout = 1, kEnded = 2 };
