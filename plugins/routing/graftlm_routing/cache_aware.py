@@ -5,14 +5,16 @@ The cost of a replica for a request is measured in tokens. It has three terms:
 - the uncached tokens of the requests that wait there, because the request waits for them;
 - `uncached_weight` times the request's own uncached tokens: their computation delays later requests too, and evicts
   other prefixes;
-- `uncached_weight` times `balance_weight` times the mean number of uncached tokens of a request, times the replica's
-  work divided by the mean work of all replicas plus the slack. Without this term, a short prefix that all requests
-  share would attract all of them.
+- `uncached_weight` times `balance_weight` times the mean number of uncached and output tokens of a request, times two
+  shares: the replica's work divided by the mean work of all replicas plus the slack, and the number of its requests
+  divided by the mean number plus `slack_requests`. Without this term, a short prefix that all requests share would
+  attract all of them.
 
 The replica with the lowest cost is chosen, subject to two bounds:
 
 - Imbalance. The work of a replica is the number of tokens that it was given to compute, where older work counts less.
-  The slack is `slack_requests` times the mean number of uncached tokens of a request. A replica whose work exceeds
+  Until a request ends, the mean output length counts. The slack is `slack_requests` times the mean number of uncached
+  and output tokens of a request. A replica whose work exceeds
   (1 + imbalance) * mean + slack gets no request. The work of a replica therefore never exceeds this limit by more than
   one request.
 - Staleness. Blocks of requests that have no token yet are assumed to be cached where the requests are. All other blocks
@@ -37,7 +39,10 @@ __all__ = ["CacheAware"]
 #: Maximum number of different match lengths that are compared for a request. Shorter matches count as none.
 _MAX_LEVELS: Final = 8
 
-#: Number of requests over which the mean length of uncached prompts is taken.
+#: Expected number of output tokens of a request before the first request has ended.
+_FIRST_OUTPUT: Final = 100.0
+
+#: Number of requests over which means are taken.
 _MEAN_OVER: Final = 100
 
 #: Units of work are rescaled when the current unit exceeds this number.
@@ -57,6 +62,10 @@ class CacheAware(RoutingPolicy):
         self._work: NDArray[np.float64] = np.zeros(context.num_replicas)  # in units of `_unit` per token
         self._mean_uncached = 0.0  # moving average of the uncached tokens of a request
         self._num_sent = 0  # number of requests in this average
+        self._mean_output = _FIRST_OUTPUT  # moving average of the output tokens of a request
+        self._num_ended = 0  # number of requests in this average
+        self._expected: dict[RoutedRequest, float] = {}  # output tokens that are counted as work since `sent`
+        self._running: NDArray[np.float64] = np.zeros(context.num_replicas)  # requests that have not ended
         self._total_work = 0.0
         self._unit = 1.0
         self._since_s: float | None = None  # clock reading at which `_unit` was 1
@@ -68,10 +77,13 @@ class CacheAware(RoutingPolicy):
         options, ready, work = self._options, replicas.ready, self._work
         num_ready = int(np.count_nonzero(ready))
         mean = (self._total_work if num_ready == len(ready) else float(work @ ready)) / num_ready
-        slack = options.slack_requests * self._mean_uncached * self._unit
+        mean_request = self._mean_uncached + self._mean_output
+        slack = options.slack_requests * mean_request * self._unit
         limit = (1 + options.imbalance) * mean + slack
         weight = options.uncached_weight
-        costs = work * (weight * options.balance_weight * self._mean_uncached / ((mean + slack) or 1.0))
+        balance = weight * options.balance_weight * mean_request
+        costs = work * (balance / ((mean + slack) or 1.0))
+        costs += self._running * (balance / (len(self._expected) / num_ready + options.slack_requests or 1.0))
         costs += self._queued
         costs = np.where(ready & (work <= limit), costs, np.inf)
         best = int(costs.argmin())
@@ -102,7 +114,9 @@ class CacheAware(RoutingPolicy):
         self._queued[replica] += uncached
         self._num_sent = min(self._num_sent + 1, _MEAN_OVER)
         self._mean_uncached += (uncached - self._mean_uncached) / self._num_sent
-        self._add_work(replica, uncached)
+        self._running[replica] += 1
+        self._expected[request] = self._mean_output
+        self._add_work(replica, uncached + self._mean_output)
         self._index.assume(replica, assumed)
         self._sent[request] = (uncached, assumed)
 
@@ -113,9 +127,12 @@ class CacheAware(RoutingPolicy):
         self._index.forget(replica, assumed)
 
     def ended(self, request: RoutedRequest, replica: int, num_output_tokens: int) -> None:
-        """Count the output as work of the replica."""
+        """Count the output as work of the replica, instead of the expected output."""
         self.started(request, replica)
-        self._add_work(replica, num_output_tokens)
+        self._running[replica] -= 1
+        self._add_work(replica, num_output_tokens - self._expected.pop(request, 0.0))
+        self._num_ended = min(self._num_ended + 1, _MEAN_OVER)
+        self._mean_output += (num_output_tokens - self._mean_output) / self._num_ended
 
     def stored(self, replica: int, digests: Sequence[int]) -> None:
         """Add blocks to the index."""
@@ -129,7 +146,7 @@ class CacheAware(RoutingPolicy):
         """Remove all blocks of the replica."""
         self._index.clear(replica)
 
-    def _add_work(self, replica: int, num_tokens: int) -> None:
+    def _add_work(self, replica: int, num_tokens: float) -> None:
         amount = num_tokens * self._unit
         self._work[replica] += amount
         self._total_work += amount

@@ -83,8 +83,8 @@ class CacheAwareOptions(Options):
     balance_weight: float = Field(
         default=1.0,
         ge=0,
-        description="Cost of a replica with the mean work, in requests with the mean number of uncached tokens. Larger "
-        "numbers favour an even distribution of work.",
+        description="Cost of a replica with the mean work, in requests with the mean number of uncached and output "
+        "tokens. Larger numbers favour an even distribution of work.",
     )
     imbalance: float = Field(
         default=0.2,
@@ -95,8 +95,8 @@ class CacheAwareOptions(Options):
     slack_requests: float = Field(
         default=8.0,
         ge=0,
-        description="Difference in work that is not significant, in requests with the mean number of uncached tokens. "
-        "Each replica may have this work in addition to the bound.",
+        description="Difference in work that is not significant, in requests with the mean number of uncached and "
+        "output tokens. Each replica may have this work in addition to the bound.",
     )
     window_s: float = Field(
         default=1800.0,

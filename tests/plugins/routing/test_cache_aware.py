@@ -162,3 +162,12 @@ def test_a_thousand_holders_of_a_prefix_are_compared():
     fleet.policy._queued[:] = 500
     fleet.policy._queued[777] = 400
     assert fleet.choose(shared) == 777
+
+
+def test_requests_with_long_outputs_are_spread_while_they_run():
+    fleet = Fleet(num_replicas=4, slack_requests=8.0)
+    for _ in range(30):
+        one = request(num_blocks=20)
+        fleet.finish(one, fleet.send(one), num_output_tokens=200)
+    chosen = [fleet.send(FakeRoutedRequest()) for _ in range(16)]
+    assert np.bincount(chosen, minlength=4).min() >= 3
