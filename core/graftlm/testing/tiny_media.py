@@ -1,6 +1,6 @@
 """Writes small random checkpoints of models with a tower for pictures, and runs them with Transformers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -53,13 +53,22 @@ _TEMPLATE = (
 )
 
 
-def write_media_checkpoint(directory: Path, kind: MediaKind = "llava", seed: int = 0) -> Path:
+def write_media_checkpoint(
+    directory: Path,
+    kind: MediaKind = "llava",
+    seed: int = 0,
+    *,
+    adapt: Callable[[Any, Any], None] = lambda config, processor: None,
+    initializer_range: float = 0.3,
+) -> Path:
     """Write a checkpoint with a tokenizer, a processor and a chat template.
 
     Args:
         directory: folder of the checkpoint. It is created if necessary, and its files are replaced.
         kind: the class of the model.
         seed: seed of the weights.
+        adapt: function that changes the sizes in the configuration and in the processor before they are used.
+        initializer_range: standard deviation of all weights.
 
     Returns:
         `directory`.
@@ -74,9 +83,10 @@ def write_media_checkpoint(directory: Path, kind: MediaKind = "llava", seed: int
     processor = _PROCESSORS[kind](transformers, tokenizer)
     image_token_id = tokenizer.convert_tokens_to_ids("<image>")
     config = _CONFIGS[kind](transformers, image_token_id)
+    adapt(config, processor)
     with torch.random.fork_rng(devices=[]):  # the constructor draws random weights, which are replaced below
         model = getattr(transformers, _CLASSES[kind])._from_config(config, dtype=torch.float32)
-    draw_weights(model, seed, 0.3, norm_mean=1)
+    draw_weights(model, seed, initializer_range, norm_mean=1)
     model.generation_config.eos_token_id = None
     model.save_pretrained(directory)
     processor.save_pretrained(directory)
