@@ -7,7 +7,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from graftlm.contracts import StepCopies
+from graftlm.contracts import StateSegments, StepCopies
 from graftlm.errors import GraphCaptureError
 from graftlm.execution.recorded_steps import RecordedSteps, record
 from graftlm.layers import call_native
@@ -281,3 +281,52 @@ def test_memory_of_freed_tensors_is_reused():
     recording.memory.fill_nan()
     recording.repeat()
     assert kept[0].tolist() == [1] * 100
+
+
+class Accumulator:
+    """A model whose state is the sum of the row's tokens; its hidden states are the sums."""
+
+    def __init__(self, fails=lambda: False):
+        self.state = torch.zeros(6, 1)
+        self.fails = fails
+
+    def __call__(self, batch):
+        sums = self.state.index_select(0, batch.state.sources) + batch.input_ids[:, None].float()
+        self.state.index_copy_(0, batch.state.targets, sums)
+        if self.fails():
+            raise GraphCaptureError("a call that cannot be repeated")
+        return copied(sums)
+
+    def steps(self):
+        return RecordedSteps(Backend(), self, num_rows=8, states=[[self.state]])
+
+
+def state_plan(tokens, sources, targets, num_decodes=None):
+    columns = [np.array(column, dtype=np.int32) for column in (range(len(tokens)), [1] * len(tokens), sources, targets)]
+    num_decodes = len(tokens) if num_decodes is None else num_decodes
+    return replace(plan_of(tokens), state=StateSegments(*columns, num_decodes))
+
+
+def test_recorded_steps_read_and_write_the_slots_of_each_plan():
+    model = Accumulator()
+    steps = model.steps()
+    slots = [([1, 2], [1, 2]), ([1, 2], [3, 2]), ([3, 2], [1, 4]), ([1, 4], [1, 2]), ([1, 2], [1, 2])]
+    found = [steps.replay(state_plan([3, 5], *each)).flatten().tolist() for each in slots]
+    assert found == [[3, 5], [6, 10], [9, 15], [12, 20], [15, 25]]
+    assert steps.num_replays == 3
+
+
+def test_a_state_is_restored_if_the_model_must_run_the_step_again():
+    model = Accumulator(fails=lambda: True)
+    assert model.steps().replay(state_plan([3, 5], [1, 2], [1, 2])) is None
+    assert model.state.flatten().tolist() == [0] * 6
+    runs = iter([False, True])  # recording succeeds, and the check fails
+    model = Accumulator(fails=lambda: next(runs))
+    steps = model.steps()
+    assert steps.replay(state_plan([3], [1], [1])).item() == 3
+    assert steps.replay(state_plan([4], [1], [1])) is None
+    assert model.state[1].item() == 3
+
+
+def test_a_row_that_reads_a_state_of_the_same_step_is_left_to_the_model():
+    assert Accumulator().steps().replay(state_plan([3, 5], [1, 1], [1, 2], num_decodes=1)) is None

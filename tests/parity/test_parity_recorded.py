@@ -23,6 +23,9 @@ CASES = [
     ("llama", "radix", 16, False, 7),
     ("gemma2", "swa_radix", 4, True, 64),
     ("phi3", "radix", 16, True, 2048),
+    pytest.param("lfm2", "radix", 16, True, 64, marks=pytest.mark.full),
+    pytest.param("mamba2", "radix", 1, True, 7, marks=pytest.mark.full),
+    ("qwen3_5", "radix", 4, False, 64),
 ]
 
 

@@ -90,7 +90,9 @@ def make_device_parts(
     if has_graphs:
         graphs = capture_graphs(config, forward, attention, kv.store, kv.max_row_pages, on_stage)
     else:
-        graphs = recorded_steps(config, model, forward, attention, device, has_adapters=adapters is not None)
+        graphs = recorded_steps(
+            config, model, forward, attention, device, has_adapters=adapters is not None, states=kv.store.states
+        )
     runner = ModelRunner(
         model,
         attention,

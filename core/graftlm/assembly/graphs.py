@@ -13,6 +13,7 @@ from graftlm.execution.decode_inputs import DecodeInputs, DecodeShape
 from graftlm.execution.graphs import CudaCapture, DecodeGraphs, EagerCapture, graph_sizes
 from graftlm.execution.kv_store import KVStore
 from graftlm.execution.recorded_steps import MAX_RECORDED_SIZE, RecordedSteps
+from graftlm.execution.state_store import StateStore
 
 __all__ = ["capture_graphs", "captured_sizes", "graphs_obstacle", "recorded_steps", "wants_graphs"]
 
@@ -119,12 +120,14 @@ def recorded_steps(
     device: torch.device,
     *,
     has_adapters: bool,
+    states: StateStore | None = None,
 ) -> RecordedSteps | None:
     """Return the recorder of one-token steps on a CPU; None if they cannot be recorded. The log contains the reason.
 
     Args:
         forward: the model's forward pass; it may also return inputs of layers.
         has_adapters: whether requests may use adapters.
+        states: the recurrent states to which the model is bound; None if it has none.
     """
     if device.type != "cpu" or config.execution.graphs != "auto":
         return None
@@ -138,7 +141,8 @@ def recorded_steps(
         _logger.info(
             "decode steps of up to %d requests are recorded, and their kernel calls are repeated", MAX_RECORDED_SIZE
         )
-        return RecordedSteps(attention, forward, config.scheduling.max_running_requests)
+        tensors = () if states is None else states.tensors
+        return RecordedSteps(attention, forward, config.scheduling.max_running_requests, states=tensors)
     _logger.info("decode steps are not recorded: %s", obstacle)
     return None
 

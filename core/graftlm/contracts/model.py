@@ -173,10 +173,10 @@ class Model(ABC):
     def repeats_calls(self) -> bool:
         """Whether `forward` makes the same kernel calls for all decode batches of one size and for all tensor values.
 
-        If True, `forward` reads only `input_ids`, `positions` and `wanted_idx` (which is None) of the batch. It does
-        not read values of tensors in Python, and stores no computed tensor. It calls its own compiled kernels through
-        `graftlm.layers.call_native`. On a CPU, the calls are recorded once and then replayed without the model's Python
-        code.
+        If True, `forward` reads only `input_ids`, `positions`, `state` and `wanted_idx` (which is None) of the batch.
+        It does not read values of tensors in Python, and stores no computed tensor except recurrent states. It calls
+        its own compiled kernels through `graftlm.layers.call_native`. On a CPU, the calls are recorded once and then
+        replayed without the model's Python code.
         """
         return False
 

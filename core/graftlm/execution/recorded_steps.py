@@ -5,7 +5,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 import numpy as np
 import torch
@@ -18,10 +18,13 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from graftlm.contracts import AttentionBackend, ForwardBatch
 from graftlm.errors import GraphCaptureError
 from graftlm.execution.batch import BatchBuilder
+from graftlm.execution.state_inputs import StateInputs
 from graftlm.layers.native_calls import heard_by
 from graftlm.plan import StepPlan
 
 __all__ = ["MAX_RECORDED_SIZE", "OtherResultError", "RecordedSteps", "Recording", "record"]
+
+_T = TypeVar("_T")
 
 _logger = logging.getLogger(__name__)
 
@@ -242,6 +245,7 @@ _VARYING_FIELDS: Final = frozenset(field.name for field in fields(ForwardBatch))
     "wanted_idx",  # None: all tokens
     "features",  # None
     "feature_idx",  # None
+    "state",  # in memory that is filled before each replay; None without recurrent states
 }
 
 
@@ -255,6 +259,7 @@ class RecordedSteps:
         attention, forward: the model's attention backend and forward pass. `repeats_calls` must be True for both.
         num_rows: R, number of rows of the request table.
         max_size: maximum number of requests of a step.
+        states: the recurrent states of each layer; empty if the model has none.
 
     Attributes:
         last_tokens: int64 [R], each row's latest sampled token; written by the sampler.
@@ -267,6 +272,7 @@ class RecordedSteps:
         forward: Callable[[ForwardBatch], Tensor],
         num_rows: int,
         max_size: int = MAX_RECORDED_SIZE,
+        states: Sequence[Sequence[Tensor]] = (),
     ) -> None:
         self.last_tokens = torch.zeros(num_rows, dtype=torch.int64)
         self.num_replays = 0
@@ -281,6 +287,7 @@ class RecordedSteps:
         self._steps: dict[tuple[int, bool, int], _RecordedStep] | None = {}
         self._memory = _Memory()
         self._records_drafts = True
+        self._state_inputs = StateInputs(max_size, states)
 
     @property
     def uses_packed_weights(self) -> bool:
@@ -297,7 +304,8 @@ class RecordedSteps:
         """Run a step's forward pass from its recording, in inference mode. A step without a recording is recorded.
 
         Returns: hidden states [T, hidden], valid until the next replay. None if the model must run the step: the step
-            has prefill, an adapter, page copies or too many tokens, or recording steps of this kind has failed.
+            has prefill, an adapter, page copies or too many tokens, a state that another row writes in this step, or
+            recording steps of this kind has failed.
         """
         size = plan.num_tokens
         if self._steps is None or size > len(self._positions) or plan.num_prefill_tokens:
@@ -306,7 +314,11 @@ class RecordedSteps:
             return None
         if plan.num_drafts is not None and not self._records_drafts:
             return None
+        if plan.state is not None and plan.state.num_decodes != size:
+            return None
         batch = self._batches.build(plan)
+        if plan.state is not None:
+            batch = replace(batch, state=self._state_inputs.filled(plan.state))
         self._attention.prepare(batch)
         input_ids, positions = self._inputs(size)
         input_ids.copy_(batch.input_ids)
@@ -315,9 +327,11 @@ class RecordedSteps:
         step = self._steps.get(key)
         try:
             if step is None:
-                step = self._steps[key] = self._recorded(replace(batch, input_ids=input_ids, positions=positions))
+                fixed = replace(batch, input_ids=input_ids, positions=positions)
+                step = self._steps[key] = self._restoring(fixed, lambda: self._recorded(fixed))
             elif not step.is_checked:
-                return self._checked(step, batch)
+                unchecked = step
+                return self._restoring(batch, lambda: self._checked(unchecked, batch))
             else:
                 step.recording.repeat()
                 self.num_replays += 1
@@ -341,6 +355,15 @@ class RecordedSteps:
             found = self._inputs_by_size[size] = self._input_ids[:size], self._positions[:size]
         return found
 
+    def _restoring(self, batch: ForwardBatch, run: Callable[[], _T]) -> _T:
+        """Call a function that runs a step. If it fails, restore the step's states, because the model runs it again."""
+        restore = self._state_inputs.restorer(batch.state)
+        try:
+            return run()
+        except (GraphCaptureError, OtherResultError):
+            restore()
+            raise
+
     def _recorded(self, batch: ForwardBatch) -> "_RecordedStep":
         found: list[Tensor] = []
         recording = record(lambda: found.append(self._forward(_TokensOnly.of(batch))), self._memory)
@@ -353,9 +376,11 @@ class RecordedSteps:
 
     def _checked(self, step: "_RecordedStep", batch: ForwardBatch) -> Tensor:
         """Run a step by the model and then by the recording, compare the results, and return the model's result."""
+        restore = self._state_inputs.restorer(batch.state)
         expected = self._forward(batch)
         if expected.isnan().any():
             return expected  # NaN may also come from memory that the recording did not write: check a later step
+        restore()
         self._memory.fill_nan()
         step.recording.repeat()
         if not torch.equal(expected, step.hidden):

@@ -29,6 +29,7 @@ from graftlm.layers import (
     read_size,
     required_state,
     rope_frequencies,
+    routes_tokens,
     softmax_top_k,
 )
 from graftlm_models.mamba_mixer import MambaMixer, MambaShape, check_silu, read_time_step_limit
@@ -67,6 +68,11 @@ class GraniteMoeHybridForCausalLM(DecoderModel):
         if raw.get("position_embedding_type") == "rope":
             rope = rope_frequencies(config, shape.head_dim, context_len=context.context_len)
             self.rotary = RotaryEmbedding(rope, device=device, dtype=dtype)
+
+    @property
+    def repeats_calls(self) -> bool:
+        """True if the model has no experts."""
+        return not routes_tokens(self)
 
     @property
     def selects_tokens(self) -> bool:

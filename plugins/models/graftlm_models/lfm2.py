@@ -57,6 +57,11 @@ class Lfm2ForCausalLM(DecoderModel):
         self.rotary = RotaryEmbedding(rope, device=device, dtype=dtype)
 
     @property
+    def repeats_calls(self) -> bool:
+        """Always true."""
+        return True
+
+    @property
     def selects_tokens(self) -> bool:
         """Always true: the last layer's feed-forward runs only for the tokens of `wanted_idx`."""
         return True

@@ -33,6 +33,11 @@ class Mamba2ForCausalLM(DecoderModel):
         super().__init__(VocabularyShape(config.vocab_size, shape.hidden_size, tied), context, layers, norm)
 
     @property
+    def repeats_calls(self) -> bool:
+        """Always true."""
+        return True
+
+    @property
     def selects_tokens(self) -> bool:
         """Always true: the last layer's output projection runs only for the tokens of `wanted_idx`."""
         return True

@@ -26,6 +26,7 @@ from graftlm.layers import (
     read_size,
     required_state,
     rope_frequencies,
+    routes_tokens,
 )
 from graftlm_models.gated_delta_net import GatedDeltaNet, GatedDeltaShape
 from graftlm_models.qwen_moe import QwenMoE
@@ -60,6 +61,11 @@ class QwenNextForCausalLM(DecoderModel):
         super().__init__(shape, context, layers, GemmaRMSNorm(shape.hidden_size, shape.eps, device=device))
         rope = rope_frequencies(config, shape.head_dim, partial=True, context_len=context.context_len)
         self.rotary = RotaryEmbedding(rope, device=device, dtype=dtype)
+
+    @property
+    def repeats_calls(self) -> bool:
+        """True if the model has no experts."""
+        return not routes_tokens(self)
 
     @property
     def selects_tokens(self) -> bool:

@@ -26,7 +26,7 @@ def ssd_steps(
     """Compute the decode segments of `StateOps.ssd_scan`, and write them to `out`."""
     num_decodes, group = batch.segments.num_decodes, x.shape[1] // b.shape[1]
     if num_decodes:
-        states = state[batch.sources[:num_decodes]] * log_decay[:num_decodes, :, None, None].exp()
+        states = state.index_select(0, batch.sources[:num_decodes]) * log_decay[:num_decodes, :, None, None].exp()
         b_heads = b[:num_decodes].repeat_interleave(group, 1)
         c_heads = c[:num_decodes].repeat_interleave(group, 1)
         states.addcmul_(x[:num_decodes, :, :, None], b_heads[:, :, None])
@@ -67,7 +67,7 @@ def delta_steps(
     if num_decodes:
         q_heads = q[:num_decodes].repeat_interleave(group, 1)
         k_heads = k[:num_decodes].repeat_interleave(group, 1)
-        states = state[batch.sources[:num_decodes]] * log_decay[:num_decodes, :, None, None].exp()
+        states = state.index_select(0, batch.sources[:num_decodes]) * log_decay[:num_decodes, :, None, None].exp()
         known = torch.matmul(k_heads[:, :, None], states)[:, :, 0]  # [B, H, D_v]
         states.addcmul_(k_heads[..., None], ((v[:num_decodes] - known) * beta[:num_decodes, :, None])[:, :, None])
         out[:num_decodes] = torch.matmul(q_heads[:, :, None], states)[:, :, 0]

@@ -20,7 +20,7 @@ class TorchStateOps:
         num_decodes = batch.segments.num_decodes
         out = x.new_empty(x.shape)
         if num_decodes:
-            window = torch.cat((state[batch.sources[:num_decodes]], x[:num_decodes, None]), 1)
+            window = torch.cat((state.index_select(0, batch.sources[:num_decodes]), x[:num_decodes, None]), 1)
             out[:num_decodes] = _convolve(window, weight, bias, silu)[:, 0]
             state.index_copy_(0, batch.targets[:num_decodes], window[:, 1:])
         conv_chunks(x, weight, bias, state, batch, out, silu=silu)
