@@ -76,7 +76,13 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize("page", RUNNABLE)
+#: Their kits start several processes for each test.
+SLOW = {"families/executor.md"}
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=pytest.mark.full) if page in SLOW else page for page in RUNNABLE]
+)
 def test_the_python_of_a_page_runs_and_its_plugins_keep_their_contracts(page, folder):
     names = {"__name__": "docs_page"}
     try:

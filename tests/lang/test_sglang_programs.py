@@ -442,7 +442,7 @@ def test_a_runtime_serves_programs():
     ("options", "says"),
     [
         ({"model_path": "/no/such/folder"}, "/no/such/folder"),
-        ({"model_path": "demo", "tp_size": 2}, "no option --tp-size: .* see parallel.data"),
+        ({"model_path": "demo", "tp_size": 2}, "no option --tp-size; the setting is parallel.tensor"),
         ({"model_path": "demo", "launch_timeout": 0.01}, "not ready within 0.01 s"),
     ],
 )

@@ -48,6 +48,8 @@ class LateFuture(Future):
 class LateExecutor:
     """Runs steps as late as possible: no launched step runs while another one is planned."""
 
+    failure = None
+
     def __init__(self, run):
         self._run = run
         self._steps = deque()
@@ -56,6 +58,9 @@ class LateExecutor:
         future = LateFuture(self)
         self._steps.append((plan, future))
         return future
+
+    def when_failed(self, callback):
+        pass
 
     def call(self, function):
         future = Future()

@@ -21,6 +21,7 @@ STATUSES = {
     "NeverFitsError": 400,
     "UnsupportedFeatureError": 400,
     "AdapterError": 400,
+    "MediaError": 400,
     "AdapterNotFoundError": 404,
     "RequestTimeoutError": 408,
     "QueueFullError": 429,
