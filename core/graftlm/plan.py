@@ -11,7 +11,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from graftlm.contracts import StateSegments, StepCopies
+from graftlm.contracts.state import StateSegments
+from graftlm.contracts.transfer import StepCopies
 from graftlm.media.request_media import MediaItem
 from graftlm.pooling.pooling import Pooling
 from graftlm.types import SamplingParams, TokenIds

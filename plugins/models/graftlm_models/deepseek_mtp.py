@@ -23,7 +23,7 @@ from graftlm.layers import (
     pack_linears,
     rope_frequencies,
 )
-from graftlm_models.deepseek import DeepseekLayer, LatentShape
+from graftlm_models.deepseek_layer import DeepseekLayer, LatentShape
 
 __all__ = ["DeepseekMtpHead"]
 
