@@ -106,7 +106,6 @@ class Lenient(LocalProcesses):
     [
         (Blind, "test_a_rank_that_ends_between_steps_is_noticed", {}),
         (Blind, "test_a_failed_rank_ends_the_group", {"rank": 1, "fault": "is killed"}),
-        (Lenient, "test_a_failed_rank_ends_the_group", {"rank": 1, "fault": "is killed"}),
         (Lenient, "test_close_waits_and_leaves_nothing", {"num_ranks": 2}),
     ],
 )
